@@ -1,4 +1,4 @@
-"""The ``tandem`` command: the one file that knows all the parts, each imported when it runs."""
+"""The ``tandem`` command. It starts all parts, and imports each only when it runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ from .commands.completion import PROGRAM, completion
 from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
 from .commands.implied import with_command
-from .commands.option_variables import environment_of_parts, option_variables
-from .commands.part_command import Values, is_given, model_is_given, part_command
+from .commands.part_command import (
+    Values,
+    environment_of_parts,
+    has_model,
+    on_command_line,
+    option_variables,
+    part_command,
+)
 from .commands.pd_server_options import reject_unused
 from .shared.config import (
     EngineConfig,
@@ -53,10 +59,9 @@ if TYPE_CHECKING:
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
 
-# Finds the registry that a command of operators talks to, and the credentials for it.
+# Finds the registry for an operator's command, and the credentials for it.
 FindRegistry = Callable[[], "tuple[str, Credentials]"]
 
-# What the commands are for.
 SECTIONS = {
     "Serve a model": ("serve", "router", "prefill-node", "decode-node"),
     "Use one": ("chat", "complete", "run-batch"),
@@ -84,26 +89,26 @@ def cli() -> None:
     """
     from .shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 
-    known = {*option_variables(cli), LIFELINE_FD, READY_FD, ROUTER_NUMBER}
+    names = {*option_variables(cli), LIFELINE_FD, READY_FD, ROUTER_NUMBER}
     for name in sorted(os.environ):
-        if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
-            check_variable(name, known)
+        if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in names:
+            check_variable(name, names)
 
 
 def command(name: str, *configs: type, **settings: Any) -> Callable[[Any], click.Command]:
     """A subcommand of ``tandem`` whose options are the fields of ``configs``; ``settings`` are
-    those of ``part_command``."""
+    passed to ``part_command``."""
 
     def wrap(function: Callable[[Values], None]) -> click.Command:
-        made = part_command(name, function, *configs, **settings)
-        cli.add_command(made)
-        return made
+        subcommand = part_command(name, function, *configs, **settings)
+        cli.add_command(subcommand)
+        return subcommand
 
     return wrap
 
 
 def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
-    """Configure logging; returns the tracer, which the caller closes last."""
+    """Configure logging; returns the tracer, which the caller closes."""
     from .shared.process.queued_stderr import queue_stderr
     from .shared.telemetry.logs import LogSettings, setup_logging
     from .shared.telemetry.start_tracer import start_tracer
@@ -118,8 +123,8 @@ def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
 
 @command("router", RouterConfig, SecurityConfig, TelemetryConfig, model=False)
 def router(values: Values) -> None:
-    """Start a router: HTTP in, tokens out. The nodes that join bring the model, and must have that
-    of --model if it is given."""
+    """Start a router: HTTP in, tokens out. It serves the model of the nodes that join, which must
+    be that of --model if it is set."""
     from .shared.process.lifeline import ROUTER_NUMBER
 
     number = os.environ.pop(ROUTER_NUMBER, None)
@@ -146,7 +151,7 @@ def router(values: Values) -> None:
         options = fill(RouterOptions, values)
         registry = RegistryServer(options, credentials)
         announce_start({"registry": registry.bind()})
-        with lasting_imports():  # most of a router's, while its nodes load
+        with lasting_imports():  # most of a router's modules, while its nodes load
             from .router.server import run_router
 
         await run_router(options, stop, ready, tracer, credentials, registry)
@@ -157,7 +162,7 @@ def router(values: Values) -> None:
 
 
 def _launch_routers(values: Values) -> None:
-    """Several routers on one port, as processes of their own."""
+    """Start several router processes on one port."""
     from .shared.launch.routers import serve_routers
     from .shared.telemetry.logs import logger
 
@@ -197,13 +202,13 @@ def _run_node(
 
 @command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, SecurityConfig, TelemetryConfig)
 def prefill_node(values: Values) -> None:
-    """Start a prefill node: it computes the KV cache of prompts and ships it."""
+    """Start a prefill node, which computes the KV cache of prompts for decode nodes."""
     _run_node("prefill", values)
 
 
 @command("decode-node", NodeConfig, EngineConfig, HandoffConfig, SecurityConfig, TelemetryConfig)
 def decode_node(values: Values) -> None:
-    """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
+    """Start a decode node, which generates tokens, with prefill on prefill nodes or its own."""
     _run_node("decode", values)
 
 
@@ -236,12 +241,12 @@ def serve(values: Values) -> None:
 
 
 def _talk_to_own(config: ServeConfig, values: Values) -> None:
-    """A chat, or answers to ``--prompts``, with the cluster that is started."""
+    """Start a cluster for a chat, or for completions of ``--prompts``."""
     from .client.chat_commands import run_chat
     from .client.complete import run_complete
     from .shared.launch.temporary import for_own_use, mcp_labels
 
-    values, connection = for_own_use(values, fixed_port=is_given("port"))
+    values, connection = for_own_use(values, fixed_port=on_command_line("port"))
 
     def use(server: OpenAIServer) -> None:
         if config.prompts is None:
@@ -254,44 +259,42 @@ def _talk_to_own(config: ServeConfig, values: Values) -> None:
 
 @command("chat", ConnectionConfig, RequestConfig, ChatConfig, EngineConfig)
 def chat(values: Values) -> None:
-    """Chat on the terminal with the server at --url, or with MODEL, which is then served meanwhile
-    by this command.
+    """Chat on the terminal with the server at --url, or with MODEL, which this command then serves.
 
     \b
     tandem chat                    with the server on this machine; /help lists
-                                   what can be done in a chat
+                                   the commands of the chat
     tandem chat smollm2            with a model
-    tandem chat -q "Who are you?"  one message; the output is the answer alone
+    tandem chat -q "Who are you?"  one message; prints only the reply
     """
     from .client.chat_commands import run_chat
 
-    config, asked = fill(ChatConfig, values), fill(RequestConfig, values)
-    _with_server(values, lambda server: run_chat(server, config, asked))
+    config, request = fill(ChatConfig, values), fill(RequestConfig, values)
+    _with_server(values, lambda server: run_chat(server, config, request))
 
 
 @command("complete", ConnectionConfig, RequestConfig, CompleteConfig, EngineConfig)
 def complete(values: Values) -> None:
-    """Complete prompts with the server at --url, or with MODEL, which is then served meanwhile by
-    this command.
+    """Complete prompts with the server at --url, or with MODEL, which this command then serves.
 
     \b
     tandem complete --chat --prompts "What is 7 plus 5? | Who are you?"
-                                            answers two prompts
-    tandem complete < prompt.txt            continues the standard input
-    tandem complete --input a.jsonl --json  continues each line of a file
+                                            replies to two messages
+    tandem complete < prompt.txt            completes the standard input
+    tandem complete --input a.jsonl --json  completes each line of a file
     """
     from .client.complete import run_complete
 
-    config, asked = fill(CompleteConfig, values), fill(RequestConfig, values)
-    _with_server(values, lambda server: run_complete(server, config, asked))
+    config, request = fill(CompleteConfig, values), fill(RequestConfig, values)
+    _with_server(values, lambda server: run_complete(server, config, request))
 
 
 @command("run-batch", RunBatchConfig, ConnectionConfig, EngineConfig)
 def run_batch(values: Values) -> None:
-    """Answer the requests of a JSONL file with the server at --url, or with MODEL, which is then
-    served meanwhile by this command. A run that is broken off goes on when it is started again.
+    """Run the requests of a JSONL file on the server at --url, or on MODEL, which this command then
+    serves. If it is interrupted, run it again to continue.
 
-    A line is a request, as of OpenAI's batches:
+    Each line is a request in the format of OpenAI's batches:
 
     \b
     {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
@@ -300,21 +303,21 @@ def run_batch(values: Values) -> None:
     from .client.batch.run import run_batch as run
 
     config = fill(RunBatchConfig, values)
-    _ = config.files  # reports a missing one before anything starts
+    _ = config.files  # reports a missing option before anything starts
     _with_server(values, lambda server: run(server, config))
 
 
 def _with_server(values: Values, use: Callable[[OpenAIServer], None]) -> None:
-    """Run ``use`` with the server of the options, which is started here if they have a model."""
+    """Run ``use`` with the server at ``--url``, or with a cluster if the options have a model."""
     from .client.openai_server import OpenAIServer
     from .shared.launch.temporary import log_folder, of_engine
 
     connection = fill(ConnectionConfig, values)
-    if not model_is_given():
+    if not has_model():
         with contextlib.closing(OpenAIServer(connection)) as server:
             use(server)
         return
-    if is_given("url"):
+    if on_command_line("url"):
         raise UsageError("--url and a model are two servers; give one of them")
     with log_folder() as folder:
         _serve_while(of_engine(fill(EngineConfig, values | {"seed": 0}), folder), connection, use)
@@ -344,7 +347,7 @@ def _serve_while(
     )
     serve_cluster(fill(ServeConfig, values), values, environment_of_parts(cli), registry, talk)
     if not done:
-        raise KeyboardInterrupt  # which the launcher takes for the end of its work
+        raise KeyboardInterrupt  # which the launcher has caught
 
 
 AS_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print every field as JSON.")
@@ -352,7 +355,7 @@ AS_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print every fi
 
 @command("pull", EngineConfig, only=("model", "ignore_config_keys", "hf_overrides"))
 def pull(values: Values) -> None:
-    """Download MODEL, unless it cannot be served or is there already, and print where it is.
+    """Download MODEL if it can be served and is not on this machine yet, and print its path.
 
     \b
     tandem pull Qwen/Qwen3-0.6B            safetensors
@@ -360,20 +363,20 @@ def pull(values: Values) -> None:
     tandem pull Qwen/Qwen3-8B-GGUF:Q4_K_M  a GGUF file by its quantisation
     tandem pull REPOSITORY --f FILE.gguf   or by its name
     """
-    from .inventory.pull import pull as have
+    from .inventory.pull import pull as download
 
-    if not model_is_given():
+    if not has_model():
         raise UsageError("pull needs the MODEL to download, such as Qwen/Qwen3-0.6B")
-    click.echo(have(fill(EngineConfig, values)))
+    click.echo(download(fill(EngineConfig, values)))
 
 
 @cli.command("list", cls=HelpfulCommand, params=[AS_JSON])
 def list_models(as_json: bool) -> None:
-    """List the models that were downloaded, the last used first."""
-    from .inventory import cached_models as models
+    """List the downloaded models, the last used first."""
+    from .inventory import cached_models
 
-    found = models.cached_models()
-    click.echo(models.as_json(found) if as_json else models.as_table(found))
+    models = cached_models.cached_models()
+    click.echo(cached_models.as_json(models) if as_json else cached_models.as_table(models))
 
 
 @command(
@@ -394,13 +397,13 @@ def list_models(as_json: bool) -> None:
     others=[AS_JSON],
 )
 def info(values: Values) -> None:
-    """Tell what MODEL is, how much memory it takes, and whether it fits here; without one, what
-    this machine has. Of a model on a hub, only configuration and headers are downloaded."""
+    """Describe MODEL, the memory that it needs, and whether it fits here; without MODEL, describe
+    this machine. For a model on a hub, only configuration and headers are downloaded."""
     from .inventory import machine, model_report
 
     config = fill(EngineConfig, values)
     here = machine.this_machine(config)
-    if not model_is_given():
+    if not has_model():
         click.echo(json.dumps(here.about, indent=2) if values["as_json"] else machine.as_text(here))
         return
     report = model_report.describe_model(config, here)
@@ -413,19 +416,19 @@ def info(values: Values) -> None:
     "--router",
     "registry",
     envvar="TANDEM_ROUTER",
-    help="Registry of the router, host:port (default: that of the tandem serve that you run here, "
-    "else 127.0.0.1:8001).",
+    help="Registry of the router, host:port (default: that of your tandem serve on this machine, "
+    "or else 127.0.0.1:8001).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
 @click.pass_context
 def nodes(context: click.Context, /, registry: str | None, as_json: bool, **values: Any) -> None:
-    """List the nodes of a router with their role, state, load, links and leases, and those that it
-    has lost or refused within ten minutes."""
+    """List the nodes of a router with role, state, load, links and leases, and the nodes lost or
+    refused in the last ten minutes."""
     from .router.cluster import admin
     from .shared.security.local_token import find_registry
 
     security = fill(SecurityConfig, values)
-    # Looked for only once the options of a subcommand are known to be right.
+    # Called by a subcommand once its own options are valid.
     context.obj = partial(find_registry, security, registry, "127.0.0.1:8001")
     if context.invoked_subcommand is None:
         listed = admin.list_nodes(*context.obj())
@@ -441,29 +444,27 @@ def nodes(context: click.Context, /, registry: str | None, as_json: bool, **valu
 )
 @click.pass_obj
 def drain_node(find: FindRegistry, node: str, timeout: float | None) -> None:
-    """Have NODE take no more work, finish what it has, and end."""
+    """Drain NODE: it accepts no more requests, finishes the running ones, and ends."""
     from .router.cluster import admin
 
     registry, credentials = find()
     admin.drain_node(registry, node, credentials, timeout=timeout)
-    limit = "" if timeout is None else f", after {timeout:g} s at the latest"
-    click.echo(f"{node} takes no more work, and ends when it has finished what it has{limit}")
+    limit = "" if timeout is None else f", or after {timeout:g} s"
+    click.echo(f"{node} accepts no more requests, and ends after the running ones{limit}")
 
 
 @nodes.command("role")
 @click.argument("node")
 @click.argument("role", type=click.Choice(["prefill", "decode"]))
-@click.option("--force", is_flag=True, help="Do it even if this is the last decode node.")
+@click.option("--force", is_flag=True, help="Switch even the last decode node.")
 @click.pass_obj
 def set_role(find: FindRegistry, node: str, role: str, force: bool) -> None:
-    """Have NODE finish what it has, and go on as a prefill or a decode node."""
+    """Switch NODE to another role after its running requests."""
     from .router.cluster import admin
 
     registry, credentials = find()
     admin.set_role(registry, node, role, credentials, force=force)
-    click.echo(
-        f"{node} takes no more work until it has finished what it has; then it is a {role} node"
-    )
+    click.echo(f"{node} finishes its running requests, then becomes a {role} node")
 
 
 @cli.command("doctor", cls=HelpfulCommand, params=command_options(SecurityConfig))
@@ -472,16 +473,16 @@ def set_role(find: FindRegistry, node: str, role: str, force: bool) -> None:
     "--router",
     "registry",
     envvar="TANDEM_ROUTER",
-    help="Registry of the router, host:port (default: that of the tandem serve that you run here "
-    "at URL, or of the only one if URL is on this machine; else port 8001 of URL's host).",
+    help="Registry of the router, host:port (default: that of your tandem serve at URL, or of your "
+    "only one if URL is on this machine; or else port 8001 of URL's host).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
 def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
-    """Ask the router at URL, its nodes and every way between them what is wrong.
+    """Examine the router at URL, its nodes and the links between them.
 
-    Each decode node greets each prefill node and compares a short prompt's KV with its own; when
-    that fails, it tries the data ports. Exit status: 0 all well, 1 something is wrong, 2 wrong
-    usage.
+    Each decode node greets each prefill node and compares a short prompt's KV with its own; if
+    that fails, it tries the data ports. Exit status: 0 if no problem is found, 1 if there is one,
+    2 for wrong usage.
     """
     from .router.doctor import report
     from .router.doctor.findings import findings
@@ -490,10 +491,10 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
 
     fallback = f"{report.host_of(url)}:8001"
     registry, credentials = find_registry(fill(SecurityConfig, values), registry, fallback, url)
-    seen = survey(url.rstrip("/"), registry, credentials)
-    found = findings(seen)
-    click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
-    if any(finding.wrong for finding in found):
+    state = survey(url.rstrip("/"), registry, credentials)
+    results = findings(state)
+    click.echo(report.as_json(state, results) if as_json else report.as_text(state, results))
+    if any(finding.wrong for finding in results):
         sys.exit(1)
 
 
@@ -502,8 +503,8 @@ cli.add_command(completion)
 
 
 def main() -> None:
-    """Entry point. Options alone are those of ``tandem serve``, as in vLLM.rs."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
+    """Entry point. Without a command, options are those of ``tandem serve``, as in vLLM.rs."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors are shorter
     run_under_init()
     allow_many_files()
     arguments = sys.argv[1:] or ["--help"]

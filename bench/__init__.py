@@ -1,4 +1,1 @@
-"""`tandem bench`: measures servers over HTTP, and the engine in this process.
-
-Commands that only talk to a URL import neither torch nor the engine.
-"""
+"""`tandem bench`: measurements of servers over HTTP. They import neither torch nor the engine."""

@@ -1,4 +1,4 @@
-"""When requests are sent: planned before the first one, and independent of the answers."""
+"""Times at which requests are sent: planned in advance, and independent of the responses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..shared.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests a second, and how evenly they come; or a rate that grows from first to last.
+    """A rate in requests per second and its regularity, or a rate that grows from first to last.
 
-    ``burstiness`` 1 is a Poisson process, less has more bursts, infinity is perfectly regular.
+    ``burstiness`` 1 is a Poisson process, less is burstier, infinity is perfectly regular.
     """
 
     request_rate: float = inf
@@ -25,7 +25,7 @@ class Traffic:
     last_rate: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``UsageError`` for options that contradict each other."""
+        """Raise ``UsageError`` for contradictory options."""
         if self.ramp_up is None:
             return
         if self.request_rate != inf:
@@ -38,7 +38,7 @@ class Traffic:
                 f"{self.last_rate}"
             )
         if self.first_rate == 0:
-            raise UsageError("--ramp-up-start-rps must be at least 1: at 0, no request ever comes")
+            raise UsageError("--ramp-up-start-rps must be at least 1: at 0 no request is ever sent")
 
     @property
     def paced(self) -> bool:
@@ -46,7 +46,7 @@ class Traffic:
         return self.ramp_up is not None or self.request_rate != inf
 
     def rate(self, index: int, count: int) -> float:
-        """Requests a second when request ``index`` of ``count`` is sent."""
+        """Requests per second when request ``index`` of ``count`` is sent."""
         if self.ramp_up is None or self.first_rate is None or self.last_rate is None:
             return self.request_rate
         progress = index / max(count - 1, 1)
@@ -56,8 +56,8 @@ class Traffic:
 
 
 def arrival_times(traffic: Traffic, count: int, seed: int) -> Sequence[float]:
-    """Seconds from the begin at which each request is sent. At a constant rate the last one comes
-    exactly when it should on average, as in vLLM, so that seeds differ less."""
+    """Seconds from the start at which each request is sent. At a constant rate the last one is sent
+    exactly at its expected time, as in vLLM, so that seeds differ less."""
     if not traffic.paced:
         return [0.0] * count
     random = Random(seed)

@@ -1,4 +1,4 @@
-"""Commands whose help shows options in groups, and whose options may take several words."""
+"""Commands with groups of options in their help, and options with several values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Groups = Mapping[str, Sequence[click.Parameter]]
 
 
 class GroupedCommand(PartCommand):
-    """A command with groups of its own."""
+    """A command with its own groups of options."""
 
     def __init__(
         self, name: str, groups: Groups, callback: Callable[..., Any], *arguments: click.Parameter
@@ -63,7 +63,7 @@ def repeat_flags(args: Sequence[str], several: set[str]) -> list[str]:
 
 
 class _Number(click.Option):
-    """An option whose range stands in its error alone, so that help stays short."""
+    """An option whose range is only in its error message, so that help stays short."""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         extra = super().get_help_extra(ctx)
@@ -72,7 +72,7 @@ class _Number(click.Option):
 
 
 def whole(*names: str, default: int | None, low: int, help: str) -> click.Option:
-    """An option that is a whole number."""
+    """An option with an integer value."""
     kind = IntRange(min=low)
     return _Number(names, type=kind, default=default, help=help, show_default=True, metavar="N")
 
@@ -86,7 +86,7 @@ def number(
     positive: bool = False,
     below_high: bool = False,
 ) -> click.Option:
-    """An option that is a number, infinity among them."""
+    """An option with a number as its value, which may be infinity."""
     kind = NumberRange(low, high, min_open=positive, max_open=below_high)
     return _Number(
         names,
@@ -99,17 +99,17 @@ def number(
 
 
 def text(*names: str, default: str | None = None, metavar: str, help: str) -> click.Option:
-    """An option that is a text."""
+    """An option with a string value."""
     return click.Option(names, default=default, metavar=metavar, help=help, show_default=True)
 
 
 def choice(*names: str, of: Sequence[str], default: str | None, help: str) -> click.Option:
-    """An option that is one of a few words."""
+    """An option with one of a few values."""
     return click.Option(names, type=click.Choice(of), default=default, help=help, show_default=True)
 
 
 def several(*names: str, metavar: str, help: str) -> click.Option:
-    """An option that takes words up to the next option, as vLLM's do."""
+    """An option with all words up to the next option as its values, as in vLLM."""
     return click.Option(names, multiple=True, metavar=metavar, help=help)
 
 

@@ -1,13 +1,13 @@
-"""The effect of one long prompt on the streams that run meanwhile.
+"""The effect of one long prompt on concurrent streams.
 
-Victims stream greedy tokens; once they run at their own speed, an attacker sends one fresh long
-prompt. From that moment to the attacker's first token, each victim keeps a share of its own speed.
-Measured are the share that the worst victim keeps, its longest gap between two tokens, and the
-attacker's first token over the one that it gets without other streams.
+Victims stream greedy tokens; once they run at their own speed, an attacker sends one new long
+prompt. From then to the attacker's first token, each victim keeps a share of its own speed. The
+results are the smallest share of a victim, the longest gap between two tokens of a victim, and the
+attacker's time to first token relative to that without other streams.
 
-A stream slows down by itself as its context grows: where a small model reads 100 MB of weights a
-step, a thousand tokens of KV are another 50 MB. So the same streams run once more without an
-attack, and a victim's own speed is the one that it had there over the same tokens.
+A stream slows down by itself as its context grows: with a small model that reads 100 MB of weights
+in a step, a thousand tokens of KV are another 50 MB. So the same streams run once more without an
+attack, and a victim's own speed is the speed of that run over the same tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .client.measured_response import MeasuredResponse
 from .datasets.random_prompts import PromptMaker
 from .running_streams import START_SECONDS, RunningStreams, greedy_body, running
 
-# Of each victim, before its own speed is measured.
+# Tokens of each victim before its own speed is measured.
 WARM_TOKENS = 40
 FEW_TOKENS = 3
 
@@ -43,21 +43,21 @@ class Scene:
     attacker_tokens: int = 2
     victim_prompt_tokens: int = 16
     victim_tokens: int = 4000
-    alone_seconds: float = 3.0  # before the attack, in which the victims run undisturbed
+    alone_seconds: float = 3.0  # undisturbed, before the attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One round; times in seconds, speeds in tokens a second."""
+    """The result of a round; times in seconds, speeds in tokens per second."""
 
-    prompt_tokens: int  # of the attacker, as the server counts them
+    prompt_tokens: int  # of the attacker, as counted by the server
     alone_first_token: float
     first_token: float
-    shares: tuple[float, ...]  # of its own speed that each victim kept
+    shares: tuple[float, ...]  # of its own speed, for each victim
     longest_gap: float  # of any victim
-    longest_gap_before: float  # the same before the attack
+    longest_gap_before: float  # of any victim, before the attack
     step: float  # median time between two tokens of a victim before the attack
-    own_speed: float  # of the slowest victim, without an attack, over the tokens that it got in one
+    own_speed: float  # of the slowest victim, without an attack, over the tokens of the attack
 
     @property
     def worst_share(self) -> float:
@@ -79,14 +79,14 @@ async def attack(
     name: str,
     scene: Scene,
     *,
-    begun: Callable[[], object] = lambda: None,
+    on_measuring: Callable[[], object] = lambda: None,
 ) -> Attack:
-    """One round, and the attacker's first token without victims. ``name`` makes its prompts fresh;
-    ``begun`` is called when the victims' own speed begins to be measured."""
+    """Run one round, and the attacker without victims. ``name`` makes the prompts unique;
+    ``on_measuring`` is called when the measurement of the victims begins."""
     alone = await _attacker(server, prompts, f"{name}/alone", scene)
     async with _victims(server, prompts, name, scene) as victims:
-        streams = victims.answers
-        begun()
+        streams = victims.responses
+        on_measuring()
         before = time.perf_counter()
         await asyncio.sleep(scene.alone_seconds)
         await victims.until(lambda: _have_a_speed(streams, before))
@@ -95,7 +95,7 @@ async def attack(
         end = attacker.times[0]
     windows = [_window(stream, begin, end) for stream in streams]
     async with _victims(server, prompts, name, scene) as victims:
-        undisturbed = victims.answers
+        undisturbed = victims.responses
         need = [last + 1 for _, last in windows]
         await victims.until(
             lambda: all(len(one.times) >= n for one, n in zip(undisturbed, need, strict=True)),
@@ -128,10 +128,10 @@ async def _attacker(
     server: ApiServer, prompts: PromptMaker, seed: str, scene: Scene
 ) -> MeasuredResponse:
     prompt = prompts.make(Random(seed), scene.prompt_tokens)
-    answer = await server.ask(greedy_body(server, prompt, scene.attacker_tokens))
-    if not answer.success:
-        raise BenchmarkError(f"the long prompt got no answer: {answer.error}")
-    return answer
+    response = await server.ask(greedy_body(server, prompt, scene.attacker_tokens))
+    if not response.success:
+        raise BenchmarkError(f"the long prompt failed: {response.error}")
+    return response
 
 
 def _victims(
@@ -155,18 +155,18 @@ def _have_a_speed(streams: Sequence[MeasuredResponse], since: float) -> bool:
 
 
 def _window(stream: MeasuredResponse, begin: float, end: float) -> tuple[int, int]:
-    """The first token in the window, and the last or one that is far enough for a speed."""
+    """The first and the last token in the window; later for the last one, if it has too few."""
     first, after = bisect_left(stream.times, begin), bisect_left(stream.times, end)
     return first, max(after - 1, first + FEW_TOKENS)
 
 
 def _rate(stream: MeasuredResponse, begin: float, end: float) -> float:
-    """Tokens a second within the window."""
+    """Tokens per second within the window."""
     return sum(begin <= at < end for at in stream.times) / (end - begin)
 
 
 def _longest_gap(stream: MeasuredResponse, begin: float, end: float) -> float:
-    """Between any two tokens of which at least one wait fell into the window."""
+    """The longest gap between two tokens that overlaps the window."""
     return max(
         later - earlier
         for earlier, later in pairwise(stream.times)
@@ -175,7 +175,7 @@ def _longest_gap(stream: MeasuredResponse, begin: float, end: float) -> float:
 
 
 def summary(attacks: Sequence[Attack]) -> dict[str, Any]:
-    """Medians over the rounds, and the rounds."""
+    """The medians of the rounds, and the rounds."""
 
     def middle(figure: Callable[[Attack], float]) -> float:
         return statistics.median(map(figure, attacks))

@@ -7,7 +7,7 @@ from .serving_options import server_options
 
 
 def interference_groups() -> Groups:
-    """All options, under the headings that help has."""
+    """All options, by their groups in help."""
     return {
         "server": server_options(),
         "scene": [
@@ -15,7 +15,7 @@ def interference_groups() -> Groups:
                 "--victims",
                 default=1,
                 low=1,
-                help="Number of victims, streams that run while the long prompt is read.",
+                help="Number of victims: streams that run during the prefill of the long prompt.",
             ),
             whole("--prompt-tokens", default=4000, low=1, help="Length of the long prompt."),
             whole("--victim-prompt-tokens", default=16, low=1, help="Length of a victim's prompt."),
@@ -31,8 +31,8 @@ def interference_groups() -> Groups:
                 low=0.1,
                 help="Seconds that the victims run alone before the attack.",
             ),
-            whole("--rounds", default=3, low=1, help="Measured rounds; their medians are shown."),
-            whole("--num-warmups", default=1, low=0, help="Warm-up rounds, not measured."),
+            whole("--rounds", default=3, low=1, help="Number of measured rounds."),
+            whole("--num-warmups", default=1, low=0, help="Number of warm-up rounds."),
             whole(
                 "--seed", default=None, low=0, help="Random seed for the prompts (default: random)."
             ),
@@ -40,6 +40,6 @@ def interference_groups() -> Groups:
         "results": [
             text("--output-json", metavar="FILE", help="Write the result to a JSON file."),
             flag("--json", "as_json", help="Print the result as JSON instead of a table."),
-            flag("--disable-tqdm", help="Show no progress bar."),
+            flag("--disable-tqdm", help="Disable the progress bar."),
         ],
     }

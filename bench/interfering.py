@@ -24,7 +24,7 @@ from .serving import server_of
 
 
 def run_interference(values: Mapping[str, Any]) -> None:
-    """The whole command. Raises ``UsageError`` and ``BenchmarkError``."""
+    """Run the command. Raises ``UsageError`` and ``BenchmarkError``."""
     scene = Scene(
         victims=values["victims"],
         prompt_tokens=values["prompt_tokens"],
@@ -85,13 +85,13 @@ def _table(result: Mapping[str, Any]) -> str:
             line("Rounds (medians follow):", len(result["rounds"])),
             heading("Worst victim", "-"),
             line("Own speed (tok/s):", result["victim_speed"]),
-            line("Share kept meanwhile (%):", 100 * result["share_kept"]),
-            line("Longest gap before (ms):", result["longest_gap_before_ms"]),
-            line("Longest gap meanwhile (ms):", result["longest_gap_ms"]),
+            line("Share kept during attack (%):", 100 * result["share_kept"]),
+            line("Longest gap before attack (ms):", result["longest_gap_before_ms"]),
+            line("Longest gap during attack (ms):", result["longest_gap_ms"]),
             heading("Long prompt", "-"),
             line("TTFT alone (ms):", result["attacker_ttft_alone_ms"]),
-            line("TTFT beside victims (ms):", result["attacker_ttft_ms"]),
-            line("TTFT over alone:", result["attacker_ttft_over_alone"]),
+            line("TTFT with victims (ms):", result["attacker_ttft_ms"]),
+            line("TTFT with victims / alone:", result["attacker_ttft_over_alone"]),
             "=" * WIDTH,
         ]
     )

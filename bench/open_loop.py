@@ -1,8 +1,8 @@
-"""Sending requests at their planned times, whether or not earlier ones have been answered.
+"""Requests sent at their planned times, even if earlier ones are still running.
 
-A client that waits for answers sends less to a server that stalls, and so does not see what its
-users would have seen (coordinated omission). Here a request that is sent late, because the client
-or its limit of concurrent requests was in the way, carries the delay in its answer.
+A client that waits for responses sends less to a server that stalls, and so underestimates the
+delays of users (coordinated omission). Here the response to a request that was sent late, because
+of the client or its limit of concurrent requests, includes the delay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Finished = Callable[[MeasuredResponse], None]
 
 
 class Clock(Protocol):
-    """Time as the load sees it."""
+    """The time of a load."""
 
     def now(self) -> float: ...
 
@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The clock of the answers."""
+    """The clock of the responses' times."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -45,22 +45,22 @@ async def send_all(
     max_concurrency: int | None = None,
     clock: Clock | None = None,
 ) -> list[MeasuredResponse]:
-    """Send request i at ``times[i]`` seconds from now; returns all answers, in order."""
+    """Send request i at ``times[i]`` seconds from now; returns all responses, in order."""
     clock = clock or WallClock()
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else None
     begin = clock.now()
-    answers = [MeasuredResponse(planned=begin + at) for at in times]
+    responses = [MeasuredResponse(planned=begin + at) for at in times]
 
-    async def one(index: int, answer: MeasuredResponse) -> None:
+    async def one(index: int, response: MeasuredResponse) -> None:
         async with AsyncExitStack() as stack:
             if slots:
                 await stack.enter_async_context(slots)
-            await send(index, answer)
-        finished(answer)
+            await send(index, response)
+        finished(response)
 
     async with asyncio.TaskGroup() as group:
-        for index, answer in enumerate(answers):
+        for index, response in enumerate(responses):
             if times[index] > 0:
-                await clock.sleep_until(answer.planned)
-            group.create_task(one(index, answer))
-    return answers
+                await clock.sleep_until(response.planned)
+            group.create_task(one(index, response))
+    return responses

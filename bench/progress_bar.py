@@ -1,4 +1,4 @@
-"""A bar on stderr while a benchmark runs; where that is no terminal, a line now and then."""
+"""Progress of a benchmark on stderr: a bar on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 
 import click
 
-# Drawing takes time from the client.
-DRAWN_PER_SECOND = 2
+# Low, since drawing takes time from the client.
+REFRESH_PER_SECOND = 2
 SECONDS_PER_LINE = 10.0
 
 
 @contextmanager
 def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Callable[[], None]]:
-    """Gives the function that advances the bar."""
+    """Show a bar during the block; yields the function that advances it."""
     if hidden or not sys.stderr.isatty():
         yield (lambda: None) if hidden else _Lines(title, total).advance
         return
-    # On demand: it takes longer to import than a command without a bar takes to start.
+    # Imported late: it takes longer than the start of a command without a bar.
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -30,7 +30,7 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Ca
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        refresh_per_second=DRAWN_PER_SECOND,
+        refresh_per_second=REFRESH_PER_SECOND,
     )
     with bar:
         task = bar.add_task(title, total=total)
@@ -38,15 +38,15 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Ca
 
 
 class _Lines:
-    """Progress for a log."""
+    """Progress as lines of a log."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title, self._total, self._done = title, total, 0
-        self._told = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def advance(self) -> None:
         self._done += 1
         now = time.monotonic()
-        if now - self._told >= SECONDS_PER_LINE:
-            self._told = now
+        if now - self._printed_at >= SECONDS_PER_LINE:
+            self._printed_at = now
             click.echo(f"{self._title}: {self._done:,} of {self._total:,}", err=True)

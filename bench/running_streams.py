@@ -1,4 +1,4 @@
-"""Streams that run while something else is measured."""
+"""Streams that run during a measurement."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ START_SECONDS = 120.0
 
 @dataclass(slots=True)
 class RunningStreams:
-    """Their answers, which grow. ``remedy`` is told where one ends too early."""
+    """Responses that are being streamed. ``remedy`` is for the error if one ends too early."""
 
     remedy: str
-    answers: list[MeasuredResponse] = field(default_factory=list)
+    responses: list[MeasuredResponse] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise ``BenchmarkError`` if one has ended."""
-        for one in self.answers:
+        for one in self.responses:
             if one.finished or one.error:
                 reason = one.error or f"after {len(one.times)} tokens; {self.remedy}"
                 raise BenchmarkError(f"a victim's stream ended within the round: {reason}")
 
-    async def until(self, holds: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-        """Wait for something while they run. Raises ``BenchmarkError`` after so many seconds."""
+    async def until(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Wait for a condition while the streams run. Raises ``BenchmarkError`` if a stream ends,
+        or after ``seconds``."""
         deadline = time.monotonic() + seconds
-        while not holds():
+        while not condition():
             self.check()
             if time.monotonic() > deadline:
                 raise BenchmarkError(f"a victim got too few tokens within {seconds:g} s")
@@ -43,20 +44,21 @@ class RunningStreams:
 async def running(
     server: ApiServer, bodies: Sequence[bytes], *, warm_tokens: int, remedy: str
 ) -> AsyncIterator[RunningStreams]:
-    """Streams that have so many tokens, and are cut at the end. One begins after the other, so
-    that a router sees how busy each replica is."""
+    """Start streams, and wait until each has ``warm_tokens``; they are cancelled after the block.
+
+    Each starts after the previous one is warm, so that a router knows the load of each replica."""
     streams = RunningStreams(remedy)
     tasks: list[asyncio.Task[MeasuredResponse]] = []
     try:
         for body in bodies:
-            answer = MeasuredResponse()
-            streams.answers.append(answer)
-            tasks.append(asyncio.create_task(server.ask(body, answer)))
-            await streams.until(lambda one=answer: len(one.times) >= warm_tokens)  # type: ignore[misc]
+            response = MeasuredResponse()
+            streams.responses.append(response)
+            tasks.append(asyncio.create_task(server.ask(body, response)))
+            await streams.until(lambda one=response: len(one.times) >= warm_tokens)  # type: ignore[misc]
         yield streams
         streams.check()
     except BenchmarkError:
-        streams.check()  # a stream that has ended is the cause of whatever else failed
+        streams.check()  # a stream that has ended may be the cause of the failure
         raise
     finally:
         for task in tasks:
@@ -65,6 +67,6 @@ async def running(
 
 
 def greedy_body(server: ApiServer, prompt: Prompt, max_tokens: int) -> bytes:
-    """A request of full length; with ids where the server knows that field, so that tokens without
-    text are counted too."""
+    """A request of full length. It asks for token ids, so that tokens without text are counted
+    too, if the server supports that."""
     return server.body(prompt, max_tokens, temperature=0, ignore_eos=True, return_token_ids=True)

@@ -1,4 +1,4 @@
-"""`tandem bench serve`: requests to a URL, and the figures of their answers."""
+"""`tandem bench serve`: requests to a URL, and the figures of their responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ import click
 from ..shared.config.sampling_fields import NUMBERS
 from ..shared.errors import BenchmarkError, UsageError
 from .arrivals import Traffic, arrival_times
-from .chosen_requests import requests_for_server
 from .client.api_server import ApiServer, api_server, key_values
 from .client.measured_response import MeasuredResponse
 from .datasets.text_tokens import LocalTokens
@@ -31,18 +30,19 @@ from .report.plot import write_plot
 from .report.result_file import DETAILS, check_writable, default_name, read_detailed, write_result
 from .report.result_table import result_table
 from .report.serving_result import GOODPUT_METRICS, METRICS, Evaluation, serving_result
+from .requests import requests_for_server
 from .serving_options import TRACES, goals, json_object, numbers, url_of, words
 
 Values = Mapping[str, Any]
 
-# All requests are made before the first is sent, so that making them delays none.
+# All requests are built before the first is sent, so that none is delayed by it.
 MAX_BYTES = 2 << 30
-SHOWN_ERRORS = 10
+MAX_ERRORS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyRequest:
-    """A request as bytes, and the lengths that it should have."""
+    """A request as bytes, with its planned lengths and time."""
 
     body: bytes
     prompt_tokens: int
@@ -52,8 +52,8 @@ class ReadyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The name of the model, and the result: of the answers that were there, if Ctrl-C
-    ``interrupted`` the rest."""
+    """The name of the model, and the result; if ``interrupted`` by Ctrl-C, only of the complete
+    responses."""
 
     model: str
     result: dict[str, Any]
@@ -61,11 +61,11 @@ class Measured:
 
 
 def run_serving(values: Values) -> None:
-    """The whole command. Raises ``UsageError`` and ``BenchmarkError``."""
-    wanted, other = _evaluation(values), None
+    """Run the command. Raises ``UsageError`` and ``BenchmarkError``."""
+    evaluation, other = _evaluation(values), None
     if values["compare_with"]:
         if not values["plot"]:
-            raise UsageError("--compare-with is for plots; give --plot FILE.html too")
+            raise UsageError("--compare-with needs --plot FILE.html")
         other = read_detailed(Path(values["compare_with"]))
     if values["probe_request_rate"] == inf:
         raise UsageError("--probe-request-rate must be finite")
@@ -73,22 +73,22 @@ def run_serving(values: Values) -> None:
     metadata = key_values("--metadata", values["metadata"])
     server = server_of(values, ignore_eos=_ignores_eos(values))
     prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
-    server.client.request("POST", "/", b"", {"x-request-id": prefix})  # an error would come late
-    measured = asyncio.run(_measure(values, server, wanted, prefix))
+    server.client.request("POST", "/", b"", {"x-request-id": prefix})  # checks the header
+    measured = asyncio.run(_measure(values, server, evaluation, prefix))
     model, result = measured.model, measured.result
-    click.echo(result_table(result, wanted, values["request_rate"], values["max_concurrency"]))
+    click.echo(result_table(result, evaluation, values["request_rate"], values["max_concurrency"]))
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     full = _settings(values, model, now) | metadata | result
     if _is_saved(values):
-        kept = full if values["save_detailed"] else _without_details(full)
+        saved = full if values["save_detailed"] else _without_details(full)
         path = Path(_result_path(values, model, now))
-        write_result(path, kept, append=values["append_result"])
+        write_result(path, saved, append=values["append_result"])
     if values["plot"]:
         write_plot(Path(values["plot"]), [full, other] if other else [full])
     if measured.interrupted:
         raise KeyboardInterrupt
     if not result["completed"]:
-        raise BenchmarkError(f"none of the {result['failed']} requests was answered")
+        raise BenchmarkError(f"all {result['failed']} requests failed")
 
 
 def _is_saved(values: Values) -> bool:
@@ -101,7 +101,7 @@ def _result_path(values: Values, model: str, now: str) -> str:
 
 
 def server_of(values: Values, **more: Any) -> ApiServer:
-    """The server that the options name."""
+    """The server of the options."""
     sampling = {name: values[name] for name in NUMBERS if values.get(name) is not None}
     return api_server(
         url=url_of(values),
@@ -128,7 +128,7 @@ def _logprobs(values: Values) -> dict[str, Any]:
 
 
 def _ignores_eos(values: Values) -> bool:
-    """Random requests and traces have the lengths that they ask for."""
+    """True if outputs must have their full length, as in random requests and traces."""
     return bool(values["ignore_eos"]) or values["dataset_name"] in ("random", *TRACES)
 
 
@@ -156,13 +156,15 @@ def _evaluation(values: Values) -> Evaluation:
     )
 
 
-async def _measure(values: Values, server: ApiServer, wanted: Evaluation, prefix: str) -> Measured:
+async def _measure(
+    values: Values, server: ApiServer, evaluation: Evaluation, prefix: str
+) -> Measured:
     with closing(server.client):
-        return await _measure_open(values, server, wanted, prefix)
+        return await _measure_open(values, server, evaluation, prefix)
 
 
 async def _measure_open(
-    values: Values, server: ApiServer, wanted: Evaluation, prefix: str
+    values: Values, server: ApiServer, evaluation: Evaluation, prefix: str
 ) -> Measured:
     server.model = server.model or await server.first_model()
     local = LocalTokens.load(values["tokenizer"]) if values["tokenizer"] else None
@@ -175,11 +177,11 @@ async def _measure_open(
         await server.wait_ready(requests[0].body, seconds)
     await _warm_up(values, server, requests[0].body)
 
-    answered: dict[int, MeasuredResponse] = {}
+    completed: dict[int, MeasuredResponse] = {}
 
-    async def send(index: int, answer: MeasuredResponse) -> None:
-        await server.ask(requests[index].body, answer, f"{prefix}{index}")
-        answered[index] = answer
+    async def send(index: int, response: MeasuredResponse) -> None:
+        await server.ask(requests[index].body, response, f"{prefix}{index}")
+        completed[index] = response
 
     if not values["disable_tqdm"]:
         click.echo(_outlook(requests, times), err=True)
@@ -195,33 +197,33 @@ async def _measure_open(
                     times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
                 )
             except asyncio.CancelledError:  # Ctrl-C
-                if not answered:
+                if not completed:
                     raise
                 interrupted = True
             duration = time.perf_counter() - begin
     if interrupted:
         click.echo(
-            f"tandem: interrupted; this is about the {len(answered):,} of {len(requests):,} "
-            "requests that were answered",
+            f"tandem: interrupted; the result is of the {len(completed):,} complete responses to "
+            f"{len(requests):,} requests",
             err=True,
         )
-    order = sorted(answered)
-    answers = [answered[index] for index in order]
-    show_errors(answers)
+    order = sorted(completed)
+    responses = [completed[index] for index in order]
+    show_errors(responses)
     lengths = [requests[index].prompt_tokens for index in order]
-    result = serving_result(answers, lengths, duration, wanted)
+    result = serving_result(responses, lengths, duration, evaluation)
     return Measured(server.model, result | probe_result(probes), interrupted)
 
 
 def _outlook(requests: Sequence[ReadyRequest], times: Sequence[float]) -> str:
-    """What is about to be sent, and for how long."""
+    """A line about the requests to be sent, and the time that takes."""
     prompt = sum(request.prompt_tokens for request in requests) / len(requests)
     output = sum(request.output_tokens for request in requests) / len(requests)
     last = max(times)
-    sent = "all at once" if last < 1 else f"over {_duration(last)}"
+    period = "all at once" if last < 1 else f"over {_duration(last)}"
     return (
         f"{len(requests):,} requests of {prompt:,.0f} + {output:,.0f} tokens on average are sent "
-        f"{sent}"
+        f"{period}"
     )
 
 
@@ -231,22 +233,23 @@ def _duration(seconds: float) -> str:
 
 def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:
     """All requests as bytes. Raises ``UsageError`` if they take too much memory."""
-    made: list[ReadyRequest] = []
+    requests: list[ReadyRequest] = []
     size = 0
     for one in planned:
         body = server.body(one.prompt, one.output_tokens)
         size += len(body)
         if size > MAX_BYTES:
             raise UsageError(
-                f"the first {len(made)} requests have {MAX_BYTES >> 30} GiB; lower --num-prompts"
+                f"the first {len(requests)} requests take {MAX_BYTES >> 30} GiB; lower "
+                "--num-prompts"
             )
-        made.append(ReadyRequest(body, one.prompt_tokens, one.output_tokens, one.at))
-    return made
+        requests.append(ReadyRequest(body, one.prompt_tokens, one.output_tokens, one.at))
+    return requests
 
 
 @contextmanager
 def _frozen_requests() -> Iterator[None]:
-    """Let the collector leave alone what there is: answers come while it looks through that."""
+    """Exempt the requests from garbage collection, which would delay the reading of responses."""
     gc.collect()
     gc.freeze()
     try:
@@ -260,28 +263,28 @@ async def _warm_up(values: Values, server: ApiServer, body: bytes) -> None:
     if not count:
         return
     with progress_bar("Warm-up", count, hidden=values["disable_tqdm"]) as advance:
-        answers = await send_all(
+        responses = await send_all(
             [0.0] * count,
-            lambda _, answer: server.ask(body, answer),
+            lambda _, response: server.ask(body, response),
             lambda _: advance(),
             max_concurrency=values["max_concurrency"],
         )
-    if not any(answer.success for answer in answers):
-        raise BenchmarkError(f"no warm-up request was answered: {answers[0].error}")
+    if not any(response.success for response in responses):
+        raise BenchmarkError(f"all warm-up requests failed: {responses[0].error}")
 
 
-def show_errors(answers: Sequence[MeasuredResponse]) -> None:
-    """The first errors, and how often each occurred, on stderr."""
+def show_errors(responses: Sequence[MeasuredResponse]) -> None:
+    """Print the first errors and their counts to stderr."""
     counts: dict[str, int] = {}
-    for answer in answers:
-        if not answer.success:
-            counts[answer.error] = counts.get(answer.error, 0) + 1
-    for error, count in list(counts.items())[:SHOWN_ERRORS]:
-        click.echo(f"tandem: {count} of {len(answers)} requests failed: {error}", err=True)
+    for response in responses:
+        if not response.success:
+            counts[response.error] = counts.get(response.error, 0) + 1
+    for error, count in list(counts.items())[:MAX_ERRORS]:
+        click.echo(f"tandem: {count} of {len(responses)} requests failed: {error}", err=True)
 
 
 def _settings(values: Values, model: str, now: str) -> dict[str, Any]:
-    """The fields that vLLM's files have in front of the result."""
+    """The fields before the result in vLLM's files."""
     rate, burstiness = values["request_rate"], values["burstiness"]
     settings = {
         "date": now,

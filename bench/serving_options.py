@@ -30,10 +30,10 @@ def server_options() -> list[click.Parameter]:
             "--backend",
             of=BACKENDS,
             default="openai",
-            help="API to call: chat completions with openai-chat, otherwise text completions.",
+            help="API: chat completions for openai-chat, otherwise text completions.",
         ),
         text("--endpoint", metavar="PATH", help="Path of the API (default: that of --backend)."),
-        text("--model", metavar="NAME", help="Model (default: the first that the server lists)."),
+        text("--model", metavar="NAME", help="Model (default: the first in the server's list)."),
         text(
             "--served-model-name",
             metavar="NAME",
@@ -42,15 +42,15 @@ def server_options() -> list[click.Parameter]:
         text(
             "--tokenizer",
             metavar="MODEL",
-            help="Count tokens with the tokenizer of this model (a folder, a file or a name), not "
-            "with the server's /tokenize.",
+            help="Count tokens with the tokenizer of this model (a folder, a file or a name) "
+            "instead of the server's /tokenize.",
         ),
         several(
             "--header",
             metavar="KEY=VALUE...",
-            help="Headers to send with each request. OPENAI_API_KEY, if set, is sent as the key.",
+            help="Headers of each request. The environment variable OPENAI_API_KEY sets the key.",
         ),
-        flag("--insecure", help="Do not check the certificate of an https URL."),
+        flag("--insecure", help="Do not verify the certificate of an https URL."),
         text("--extra-body", metavar="JSON", help="Fields to add to each request."),
     ]
 
@@ -65,7 +65,7 @@ def url_of(values: Mapping[str, Any]) -> str:
 def dataset_options(count: int, *names: str) -> list[click.Parameter]:
     """Options of the datasets ``names``."""
     return [
-        choice("--dataset-name", of=names, default="random", help="Where the requests come from."),
+        choice("--dataset-name", of=names, default="random", help="Source of the requests."),
         text(
             "--dataset-path",
             metavar="FILE",
@@ -97,13 +97,13 @@ def dataset_options(count: int, *names: str) -> list[click.Parameter]:
             low=0,
             high=1,
             below_high=True,
-            help="r: lengths are drawn from (1 - r) to (1 + r) times those given.",
+            help="Lengths are drawn from (1 - X) to (1 + X) times the configured ones.",
         ),
         whole(
             "--random-prefix-len",
             default=0,
             low=0,
-            help="Length of a prefix that all random requests share, added to their input.",
+            help="Length of a common prefix of all random requests, added to their input.",
         ),
         whole(
             "--sharegpt-output-len",
@@ -115,7 +115,7 @@ def dataset_options(count: int, *names: str) -> list[click.Parameter]:
             "--custom-output-len",
             default=256,
             low=-1,
-            help="Output tokens of a custom request; -1: output_tokens of its line.",
+            help="Output tokens of a custom request; -1: output_tokens in its line.",
         ),
         flag(
             "--skip-chat-template", help="Send prompts to text completions without a chat template."
@@ -144,7 +144,7 @@ def trace_options() -> list[click.Parameter]:
             "--timed-trace-chunk-hash-size",
             default=16,
             low=1,
-            help="Tokens that one hash stands for.",
+            help="Number of tokens in the block of each hash.",
         ),
         number(
             "--timed-trace-sec-multiplier",
@@ -221,18 +221,18 @@ def _traffic_options() -> list[click.Parameter]:
             help="Rate of additional one-token requests, which are reported separately.",
         ),
         whole("--seed", default=0, low=0, help="Random seed for prompts and arrival times."),
-        whole("--num-warmups", default=0, low=0, help="Warm-up requests, not measured."),
+        whole("--num-warmups", default=0, low=0, help="Number of warm-up requests."),
         whole(
             "--ready-check-timeout-sec",
             default=0,
             low=0,
-            help="Seconds to wait for the server to become ready; 0: do not check.",
+            help="Seconds to wait until the server is ready; 0: do not check.",
         ),
     ]
 
 
 def _sampling_options() -> list[click.Parameter]:
-    made: list[click.Parameter] = [
+    options: list[click.Parameter] = [
         flag(
             "--ignore-eos",
             help="Generate the full output length; always set for random requests and traces.",
@@ -241,10 +241,10 @@ def _sampling_options() -> list[click.Parameter]:
             "--logprobs", default=None, low=0, help="Number of logprobs to request for each token."
         ),
     ]
-    for name, about in NUMBERS.items():
-        option, make = "--" + name.replace("_", "-"), whole if about.kind is int else number
-        made.append(make(option, default=None, low=int(about.least), help=about.help))
-    return made
+    for name, row in NUMBERS.items():
+        option, make = "--" + name.replace("_", "-"), whole if row.kind is int else number
+        options.append(make(option, default=None, low=int(row.minimum), help=row.help))
+    return options
 
 
 def _result_options() -> list[click.Parameter]:
@@ -265,7 +265,7 @@ def _result_options() -> list[click.Parameter]:
         several(
             "--goodput",
             metavar="KEY:VALUE...",
-            help="Goals in milliseconds for ttft, tpot, e2el; counts the requests that meet all.",
+            help="Goals for ttft, tpot, e2el in milliseconds; requests that meet all are counted.",
         ),
         flag("--save-result", help="Write the result to a JSON file."),
         flag("--save-detailed", help="Include the figures and texts of each request."),
@@ -278,14 +278,14 @@ def _result_options() -> list[click.Parameter]:
         text(
             "--result-filename",
             metavar="NAME",
-            help="Name of the result file (default: made from the settings).",
+            help="Name of the result file (default: generated from the settings).",
         ),
         text("--label", metavar="NAME", help="Label of this run in the file and the plot."),
         several("--metadata", metavar="KEY=VALUE...", help="Fields to add to the result file."),
         text(
             "--request-id-prefix", metavar="TEXT", help="Prefix of x-request-id (default: random)."
         ),
-        flag("--disable-tqdm", help="Show no progress bar."),
+        flag("--disable-tqdm", help="Disable the progress bar."),
         text("--plot", metavar="FILE.html", help="Write plots to an HTML page."),
         text(
             "--compare-with",
@@ -296,7 +296,7 @@ def _result_options() -> list[click.Parameter]:
 
 
 def serving_groups() -> Groups:
-    """All options, under the headings that help has."""
+    """All options, by their groups in help."""
     return {
         "server": server_options(),
         "requests": dataset_options(1000, *DATASETS),
@@ -308,50 +308,50 @@ def serving_groups() -> Groups:
 
 
 def json_object(name: str, value: str | None) -> dict[str, Any]:
-    """The object in an option's text. Raises ``UsageError``."""
+    """The JSON object of an option. Raises ``UsageError``."""
     try:
-        found = json.loads(value or "{}")
+        content = json.loads(value or "{}")
     except ValueError as error:
         raise UsageError(f"{name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UsageError(f"{name} must be a JSON object, not {value}")
-    return found
+    return content
 
 
 def numbers(name: str, value: str, low: float, high: float) -> list[float]:
-    """Numbers between commas, within bounds. Raises ``UsageError``."""
+    """Numbers separated by commas, within bounds. Raises ``UsageError``."""
     try:
-        found = [float(part) for part in value.split(",")]
+        result = [float(part) for part in value.split(",")]
     except ValueError:
         raise UsageError(f"{name} {value!r} is not a list of numbers such as 50,99") from None
-    if not all(low <= one <= high for one in found):
+    if not all(low <= one <= high for one in result):
         raise UsageError(f"{name} {value!r}: each number must be from {low:g} to {high:g}")
-    return found
+    return result
 
 
-def words(name: str, value: str, known: Sequence[str]) -> list[str]:
-    """Known words between commas. Raises ``UsageError``."""
-    found = [part.strip() for part in value.split(",")]
-    wrong = [part for part in found if part not in known]
+def words(name: str, value: str, choices: Sequence[str]) -> list[str]:
+    """Words of ``choices``, separated by commas. Raises ``UsageError``."""
+    result = [part.strip() for part in value.split(",")]
+    wrong = [part for part in result if part not in choices]
     if wrong:
-        raise UsageError(f"{name} {wrong[0]!r} is not one of {', '.join(known)}")
-    return found
+        raise UsageError(f"{name} {wrong[0]!r} is not one of {', '.join(choices)}")
+    return result
 
 
-def goals(items: Sequence[str], known: Sequence[str]) -> dict[str, float]:
+def goals(items: Sequence[str], metrics: Sequence[str]) -> dict[str, float]:
     """Goals of --goodput in seconds. Raises ``UsageError``."""
-    found = {}
+    result = {}
     for item in items:
         name, _, value = item.partition(":")
-        if name not in known:
-            raise UsageError(f"--goodput {item!r}: the metric must be one of {', '.join(known)}")
+        if name not in metrics:
+            raise UsageError(f"--goodput {item!r}: the metric must be one of {', '.join(metrics)}")
         (milliseconds,) = numbers("--goodput", value, 0, inf)
-        found[name] = milliseconds / 1000
-    return found
+        result[name] = milliseconds / 1000
+    return result
 
 
-def existing_path(values: Mapping[str, Any]) -> Path:
-    """--dataset-path. Raises ``UsageError`` if it is not given."""
+def dataset_path(values: Mapping[str, Any]) -> Path:
+    """The path of --dataset-path. Raises ``UsageError`` without the option."""
     if not values["dataset_path"]:
         raise UsageError(f"--dataset-name {values['dataset_name']} needs --dataset-path")
     return Path(values["dataset_path"])

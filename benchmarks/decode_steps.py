@@ -54,7 +54,7 @@ from tandem.tests.support.layers_ready import layer_ready
 from tandem.tests.support.runners import build_runner
 
 ROWS, CONTEXT, BLOCK_SIZE = 8, 256, 16
-# Of a transfer, which the sender announces layer by layer as a prefill node does.
+# Size of a transfer, announced layer by layer as a prefill node does.
 BYTES = 16 * MIB
 TOKENS = BYTES // LAYERS // CELL
 CARRIERS = {TCP: "TCP", SHARED_MEMORY: "shared memory"}
@@ -106,18 +106,18 @@ def decoder(folder: Path) -> Callable[[], None]:
 
 
 def send(pipe: Connection, carrier: str, core: int) -> None:
-    """The other process: sends a transfer for each number and rate that it is told, until
+    """The other process: sends a transfer for each number and rate received, until
     ``None``."""
     os.sched_setaffinity(0, {core})
     plane, events = plane_of("p", 1, TOKENS, carrier, listen=True, ranks=ON_HOST)
     pipe.send(plane.endpoints)
-    while (told := pipe.recv()) is not None:
-        number, rate = told
+    while (order := pipe.recv()) is not None:
+        number, rate = order
         plane.submit(open_send(number, TOKENS))
-        begun = time.monotonic()
+        start = time.monotonic()
         for layer in range(LAYERS):
             layer_ready(plane, number, 1, layer, 0, TOKENS, layer + 1)
-            due = begun + (layer + 1) * BYTES / LAYERS / rate
+            due = start + (layer + 1) * BYTES / LAYERS / rate
             time.sleep(max(0.0, due - time.monotonic()))
         await_event(events, SendFinished)
     plane.stop()
@@ -163,23 +163,23 @@ def measure(
     """One window."""
     window, over = StepWindow(), threading.Event()
     receiver = threading.Thread(target=arrivals.receive, args=(rate, window, over))
-    begun = time.monotonic()
+    start = time.monotonic()
     receiver.start()
-    while time.monotonic() < begun + seconds:
+    while time.monotonic() < start + seconds:
         started = time.perf_counter()
         step()
         window.steps.append(time.perf_counter() - started)
     over.set()
     receiver.join()
-    window.seconds = time.monotonic() - begun
+    window.seconds = time.monotonic() - start
     return window
 
 
-def rows(found: dict[str, list[StepWindow]], about: str) -> list[dict[str, Any]]:
+def rows(windows_by_rate: dict[str, list[StepWindow]], about: str) -> list[dict[str, Any]]:
     """The report's. The goal of p99 is 1.1 times as long, or 1 ms more if that is longer."""
-    made = []
-    quiet = found[NOTHING]
-    for name, windows in found.items():
+    results = []
+    quiet = windows_by_rate[NOTHING]
+    for name, windows in windows_by_rate.items():
         pairs = list(zip(windows, quiet, strict=True))
         rate = statistics.median(one.received / one.seconds for one in windows) / 1e6
         against = f"nothing arrives (p99 {1e3 * statistics.median(q.p99 for q in quiet):.2f} ms)"
@@ -196,8 +196,8 @@ def rows(found: dict[str, list[StepWindow]], about: str) -> list[dict[str, Any]]
                     one.p99 / max(1.1 * q.p99, q.p99 + ALLOWED_SECONDS) for one, q in pairs
                 ),
             }
-        made.append(row)
-    return made
+        results.append(row)
+    return results
 
 
 def main() -> None:
@@ -207,20 +207,22 @@ def main() -> None:
     cores = two_cores()
     os.sched_setaffinity(0, {cores[1]})
     torch.set_num_threads(1)
-    made = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         parameters = write_random_model(Path(folder), QWEN3_42M)
         step = decoder(Path(folder))
         for carrier, name in CARRIERS.items():
             arrivals = Arrivals(carrier, cores[0])
-            found: dict[str, list[StepWindow]] = {rate: [] for rate in RATES}
+            windows_by_rate: dict[str, list[StepWindow]] = {rate: [] for rate in RATES}
             for _ in range(options.rounds):
                 for rate, bytes_a_second in RATES.items():
-                    found[rate].append(measure(step, arrivals, bytes_a_second, options.seconds))
+                    windows_by_rate[rate].append(
+                        measure(step, arrivals, bytes_a_second, options.seconds)
+                    )
             arrivals.stop()
             about = f"{parameters / 1e6:.0f} M parameters, {ROWS} sequences, KV over {name}"
-            made += rows(found, about)
-    publish("decode_steps", made, dry=options.dry)
+            results += rows(windows_by_rate, about)
+    publish("decode_steps", results, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class Probe(threading.Thread):
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=RPC_SECONDS)
         due = time.monotonic()
         while not self._over.wait(max(0.0, due - time.monotonic())):
-            begun = max(due, time.monotonic())
+            start = max(due, time.monotonic())
             try:
                 connection.request("GET", self._path)
                 answer = connection.getresponse()
@@ -122,7 +122,7 @@ class Probe(threading.Thread):
             except (OSError, http.client.HTTPException):
                 self.failures += 1
                 connection.close()
-            self.late.append(time.monotonic() - begun)
+            self.late.append(time.monotonic() - start)
             due = max(due + self._period, time.monotonic() - self._period)
         connection.close()
 
@@ -174,7 +174,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             with _nodes(router, options) as nodes:
                 time.sleep(
                     min(SETTLE_SECONDS, options.seconds)
-                )  # the last to join tell their prefixes
+                )  # until the last to join have reported their prefixes
                 return _watch(router, nodes, options)
         finally:
             router.stop()
@@ -187,20 +187,20 @@ def _watch(
     scrape = Probe(router.http_port, "/metrics", SCRAPE_SECONDS)
     cores = sorted(os.sched_getaffinity(0))
     neighbours = Neighbours(cores)
-    lost, cpu, begun = router.lost(), router.cpu_seconds(), time.monotonic()
+    lost, cpu, start = router.lost(), router.cpu_seconds(), time.monotonic()
     for probe in (health, scrape):
         probe.start()
     most, oldest = 0.0, 0.0
-    while time.monotonic() - begun < options.seconds:
+    while time.monotonic() - start < options.seconds:
         time.sleep(min(1.0, options.seconds))
         most = max(most, router.memory())
         oldest = max([oldest, *(float(age) for age in AGE.findall(scrape.body))])
-    elapsed = time.monotonic() - begun
+    elapsed = time.monotonic() - start
     for probe in (health, scrape):
         probe.stop()
     others = neighbours.share()
-    told, _ = nodes.communicate("", timeout=RPC_SECONDS)
-    counted = json.loads(told)
+    output, _ = nodes.communicate("", timeout=RPC_SECONDS)
+    counted = json.loads(output)
     for trouble, count in counted["troubles"].items():
         print(f"{count} x {trouble}", file=sys.stderr)
     return {
@@ -222,10 +222,10 @@ def _watch(
     }
 
 
-def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str, Any]]:
+def rows(options: argparse.Namespace, figures: dict[str, float]) -> list[dict[str, Any]]:
     """The report's rows."""
     fleet = f"{options.nodes} nodes, {options.keys} keys each, {options.seconds:g} s"
-    shown = (
+    columns = (
         ("dropped", "nodes dropped", "nodes", "<=0"),
         ("joined again", "nodes that joined again", "joins", "<=0"),
         ("listed", "nodes on the last page of metrics", "nodes", f">={options.nodes}"),
@@ -243,8 +243,8 @@ def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str,
         ("others", "share of the cores that other processes took", "", ""),
     )
     return [
-        {"metric": f"{fleet}: {name}", "value": found[key], "unit": unit, "goal": goal}
-        for key, name, unit, goal in shown
+        {"metric": f"{fleet}: {name}", "value": figures[key], "unit": unit, "goal": goal}
+        for key, name, unit, goal in columns
     ]
 
 
@@ -262,8 +262,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = parse()
     allow_many_files()
-    found = rows(options, measure(options))
-    publish("fleet", found, dry=options.dry)
+    figures = rows(options, measure(options))
+    publish("fleet", figures, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ def rows(size: int, rounds: int) -> list[dict[str, Any]]:
         for table in (side_by_side, shuffled)
     }
     rates = take_turns(variants, rounds)
-    found = []
+    results = []
     for carrier, name in CARRIERS.items():
         together, scattered = (rates[carrier, table] for table in (side_by_side, shuffled))
-        found.append(
+        results.append(
             {
                 "metric": f"whole transfers over {name}, blocks side by side",
                 "value": statistics.median(together),
@@ -51,16 +51,16 @@ def rows(size: int, rounds: int) -> list[dict[str, Any]]:
             }
         )
         metric = f"whole transfers over {name}, every block apart"
-        found.append(row(metric, scattered, together, ">=0.8", "blocks side by side, same run"))
-    return found
+        results.append(row(metric, scattered, together, ">=0.8", "blocks side by side, same run"))
+    return results
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, rounds=9)
     parser.add_argument("--mib", type=int, default=256)
     options = parser.parse_args()
-    found = rows(options.mib * MIB, options.rounds)
-    publish("handoff_blocks", found, dry=options.dry)
+    results = rows(options.mib * MIB, options.rounds)
+    publish("handoff_blocks", results, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,9 @@ def raw_receiver(pipe: Connection, size: int, rounds: int) -> None:
         buffer = memoryview(bytearray(MIB))
         pipe.send(None)
         for _ in range(rounds):
-            left = size
-            while left:
-                left -= peer.recv_into(buffer[: min(left, MIB)])
+            remaining = size
+            while remaining:
+                remaining -= peer.recv_into(buffer[: min(remaining, MIB)])
             pipe.send(None)
 
 
@@ -121,14 +121,14 @@ def wire_receiver(pipe: Connection, size: int, rounds: int) -> None:
 def checksum_rate(size: int) -> float:
     """GB/s, frame by frame over staging slots that were filled a moment ago, as in a transfer."""
     source, slots = np.ones(size, np.uint8), np.empty((WINDOW // MIB, MIB), np.uint8)
-    spent = 0.0
+    elapsed = 0.0
     for number in range(size // MIB):
         slot = slots[number % len(slots)]
         slot[:] = source[number * MIB : (number + 1) * MIB]
         began = time.perf_counter()
         xxhash.xxh3_64_intdigest(slot.data, frame.VERSION)
-        spent += time.perf_counter() - began
-    return size / spent / 1e9
+        elapsed += time.perf_counter() - began
+    return size / elapsed / 1e9
 
 
 def main() -> None:

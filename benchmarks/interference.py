@@ -47,7 +47,7 @@ from tandem.benchmarks.support.sides import (
 from tandem.benchmarks.support.streaming import connected
 from tandem.tests.end_to_end.support.cluster import get, until
 
-# Token ids that every model here has and that are ordinary text.
+# Token ids of ordinary text in every model used here.
 PROMPTS = IdPrompts(range(1_000, 30_000))
 
 
@@ -79,10 +79,10 @@ def llama_server(
     try:
         health = f"http://127.0.0.1:{port}/health"
         until(lambda: '"ok"' in get(health), "llama.cpp's server", seconds=START_SECONDS)
-        # It would compare each prompt with the last one.
+        # Otherwise it compares each prompt with the previous one.
         yield RunningSide("llama.cpp", port, {"cache_prompt": False})
     finally:
-        process.kill()  # it would first answer what it has begun
+        process.kill()  # a SIGTERM would finish running requests first
         process.wait(10)
 
 
@@ -107,14 +107,14 @@ async def measure(side: RunningSide, name: str, victims: int, prompt_tokens: int
             PROMPTS,
             name,
             Scene(victims=victims, prompt_tokens=prompt_tokens),
-            begun=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
+            on_measuring=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
         )
     return MeasuredAttack(done, watched[0].share())
 
 
 # ---- the comparison ----------------------------------------------------------------------------
 
-# A side, its victims, and the goals of: the share kept, the gap over what is allowed, lateness.
+# Side, number of victims, and goals: share of speed kept, excess gap, lateness.
 SCENES: tuple[tuple[str, int, tuple[str, str, str]], ...] = (
     (APART.name, 1, (">=0.95", "<=1", "")),
     (APART.name, 2, (">=0.9", "<=1", "")),
@@ -136,7 +136,7 @@ def compare(
                 measure(servers[name], f"round {number}/{victims}", victims, prompt_tokens)
             )
             if number < 0:
-                continue  # the first makes memory and kernels ready
+                continue  # warms memory and kernels
             results[name, victims].append(done)
             one = done.attack
             print(
@@ -152,44 +152,44 @@ def compare(
 
 def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str, Any]]:
     """The report's rows: medians over the rounds."""
-    made = []
+    report = []
     for name, victims, goals in SCENES:
         attacks = [one.attack for one in results.get((name, victims), ())]
         if not attacks:
             continue
-        found = summary(attacks)
+        figures = summary(attacks)
         allowed = 1e3 * statistics.median(one.gap_allowed for one in attacks)
         streams = "one victim" if victims == 1 else f"{victims} victims"
         what = f"interference ({about}), {name}, {streams}"
         share, gap, late = goals
-        made += [
+        report += [
             {
                 "metric": f"{what}: share of its speed that the worst victim keeps",
-                "value": found["share_kept"],
+                "value": figures["share_kept"],
                 "unit": "1",
                 "goal": share,
-                "against": f"its own {found['victim_speed']:.1f} tok/s, over the same tokens "
+                "against": f"its own {figures['victim_speed']:.1f} tok/s, over the same tokens "
                 "without an attack",
             },
             {
                 "metric": f"{what}: longest gap",
-                "value": found["longest_gap_ms"],
+                "value": figures["longest_gap_ms"],
                 "unit": "ms",
                 "goal": gap,
                 "against": f"two steps and 20 ms ({allowed:.0f} ms)",
-                "ratio": found["longest_gap_over_allowed"],
+                "ratio": figures["longest_gap_over_allowed"],
             },
             {
                 "metric": f"{what}: the attacker's first token",
-                "value": found["attacker_ttft_ms"],
+                "value": figures["attacker_ttft_ms"],
                 "unit": "ms",
                 "goal": late,
-                "against": f"alone there ({found['attacker_ttft_alone_ms']:.0f} ms)",
-                "ratio": found["attacker_ttft_over_alone"],
+                "against": f"alone there ({figures['attacker_ttft_alone_ms']:.0f} ms)",
+                "ratio": figures["attacker_ttft_over_alone"],
             },
         ]
     if (apart := results.get((APART.name, 2))) and (others := results.get((REPLICAS.name, 2))):
-        made.append(
+        report.append(
             {
                 "metric": f"interference ({about}), 2 victims: the attacker's first token apart",
                 "value": 1e3 * statistics.median(one.attack.first_token for one in apart),
@@ -202,7 +202,7 @@ def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str,
                 ),
             }
         )
-    return made
+    return report
 
 
 def main() -> None:

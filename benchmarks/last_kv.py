@@ -43,7 +43,7 @@ RESPONSE_TOKENS = 24
 STREAM_PROMPT, STREAM_TOKENS = 16, 8000
 ALLOWED_SECONDS = 0.01
 LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
-# Every prompt is prefilled elsewhere each time, but not those of the streams.
+# All prompts are prefilled remotely, except those of the streams.
 FORGETFUL = ("--threads=1", "--no-enable-prefix-caching", "--prefill-threshold=64")
 STEPS = {1.0: "a decode step", 1.5: "a decode step and a half"}
 IDLE, BESIDE = "on an idle decode node", "beside a stream"
@@ -53,12 +53,12 @@ IDLE, BESIDE = "on an idle decode node", "beside a stream"
 class PromptTimes:
     """Seconds of one prompt."""
 
-    steps: float  # those that its first token may take: its own, and half of one beside a stream
+    steps: float  # allowed for the first token: its own step, and half of one of a stream
     step: float  # the median time between two tokens after the first
     after: float  # from the commit of the last KV to the client's first token
     before: float  # queue and greeting
-    exposed: float  # KV that was still on its way when the prompt was computed
-    control: float  # of the transfer of cached KV, all that is not KV
+    exposed: float  # KV still in flight when the prompt was computed
+    control: float  # the transfer of cached KV without the KV itself
     moving: float  # the KV of that transfer
 
     def ratio(self, steps: float) -> float:
@@ -160,7 +160,7 @@ async def take_turns(
             async with running(
                 server, [body], warm_tokens=RESPONSE_TOKENS, remedy="raise STREAM_TOKENS"
             ) as streams:
-                beside = await ask(cluster, f"beside {number}", tokens, streams.answers[0])
+                beside = await ask(cluster, f"beside {number}", tokens, streams.responses[0])
             answers[BESIDE].append(beside)
     return {name: several[1:] for name, several in answers.items()}
 
@@ -173,12 +173,12 @@ def apart(collector: Collector) -> Side:
 
 def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
     """The report's: medians, in milliseconds."""
-    made = []
+    results = []
     for where, several in answers.items():
         steps = several[0].steps
         step, allowed = 1e3 * statistics.median(one.step for one in several), 1e3 * ALLOWED_SECONDS
         after = 1e3 * statistics.median(one.after for one in several)
-        made += [
+        results += [
             {
                 "metric": f"last KV to the client's first token ({about}), {where}",
                 "value": after,
@@ -190,7 +190,7 @@ def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, An
             for count in sorted({1.0, steps})
         ]
         moving = 1e3 * statistics.median(one.moving for one in several)
-        made += [
+        results += [
             {
                 "metric": f"queue and greeting ({about}), {where}",
                 "value": 1e3 * statistics.median(one.before for one in several),
@@ -210,7 +210,7 @@ def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, An
                 "ratio": statistics.median(one.share for one in several),
             },
         ]
-    return made
+    return results
 
 
 def main() -> None:

@@ -49,26 +49,26 @@ def measure(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             check=True,
             text=True,
         )
-    found = json.loads(done.stdout.splitlines()[-1])
-    size = found["bytes"] / 1e9
+    report = json.loads(done.stdout.splitlines()[-1])
+    size = report["bytes"] / 1e9
     goal = "<=30" if kind == ISQ else "<=1.5"
     return [
-        _row(kind, f"load of {kind} from the disk, {size:.2f} GB", found["cold"], goal),
-        _row(kind, f"load of {kind} from the page cache", found["warm"], None),
+        _row(kind, f"load of {kind} from the disk, {size:.2f} GB", report["cold"], goal),
+        _row(kind, f"load of {kind} from the page cache", report["warm"], None),
         {
             "metric": f"CPU time of that, {kind}",
-            "value": statistics.median(load for load, _ in found["cpu"]),
+            "value": statistics.median(load for load, _ in report["cpu"]),
             "unit": "s",
-            "against": f"reading ({statistics.median(read for _, read in found['cpu']):.2f} s)",
-            "ratio": statistics.median(load / read for load, read in found["cpu"]),
+            "against": f"reading ({statistics.median(read for _, read in report['cpu']):.2f} s)",
+            "ratio": statistics.median(load / read for load, read in report["cpu"]),
         },
         {
             "metric": f"peak of memory above the loaded model, {kind}",
-            "value": found["above"] / 1e6,
+            "value": report["above"] / 1e6,
             "unit": "MB",
         },
-        {"metric": f"loaded model, {kind}", "value": found["kept"] / 1e6, "unit": "MB"},
-        {"metric": f"imports before, {kind}", "value": found["imports"], "unit": "s"},
+        {"metric": f"loaded model, {kind}", "value": report["kept"] / 1e6, "unit": "MB"},
+        {"metric": f"imports before, {kind}", "value": report["imports"], "unit": "s"},
     ]
 
 
@@ -82,7 +82,7 @@ def _row(
         "unit": "s",
         "against": f"reading ({statistics.median(reads):.2f} s)",
     }
-    if kind != ISQ:  # whose goal is about seconds
+    if kind != ISQ:  # its goal is in seconds
         row["ratio"] = statistics.median(load / read for load, read in pairs)
     return row | ({"goal": goal} if goal else {})
 
@@ -109,7 +109,7 @@ def _write(kind: str, folder: Path) -> Path:
 
 def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Pairs of seconds, and bytes of memory, in this process."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     import torch
 
     torch.set_num_threads(options.threads)
@@ -117,7 +117,7 @@ def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     from tandem.shared.weights.load import load_model
 
     operators = operators_for(torch.device("cpu"), cpu_kernels="compiled")
-    imports = time.perf_counter() - begun
+    imports = time.perf_counter() - start
     isq = ISQ if options.only == [ISQ] else None
     files = [model] if model.is_file() else sorted(model.glob("*.safetensors"))
 
@@ -138,8 +138,8 @@ def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         cpu.append((loaded[1], was_read[1]))
     _free()
     before = _memory("RssAnon")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    kept = load()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    weights = load()
     after = _memory("VmRSS")
     return {
         "cold": cold,
@@ -148,7 +148,7 @@ def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         "bytes": sum(file.stat().st_size for file in files),
         "imports": imports,
         "above": _memory("VmHWM") - after,
-        "kept": _memory("RssAnon") - before if kept else 0,
+        "kept": _memory("RssAnon") - before if weights else 0,
     }
 
 
@@ -165,9 +165,9 @@ def _seconds(work: Callable[[], object], cold: Sequence[Path] = ()) -> tuple[flo
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    begun, before = time.perf_counter(), time.process_time()
+    start, before = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - begun, time.process_time() - before
+    return time.perf_counter() - start, time.process_time() - before
 
 
 def _read(files: list[Path], threads: int) -> None:

@@ -77,12 +77,12 @@ async def by_httpx(port: int, tokens: int) -> int:
     """The same with httpx, as simply as one would write it."""
 
     async def one(client: httpx.AsyncClient) -> int:
-        found: list[float] = []
+        samples: list[float] = []
         async with client.stream("POST", f"http://127.0.0.1:{port}/", json={}) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: {") and json.loads(line[6:])["choices"]:
-                    found.append(time.perf_counter())
-        return len(found)
+                    samples.append(time.perf_counter())
+        return len(samples)
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=60) as client:
@@ -118,7 +118,7 @@ def main() -> None:
         costs["httpx"].append(cost(by_httpx, port, options.tokens))
     process.terminate()
     process.join(10)
-    mine, theirs = (statistics.median(found) for found in costs.values())
+    mine, theirs = (statistics.median(samples) for samples in costs.values())
     row = {
         "metric": f"client of tandem bench, {STREAMS} streams: CPU time of a token",
         "value": mine,

@@ -72,7 +72,7 @@ FINISH_SECONDS = 60.0
 QUIET_SHARE = 0.05
 
 
-# The sides that the pair is compared with. Goals are for the first.
+# Sides to compare the pair with; goals apply to the first.
 AGGREGATED = (WHOLE_CHUNKS, TOGETHER, REPLICAS)
 
 
@@ -119,9 +119,9 @@ class LoadWindow:
     gaps: list[float]  # between tokens of the streams, seconds
     first_tokens: list[float]  # of the long prompts, seconds
     output_rate: float  # tokens that reached clients, a second
-    total_rate: float  # the same and the prompts' tokens
+    total_rate: float  # output and prompt tokens
     remote_tokens: int
-    others: float  # share of the cores that other processes took
+    others: float  # share of the cores used by other processes
 
     @property
     def mean_gap(self) -> float:
@@ -170,12 +170,12 @@ async def measure(
             await complete(server, prompts[index], RESPONSE_TOKENS, answer)
 
         async with _streams(server, name) as streams:
-            neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
+            neighbours, start = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
             async with asyncio.timeout(seconds + FINISH_SECONDS):
                 answers, _ = await asyncio.gather(send_all(arrivals, send), asyncio.sleep(seconds))
-            # The streams went on until the last prompt had its answer.
+            # The streams ran until the last prompt had its response.
             others = neighbours.share()
-    return _window(streams, answers, load.prompt, begun, begun + seconds, others)
+    return _window(streams, answers, load.prompt, start, start + seconds, others)
 
 
 async def calibrate(port: int, load: MixedLoad) -> float:
@@ -197,14 +197,14 @@ async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredR
     bodies = [greedy_body(server, each, STREAM_TOKENS) for each in prompts]
     async with running(server, bodies, warm_tokens=1, remedy="raise STREAM_TOKENS") as streams:
         await asyncio.sleep(SETTLE_SECONDS)
-        yield streams.answers
+        yield streams.responses
 
 
 def _window(
     streams: list[MeasuredResponse],
     answers: list[MeasuredResponse],
     prompt_tokens: int,
-    begun: float,
+    start: float,
     end: float,
     others: float,
 ) -> LoadWindow:
@@ -212,15 +212,15 @@ def _window(
         later - earlier
         for stream in streams
         for earlier, later in pairwise(stream.times)
-        if begun <= later < end
+        if start <= later < end
     ]
-    output = sum(begun <= at < end for one in (*streams, *answers) for at in one.times)
-    prompts = sum(begun <= one.times[0] < end for one in answers) * prompt_tokens
+    output = sum(start <= at < end for one in (*streams, *answers) for at in one.times)
+    prompts = sum(start <= one.times[0] < end for one in answers) * prompt_tokens
     return LoadWindow(
         gaps=gaps,
         first_tokens=[one.ttft for one in answers],
-        output_rate=output / (end - begun),
-        total_rate=(output + prompts) / (end - begun),
+        output_rate=output / (end - start),
+        total_rate=(output + prompts) / (end - start),
         remote_tokens=sum(one.remote_tokens for one in answers),
         others=others,
     )
@@ -243,10 +243,10 @@ def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
             for side in (APART, *AGGREGATED)
         }
         for load in LOADS:
-            # All are calibrated, so that each is as warm as the others; the first one counts.
+            # Every side is calibrated, to warm all equally; only the first one's result is used.
             alone, *_ = [asyncio.run(calibrate(port, load)) for port in ports.values()]
             interval = alone / load.busy
-            # The last comes early enough to be answered within the window.
+            # The last one is early enough to finish within the window.
             arrivals = [interval * i for i in range(int(seconds / interval))]
             if not arrivals:
                 raise SystemExit(f"a prompt every {interval:.1f} s; give more --seconds than that")
@@ -308,9 +308,10 @@ def _rows(done: list[LoadRound], load: MixedLoad, about: str, prompts: int) -> l
                     "ratio": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
                 }
             )
-    wanted = len(done) * prompts * (load.prompt - 1)
+    expected = len(done) * prompts * (load.prompt - 1)
     shares = {
-        "prompts' tokens from the prefill node": sum(r.apart.remote_tokens for r in done) / wanted,
+        "prompts' tokens from the prefill node": sum(r.apart.remote_tokens for r in done)
+        / expected,
         "cores' time that others took, worst round": max(one.others for one in done),
     }
     return rows + [

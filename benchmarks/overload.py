@@ -136,7 +136,7 @@ class OverloadedNode:
         self._transfers: deque[tuple[float, Reception]] = deque()
         self._sequences: list[Sequence] = []
         self._next = 0.0
-        self.seen = RowsSeen()
+        self.counts = RowsSeen()
 
     def run(self) -> RowsSeen:
         now = 0.0
@@ -144,16 +144,16 @@ class OverloadedNode:
         while now < STEPS:
             if not warm and now >= WARM_UP:
                 warm = True
-                self.seen = RowsSeen(preemptions=-self._preemptions())
+                self.counts = RowsSeen(preemptions=-self._preemptions())
             self._arrive(now)
             self._settle(now)
             self._reserve(now)
             took = self._step()
-            self.seen.steps += 1
-            self.seen.time += took
+            self.counts.steps += 1
+            self.counts.time += took
             now += took
-        self.seen.preemptions += self._preemptions()
-        return self.seen
+        self.counts.preemptions += self._preemptions()
+        return self.counts
 
     def _preemptions(self) -> int:
         return sum(one.preemptions for one in self._sequences)
@@ -169,7 +169,7 @@ class OverloadedNode:
             try:
                 self._scheduler.check_room()
             except OverloadedError:
-                self.seen.refused += 1
+                self.counts.refused += 1
                 continue
             self._begin(one)
 
@@ -190,20 +190,20 @@ class OverloadedNode:
         for ready, reception in [t for t in self._transfers if t[0] <= now]:
             self._transfers.remove((ready, reception))
             reception.commit(len(reception.sequence.prompt) - 1)
-            self.seen.received += 1
+            self.counts.received += 1
 
     def _step(self) -> float:
         """Run one step. Returns its duration, in decode steps."""
         plan = self._scheduler.schedule() if self._scheduler.has_work else None
         if plan is None:
-            self.seen.thin += 1
+            self.counts.thin += 1
             return 1.0
-        drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
-        self._scheduler.apply(StepResult(plan.step, drawn))
+        sampled = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
+        self._scheduler.apply(StepResult(plan.step, sampled))
         computed = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
-        self.seen.rows += len(drawn)
-        self.seen.thin += len(drawn) <= 1
-        self.seen.computed += computed
+        self.counts.rows += len(sampled)
+        self.counts.thin += len(sampled) <= 1
+        self.counts.computed += computed
         return 1.0 + (computed / self._load.tokens_a_step if self._timed else 0.0)
 
 

@@ -36,10 +36,10 @@ from tandem.shared.weights.source import open_source
 BATCHES = (1, 8, 32)
 PREFILLS = (128, 512)
 CONTEXT = 128
-# Of each stream, without those in which other streams begin.
+# Steps of each stream, without those in which other streams start.
 STEPS = {1: 60, 8: 30, 32: 12}
 ROOM = 512
-# From this hidden size on a file has some layers of a large model.
+# Files of at least this hidden size hold only some layers of a large model.
 LARGE = 4096
 
 
@@ -69,9 +69,9 @@ def prefill_rate(engine: Any, length: int, seed: int) -> float:
     from tandem import SamplingParams
 
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     engine.generate_sync([[100 + (at + seed) % 4000 for at in range(length)]], one)
-    return length / (time.perf_counter() - begun)
+    return length / (time.perf_counter() - start)
 
 
 class Llama:
@@ -108,7 +108,7 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
     plan = plan_of(file)
     longest = max(plan.prefills, default=0)
-    # The prompts of streams are prefilled in the first round; no two others begin alike.
+    # Prompts of streams are prefilled in the first round; no two others share a prefix.
     blocks = (max(plan.batches) + 2) * ROOM // 16
     config = EngineConfig(
         model=file,
@@ -118,9 +118,9 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         max_model_len=ROOM + 64,
         max_num_seqs=max(BATCHES),
         num_blocks=blocks,
-        itl_target=0,  # all streams of a batch shall begin soon after each other
+        itl_target=0,  # streams of a batch start together
     )
-    made = []
+    results = []
     llama = Llama(options.llama_python, file, options.threads)
     with Engine(config) as engine:
         prefill_rate(engine, 64, 0)
@@ -133,7 +133,7 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 (prefill_rate(engine, length, length + number), llama.rate("prefill", length))
                 for number in range(options.rounds)
             ]
-            made.append(_row(f"prefill of {length} tokens", file, goal, pairs))
+            results.append(_row(f"prefill of {length} tokens", file, goal, pairs))
         for streams, goal in plan.batches.items():
             prompts = [[1 + stream, *range(100, 99 + CONTEXT)] for stream in range(streams)]
             decode_rate(engine, prompts, 1)
@@ -145,9 +145,9 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 )
                 for _ in range(options.rounds)
             ]
-            made.append(_row(f"decoding at batch {streams}", file, goal, pairs))
+            results.append(_row(f"decoding at batch {streams}", file, goal, pairs))
     llama.close()
-    return made
+    return results
 
 
 def _row(name: str, file: str, goal: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -184,10 +184,10 @@ def share_of_products(file: str, options: argparse.Namespace) -> list[dict[str, 
         check=True,
         text=True,
     )
-    made = []
+    results = []
     for line in done.stdout.splitlines():
         streams, step, products = line.split()
-        made.append(
+        results.append(
             {
                 "metric": f"products in a step of {streams} rows, {Path(file).stem}",
                 "value": float(products) * 1e3,
@@ -196,7 +196,7 @@ def share_of_products(file: str, options: argparse.Namespace) -> list[dict[str, 
                 "ratio": float(products) / float(step),
             }
         )
-    return made
+    return results
 
 
 def _environment() -> dict[str, str]:
@@ -243,13 +243,13 @@ def print_share(file: str, options: argparse.Namespace) -> None:
                 SequenceStep(at, [100 + at], CONTEXT + turn % 64, table, True)
                 for at, table in enumerate(tables)
             ]
-            begun = time.perf_counter()
+            start = time.perf_counter()
             runner.execute(StepPlan(number, rows))
             stepped = time.perf_counter()
             for method, x in inputs:
                 method(x)
             runner.model.logits(last)
-            steps.append(stepped - begun)
+            steps.append(stepped - start)
             products.append(time.perf_counter() - stepped)
         print(streams, statistics.median(steps), statistics.median(products), flush=True)
 
@@ -267,12 +267,12 @@ def main() -> None:
         return
     if not options.llama_python:
         parser.error("--llama-python is missing")
-    made = []
+    results = []
     for file in options.files:
-        made += measure(file, options)
+        results += measure(file, options)
         if options.share:
-            made += share_of_products(file, options)
-    publish("quantised_models", made, dry=options.dry)
+            results += share_of_products(file, options)
+    publish("quantised_models", results, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from tandem.tests.support.random_blocks import random_weight
 
 INPUTS, OUTPUTS = 4096, 14336
 ROWS = (1, 8, 32, 512)
-# Of a side, in each turn.
+# Duration of one turn of a side.
 SECONDS = 0.1
 UNCACHED = 1 << 27
 BF16 = "bf16"
-# Formats of other methods than GGUF, and those of GGUF.
+# Formats of safetensors methods, and of GGUF.
 KINDS = {
     "FP8": group_format("e4m3", 8, 128, "F32"),
     "AWQ": group_format("int", 4, 128, "F16", "zero"),
@@ -51,7 +51,7 @@ def copies_of(name: str) -> list[Linear]:
         plain = torch.randn(OUTPUTS, INPUTS).bfloat16() * 0.02
         return [prepare_linear(plain.clone(), None) for _ in range(-(-UNCACHED // plain.nbytes))]
     kind = KINDS[name]
-    # Any outputs do, and random bytes take long to draw.
+    # Any values do; random bytes would take long.
     some = random_weight(kind, OUTPUTS // 32, INPUTS // kind.values).blocks.repeat(32, 1)
     weight = QuantizedWeight(kind, some)
     return [PanelLinear(weight, None) for _ in range(-(-UNCACHED // some.nbytes))]
@@ -82,7 +82,7 @@ def read_rate() -> float:
 
 def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], None]) -> list[Any]:
     """The report's rows for a format."""
-    products, made = copies_of(name), []
+    products, results = copies_of(name), []
     nbytes = KINDS[name].bytes_of(INPUTS * OUTPUTS)
     for rows in ROWS:
         x = torch.randn(rows, INPUTS)
@@ -91,7 +91,7 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
         taken, theirs = map(min, zip(*pairs, strict=True))
         work = 2 * rows * INPUTS * OUTPUTS / 1e9
         about = f"{name}, {rows} row{'s' if rows > 1 else ''} of {INPUTS} by {OUTPUTS}"
-        made.append(
+        results.append(
             {
                 "metric": f"product with {about}",
                 "value": work / taken,
@@ -103,7 +103,7 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
         )
         if rows == 1:
             limit = read_rate()
-            made.append(
+            results.append(
                 {
                     "metric": f"bytes read by a product with {about}",
                     "value": nbytes / taken / 1e9,
@@ -113,7 +113,7 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
                 }
             )
         note(f"{about}: {work / taken:.0f} GOP/s, bf16 {work / theirs:.0f}")
-    return made
+    return results
 
 
 def main() -> None:
@@ -126,15 +126,15 @@ def main() -> None:
     if not jit.multiplies_bytes():
         parser.exit(message="this CPU has no AVX-512 VNNI: nothing to measure\n")
     plain = copies_of(BF16)
-    chosen = options.formats or [
+    names = options.formats or [
         name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS
     ]
-    made = [
+    results = [
         row
-        for name in chosen
+        for name in names
         for row in measure(name, options.rounds, plain, lambda text: print(text, flush=True))
     ]
-    publish("quantised_products", made, dry=options.dry)
+    publish("quantised_products", results, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ def table() -> str:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or list(BENCHMARKS)
-    unknown = set(chosen) - BENCHMARKS.keys()
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = set(names) - BENCHMARKS.keys()
     if unknown:
         sys.exit(f"unknown benchmarks {sorted(unknown)}; there are {', '.join(BENCHMARKS)}")
-    for name in chosen:
+    for name in names:
         print(f"== {name}", flush=True)
         module = f"tandem.benchmarks.{BENCHMARKS[name]}"
         subprocess.run([sys.executable, "-m", module], check=True)

@@ -23,16 +23,16 @@ RUNS = 5
 
 def router_alone(folder: Path) -> float:
     """Seconds until a router listens."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     router = MeasuredRouter(folder / "router.log", 1)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     router.stop()
     return seconds
 
 
 def cluster(folder: Path) -> tuple[float, float]:
     """Seconds until ``tandem serve`` with a prefill node is ready, and the router's MB then."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     process = subprocess.Popen(
         [
             sys.executable,
@@ -50,7 +50,7 @@ def cluster(folder: Path) -> tuple[float, float]:
     )
     assert process.stdout is not None
     greeting = process.stdout.readline()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     if "ready" not in greeting:
         raise RuntimeError(f"the cluster did not start; see {folder}")
     children = psutil.Process(process.pid).children()

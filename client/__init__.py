@@ -1,1 +1,1 @@
-"""Programs that talk to a server with OpenAI's API."""
+"""Clients of a server with OpenAI's API."""

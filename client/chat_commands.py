@@ -1,4 +1,4 @@
-"""``tandem chat``: a conversation with commands, which begin with a slash."""
+"""``tandem chat``: a conversation, and its commands, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..shared.config.fields import check_option
 from ..shared.errors import UsageError
 from .line_input import LineInput, line_editing
 from .openai_server import OpenAIServer
-from .printable import printable
-from .terminal_chat import TerminalChat, described
+from .terminal_chat import TerminalChat, format_stats
+from .text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def _help(chat: TerminalChat, _: str) -> None:
         chat.console.print(f"/{command.usage:{width}}  {command.about}", markup=False)
     chat.tell(
         'A line that ends with \\ continues in the next one; """ begins and ends a message of '
-        "several lines. Ctrl-C stops an answer."
+        "several lines. Ctrl-C stops a reply."
     )
 
 
@@ -68,21 +68,21 @@ def _set(chat: TerminalChat, rest: str) -> None:
             chat.parameters.pop(name, None)
         else:
             chat.parameters[name] = parameter(name, text.strip())
-    given = ", ".join(f"{name} {_shown(value)}" for name, value in chat.parameters.items())
-    chat.tell(f"Parameters: {given or 'those of the server'}")
+    values = ", ".join(f"{name} {_format(value)}" for name, value in chat.parameters.items())
+    chat.tell(f"Parameters: {values or 'the defaults of the server'}")
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _model(chat: TerminalChat, name: str) -> None:
-    known = chat.server.models()
-    if name and name not in known:
-        raise UsageError(f"the server has no model {name!r}; it has {', '.join(known)}")
+    models = chat.server.models()
+    if name and name not in models:
+        raise UsageError(f"the server has no model {name!r}; it has {', '.join(models)}")
     if name:
         chat.server.model = name
-    others = [other for other in known if other != chat.server.model]
+    others = [model for model in models if model != chat.server.model]
     chat.tell(f"Model: {chat.server.model}" + (f"; also {', '.join(others)}" if others else ""))
 
 
@@ -94,10 +94,9 @@ def _save(chat: TerminalChat, name: str) -> None:
 
 def _load(chat: TerminalChat, name: str) -> None:
     path = _path(name, "/load")
-    about = chat.conversation.load(path)
-    saved = about.get("parameters")
-    if isinstance(saved, dict):
-        chat.parameters = {name: parameter(name, str(value)) for name, value in saved.items()}
+    parameters = chat.conversation.load(path).get("parameters")
+    if isinstance(parameters, dict):
+        chat.parameters = {name: parameter(name, str(value)) for name, value in parameters.items()}
     chat.tell(f"Loaded {len(chat.conversation.turns)} messages from {path}")
 
 
@@ -111,29 +110,29 @@ def _retry(chat: TerminalChat, _: str) -> None:
     before = list(chat.conversation.turns)
     text = chat.conversation.undo()
     if text is None:
-        raise UsageError("nothing was asked yet")
+        raise UsageError("there is no message yet")
     try:
         chat.ask(text)
     finally:
         if len(chat.conversation.turns) < len(before):
-            chat.conversation.turns = before  # there is no other answer
+            chat.conversation.turns = before  # keep the reply if there is no new one
 
 
 def _undo(chat: TerminalChat, _: str) -> None:
     text = chat.conversation.undo()
-    chat.tell("Nothing was asked yet." if text is None else f"Taken back: {text[:60]}")
+    chat.tell("There is no message yet." if text is None else f"Removed: {text[:60]}")
 
 
 def _stats(chat: TerminalChat, rest: str) -> None:
     if rest in ("on", "off"):
         chat.show_stats = rest == "on"
         return
-    if not chat.answers:
-        chat.tell("No answers yet.")
+    if not chat.replies:
+        chat.tell("No replies yet.")
         return
-    chat.tell(f"The last answer: {described(chat.answers[-1])}")
-    tokens = sum(stats.tokens for stats in chat.answers)
-    chat.tell(f"All {len(chat.answers)} answers: {tokens} tokens")
+    chat.tell(f"The last reply: {format_stats(chat.replies[-1])}")
+    tokens = sum(stats.tokens for stats in chat.replies)
+    chat.tell(f"All {len(chat.replies)} replies: {tokens} tokens")
 
 
 def _exit(chat: TerminalChat, _: str) -> None:
@@ -142,29 +141,31 @@ def _exit(chat: TerminalChat, _: str) -> None:
 
 COMMANDS = {
     "help": ChatCommand("help", "this list", _help),
-    "clear": ChatCommand("clear", "forget the conversation; the system prompt stays", _clear),
+    "clear": ChatCommand("clear", "start a new conversation with the same system prompt", _clear),
     "system": ChatCommand("system [TEXT|none]", "show or change the system prompt", _system),
     "set": ChatCommand("set [NAME [VALUE]]", "show or change a sampling parameter", _set),
     "model": ChatCommand("model [NAME]", "show or change the model", _model),
-    "retry": ChatCommand("retry", "have the last message answered again", _retry),
-    "undo": ChatCommand("undo", "take the last message and its answer back", _undo),
+    "retry": ChatCommand("retry", "get another reply to the last message", _retry),
+    "undo": ChatCommand("undo", "remove the last message and its reply", _undo),
     "show": ChatCommand("show", "show the conversation", _show),
-    "save": ChatCommand("save FILE", "write the conversation into a JSON file", _save),
-    "load": ChatCommand("load FILE", "go on with such a file", _load),
-    "stats": ChatCommand("stats [on|off]", "tokens and times, or both after each answer", _stats),
-    "exit": ChatCommand("exit", "end", _exit),
+    "save": ChatCommand("save FILE", "write the conversation to a JSON file", _save),
+    "load": ChatCommand("load FILE", "continue the conversation in a file", _load),
+    "stats": ChatCommand(
+        "stats [on|off]", "show tokens and times, now or after each reply", _stats
+    ),
+    "exit": ChatCommand("exit", "end the chat", _exit),
 }
 ALIASES = {"?": "help", "bye": "exit", "q": "exit", "quit": "exit", "new": "clear"}
 
 
 def check_parameter(name: str) -> dict[str, Any]:
     """The description of a sampling parameter. Raises ``UsageError`` for an unknown one."""
-    known = {item.name: dict(item.metadata) for item in fields(RequestConfig)}
-    if name not in known:
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+    parameters = {item.name: dict(item.metadata) for item in fields(RequestConfig)}
+    if name not in parameters:
+        near = get_close_matches(name, parameters, 1)
+        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(parameters)}"
         raise UsageError(f"{name!r} is not a sampling parameter; {hint}")
-    return known[name]
+    return parameters[name]
 
 
 def parameter(name: str, text: str) -> Any:
@@ -176,14 +177,14 @@ def parameter(name: str, text: str) -> Any:
     try:
         value = int(text) if kind.startswith("int") else float(text)
     except ValueError:
-        wanted = "an integer" if kind.startswith("int") else "a number"
-        raise UsageError(f"{name} {text!r} must be {wanted}") from None
+        noun = "an integer" if kind.startswith("int") else "a number"
+        raise UsageError(f"{name} {text!r} must be {noun}") from None
     check_option({**about, "flags": [name]}, value)
     return value
 
 
 def _path(text: str, command: str) -> Path:
-    """A file, perhaps quoted. Raises ``UsageError``."""
+    """The path of a file, which may be quoted. Raises ``UsageError``."""
     try:
         (name,) = shlex.split(text)
     except ValueError:
@@ -191,9 +192,9 @@ def _path(text: str, command: str) -> Path:
     return Path(name).expanduser()
 
 
-def run_chat(server: OpenAIServer, config: ChatConfig, asked: RequestConfig) -> None:
-    """Chat until the user ends it, or once for ``--quick``."""
-    chat = TerminalChat(server, config, asked.parameters)
+def run_chat(server: OpenAIServer, config: ChatConfig, request: RequestConfig) -> None:
+    """Chat until the user ends it, or send the only message of ``--quick``."""
+    chat = TerminalChat(server, config, request.parameters)
     if config.quick is not None:
         chat.ask_once(config.quick)
         return

@@ -1,4 +1,4 @@
-"""A chat: its messages, changed only as a whole turn."""
+"""The messages of a chat, added and removed by whole turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.errors import TandemError
-from .json_text import json_text
+from .text import json_text
 from .whole_file import whole_file
 
 MAX_FILE_BYTES = 64 << 20
@@ -15,11 +15,11 @@ ROLES = ("system", "user", "assistant")
 
 
 class ConversationError(TandemError):
-    """A file is not that of a conversation."""
+    """A file is not a saved conversation."""
 
 
 class ChatHistory:
-    """The messages of a chat, with the system prompt apart from the turns."""
+    """The turns of a chat, and its system prompt."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
@@ -31,16 +31,16 @@ class ChatHistory:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns]
 
-    def ask(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         """Add a message of the user."""
         self.turns.append({"role": "user", "content": text})
 
-    def answer(self, text: str) -> None:
-        """Add what the model answered."""
+    def add_reply(self, text: str) -> None:
+        """Add the model's reply."""
         self.turns.append({"role": "assistant", "content": text})
 
     def undo(self) -> str | None:
-        """Remove the last message of the user and its answer; returns that message."""
+        """Remove the user's last message and the reply to it; returns the message."""
         while self.turns:
             turn = self.turns.pop()
             if turn["role"] == "user":
@@ -48,17 +48,17 @@ class ChatHistory:
         return None
 
     def clear(self) -> None:
-        """Forget all turns; the system prompt stays."""
+        """Remove all turns; the system prompt stays."""
         self.turns.clear()
 
     def save(self, path: Path, **about: Any) -> None:
-        """Write a JSON file with the messages, whole or not at all. Raises ``UsageError``."""
+        """Write the messages to a JSON file, atomically. Raises ``UsageError``."""
         with whole_file("/save", str(path)) as file:
             file.write(json_text({**about, "messages": self.messages}) + "\n")
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Replace everything by the messages of a file, and return its other members. Raises
-        ``ConversationError``."""
+        """Replace the conversation by the messages of a file; returns the file's other members.
+        Raises ``ConversationError``."""
         try:
             with path.open(encoding="utf-8") as file:
                 content = json.loads(file.read(MAX_FILE_BYTES))
@@ -67,14 +67,14 @@ class ChatHistory:
         except (ValueError, RecursionError):
             raise ConversationError(f"{path} is not a JSON file of at most 64 MB") from None
         rest = dict(content) if isinstance(content, dict) else {"messages": content}
-        turns = [_message(message, path) for message in _listed(rest.pop("messages", None), path)]
+        turns = [_message(message, path) for message in _messages(rest.pop("messages", None), path)]
         system = [turn["content"] for turn in turns if turn["role"] == "system"]
         self.system = "\n\n".join(system) or None
         self.turns = [turn for turn in turns if turn["role"] != "system"]
         return rest
 
 
-def _listed(messages: Any, path: Path) -> list[Any]:
+def _messages(messages: Any, path: Path) -> list[Any]:
     if not isinstance(messages, list):
         raise ConversationError(f"{path} has no messages")
     return messages

@@ -1,4 +1,4 @@
-"""Answers to many prompts at once, each streamed, taken in the order of the prompts."""
+"""Concurrent streamed replies, in the order of their prompts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .prompts import PromptLine
 from .reply_stream import Piece, ReplyStats, ReplyStream
 from .worker_threads import WorkerThreads
 
-# Answers that may wait until those before them are taken, for each request at once.
+# Replies that may wait for earlier ones, for each concurrent request.
 AHEAD = 4
 
 
 class PendingReply:
-    """One answer, which a thread fetches and another one takes."""
+    """A reply that one thread fetches and another reads."""
 
     def __init__(self, number: int, prompt: PromptLine, server: OpenAIServer) -> None:
         self.number = number
@@ -27,14 +27,14 @@ class PendingReply:
         self._stream = ReplyStream(server, {"model": server.model, **prompt.body})
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
         self._cancelled = False
-        self._taken: list[Piece] = []
+        self._read: list[Piece] = []
 
     @property
     def stats(self) -> ReplyStats:
         return self._stream.stats
 
     def fetch(self) -> None:
-        """Fetch the answer; an error becomes a part of it."""
+        """Fetch the reply; an error becomes a part of it."""
         try:
             for piece in self._stream.pieces():
                 if self._cancelled:
@@ -50,15 +50,15 @@ class PendingReply:
         self._cancelled = True
 
     def pieces(self) -> Iterator[Piece]:
-        """The pieces as they come."""
+        """The pieces as they arrive."""
         while (piece := self._pieces.get()) is not None:
-            self._taken.append(piece)
+            self._read.append(piece)
             yield piece
 
     def result(self) -> dict[str, Any]:
-        """The answer as a line of JSONL, after its pieces."""
+        """The reply as a line of JSONL; call it after ``pieces`` has ended."""
         stats, reasoning = self.stats, self._text(aside=True)
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "index": self.number,
             **self.prompt.identity,
             "prompt": self.prompt.text,
@@ -67,18 +67,18 @@ class PendingReply:
             "usage": {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.tokens},
         }
         if reasoning:
-            found["reasoning"] = reasoning
-        return found | ({"error": self.error} if self.error else {})
+            result["reasoning"] = reasoning
+        return result | ({"error": self.error} if self.error else {})
 
     def _text(self, *, aside: bool) -> str:
-        return "".join(piece.text for piece in self._taken if piece.aside == aside)
+        return "".join(piece.text for piece in self._read if piece.aside == aside)
 
 
-def answers(
+def concurrent_replies(
     prompts: Iterable[PromptLine], server: OpenAIServer, concurrency: int
 ) -> Generator[PendingReply, None, None]:
-    """The answers in the order of the prompts; ``concurrency`` of them are fetched at once. The
-    first one is given out at once, and the next ones when the one before was taken."""
+    """The replies in the order of the prompts, of which ``concurrency`` are fetched at a time. Each
+    is yielded while it is still being fetched."""
     threads = WorkerThreads(concurrency)
     waiting: deque[PendingReply] = deque()
     try:
@@ -90,6 +90,6 @@ def answers(
         while waiting:
             yield waiting.popleft()
     finally:
-        for answer in waiting:
-            answer.cancel()
+        for reply in waiting:
+            reply.cancel()
         threads.stop()

@@ -1,4 +1,4 @@
-"""Lines that a person types, with editing, history and completion by readline."""
+"""Input from a terminal, with editing, history and completion by readline."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 
 MAX_LINES = 1000
-# A message of several lines stands between two of these.
+# Delimits a message of several lines.
 QUOTES = '"""'
 PROMPT, CONTINUED = "> ", ". "
 
 
 def history_path() -> Path:
-    """The file of the history, where XDG has such files."""
+    """The file of the history, in XDG's folder for state."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "tandem" / "chat_history"
 
@@ -29,7 +29,7 @@ class LineInput:
         self._interactive = sys.stdin.isatty()
 
     def read(self) -> str:
-        """A message: a line, several that end with a backslash, or a block between triple quotes.
+        """Read a message: a line, several lines joined by backslashes, or a block in triple quotes.
         Raises ``EOFError`` and ``KeyboardInterrupt``."""
         line = self._line(PROMPT)
         if line.lstrip().startswith(QUOTES):
@@ -53,17 +53,17 @@ class LineInput:
 
 @contextlib.contextmanager
 def line_editing(words: Sequence[str], *, keep: bool) -> Iterator[None]:
-    """Editing of lines while the block runs, with completion of ``words``. ``keep``s the lines in a
-    file that only this user can read."""
+    """Enable line editing during the block, with completion of ``words``. If ``keep``, lines are
+    kept in a file that only this user can read."""
     try:
         import readline
-    except ImportError:  # Windows has none; lines are read without editing
+    except ImportError:  # not on Windows; lines are read without editing
         yield
         return
 
     def complete(text: str, state: int) -> str | None:
-        found = [word for word in words if word.startswith(text)] if text.startswith("/") else []
-        return found[state] if state < len(found) else None
+        matches = [word for word in words if word.startswith(text)] if text.startswith("/") else []
+        return matches[state] if state < len(matches) else None
 
     readline.set_completer(complete)
     readline.set_completer_delims(" \t\n")
@@ -73,7 +73,7 @@ def line_editing(words: Sequence[str], *, keep: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             readline.read_history_file(path)
     readline.set_history_length(MAX_LINES)
-    known = readline.get_current_history_length()
+    length = readline.get_current_history_length()
     try:
         yield
     finally:
@@ -81,12 +81,12 @@ def line_editing(words: Sequence[str], *, keep: bool) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-                _append_history(readline, readline.get_current_history_length() - known, path)
+                _append_history(readline, readline.get_current_history_length() - length, path)
 
 
-def _append_history(readline: ModuleType, typed: int, path: Path) -> None:
-    """Keep the last lines, and those that other chats have written meanwhile."""
+def _append_history(readline: ModuleType, count: int, path: Path) -> None:
+    """Append the last ``count`` lines, so that those of concurrent chats are kept too."""
     if hasattr(readline, "append_history_file"):
-        readline.append_history_file(typed, path)
+        readline.append_history_file(count, path)
     else:  # an older libedit
         readline.write_history_file(path)

@@ -1,4 +1,4 @@
-"""TeX in Markdown, shown as its source: Markdown would take its signs for its own."""
+"""TeX in Markdown, shown as its source, in which Markdown's own syntax is ignored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 
-# Prices are no mathematics: no space inside of the dollars, and no digit behind. A formula that is
-# not closed soon is text, so that the search for its end is short.
+# To exclude prices, there must be no space inside the dollars, and no digit after them. The length
+# is limited, so that the search for the end is short.
 FORMULA = re.compile(
     r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]|\\\(.{1,1000}?\\\)"
     r"|\$(?!\s)[^$\n]{1,1000}?(?<!\s)\$(?!\d)",
@@ -17,7 +17,7 @@ FORMULA = re.compile(
 
 
 def keep_formulas(parser: MarkdownIt) -> MarkdownIt:
-    """Have the parser take formulas as plain text."""
+    """Add a rule to the parser that treats formulas as plain text."""
     parser.inline.ruler.before("escape", "formula", _formula)
     return parser
 
@@ -25,10 +25,10 @@ def keep_formulas(parser: MarkdownIt) -> MarkdownIt:
 def _formula(state: StateInline, silent: bool) -> bool:
     if state.src[state.pos] not in "$\\":
         return False
-    found = FORMULA.match(state.src, state.pos, state.posMax)
-    if found is None:
+    match = FORMULA.match(state.src, state.pos, state.posMax)
+    if match is None:
         return False
     if not silent:
-        state.push("text", "", 0).content = " ".join(found[0].split())
-    state.pos = found.end()
+        state.push("text", "", 0).content = " ".join(match[0].split())
+    state.pos = match.end()
     return True

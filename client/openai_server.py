@@ -1,4 +1,4 @@
-"""A server with OpenAI's API, as a client sees it."""
+"""Requests to a server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 from ..shared.config.client import ConnectionConfig
 from ..shared.errors import TandemError, UsageError
 from ..shared.host_port import is_loopback
-from .printable import printable
+from .text import printable
 
 CONNECT_SECONDS = 10.0
 MAX_MESSAGE = 500
@@ -41,7 +41,7 @@ class OpenAIServer:
                 trust_env=not is_loopback(self.url.host),
                 transport=transport,
             )
-        except ValueError as error:  # a header that is none
+        except ValueError as error:  # an invalid header
             raise UsageError(f"--api-key cannot be sent: {error}") from None
 
     def close(self) -> None:
@@ -50,16 +50,16 @@ class OpenAIServer:
     def models(self) -> list[str]:
         """The names of the server's models. Raises ``ServerError``."""
         try:
-            answer = self._client.get("models")
+            response = self._client.get("models")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
-        listed = self._checked(answer).get("data")
-        models = listed if isinstance(listed, list) else ()
+        data = self._body(response).get("data")
+        models = data if isinstance(data, list) else ()
         return [printable(str(model.get("id"))) for model in models if isinstance(model, dict)]
 
     @property
     def model(self) -> str:
-        """The model that requests name: as configured, else the server's first."""
+        """The model of requests: the configured one, or the first that the server lists."""
         if self._name is None:
             names = self.models()
             if not names:
@@ -72,24 +72,24 @@ class OpenAIServer:
         self._name = name
 
     def post(self, path: str, body: bytes) -> httpx.Response:
-        """The answer to a JSON body, whatever its status. Raises ``httpx.HTTPError``."""
+        """The response to a JSON body, whatever its status. Raises ``httpx.HTTPError``."""
         return self._client.post(path, content=body, headers=JSON)
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a streamed answer. Raises ``ServerError``; closing the iterator ends the
-        request."""
+        """The events of a streamed response. Closing the iterator ends the request. Raises
+        ``ServerError``."""
         try:
             content = json.dumps({**body, "stream": True}).encode()
-            with self._client.stream("POST", path, content=content, headers=JSON) as answer:
-                if answer.status_code != HTTPStatus.OK:
-                    answer.read()
-                    self._checked(answer)
-                yield from self._events(answer)
+            with self._client.stream("POST", path, content=content, headers=JSON) as response:
+                if response.status_code != HTTPStatus.OK:
+                    response.read()
+                    self._body(response)
+                yield from self._events(response)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
-    def _events(self, answer: httpx.Response) -> Iterator[dict[str, Any]]:
-        for line in answer.iter_lines():
+    def _events(self, response: httpx.Response) -> Iterator[dict[str, Any]]:
+        for line in response.iter_lines():
             name, _, data = line.partition(":")
             if name != "data" or data.strip() == "[DONE]":
                 continue
@@ -100,21 +100,21 @@ class OpenAIServer:
             if not isinstance(event, dict):
                 raise ServerError(f"{self.url} sent an event that is not a JSON object")
             if event.get("error"):
-                raise ServerError(f"the answer was interrupted: {message_of(event)}")
+                raise ServerError(f"the response was interrupted: {message_of(event)}")
             yield event
 
-    def _checked(self, answer: httpx.Response) -> dict[str, Any]:
-        """The JSON of an answer. Raises ``ServerError`` for an error."""
+    def _body(self, response: httpx.Response) -> dict[str, Any]:
+        """The JSON object of a response. Raises ``ServerError`` for an error."""
         try:
-            body = answer.json()
+            body = response.json()
         except ValueError:
             body = None
-        if answer.status_code != HTTPStatus.OK:
-            reason = message_of(body) or answer.reason_phrase
-            hint = " (--api-key)" if answer.status_code == HTTPStatus.UNAUTHORIZED else ""
-            raise ServerError(f"{answer.url}: {answer.status_code}: {reason}{hint}")
+        if response.status_code != HTTPStatus.OK:
+            reason = message_of(body) or response.reason_phrase
+            hint = " (--api-key)" if response.status_code == HTTPStatus.UNAUTHORIZED else ""
+            raise ServerError(f"{response.url}: {response.status_code}: {reason}{hint}")
         if not isinstance(body, dict):
-            raise ServerError(f"{answer.url} is not OpenAI's API: its answer is not a JSON object")
+            raise ServerError(f"{response.url} is not OpenAI's API: the response is no JSON object")
         return body
 
     def _unreachable(self, error: httpx.HTTPError) -> ServerError:
@@ -127,14 +127,14 @@ class OpenAIServer:
 
 
 def message_of(body: Any) -> str:
-    """The message in an error, as OpenAI and others write it."""
+    """The message in the error of OpenAI's or a similar API."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     return printable(str(message or ""))[:MAX_MESSAGE]
 
 
 def _base(url: str) -> httpx.URL:
-    """The URL of the API; a server without a path has it under /v1. Raises ``UsageError``."""
+    """The URL of the API, by default under /v1. Raises ``UsageError``."""
     try:
         parsed = httpx.URL(url if "://" in url else f"http://{url}")
     except httpx.InvalidURL as error:

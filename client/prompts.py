@@ -1,4 +1,4 @@
-"""The prompts of ``tandem complete``: of the command line, a JSONL file, or the standard input."""
+"""Prompts of ``tandem complete`` from the command line, a JSONL file, or the standard input."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..shared.errors import UsageError
 
 MAX_LINE = 32 << 20
 STDIN = "-"
-# Members of a line that identify it, and are repeated in its result.
+# Members of a line that identify it, and are copied into its result.
 IDENTITIES = ("id", "custom_id")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A prompt as it was given, the body of its request, and what identifies it."""
+    """A prompt in its original form, the body of its request, and its identity."""
 
     text: Any
     body: dict[str, Any]
@@ -28,12 +28,12 @@ class PromptLine:
 
 
 def read_prompts(config: CompleteConfig, parameters: dict[str, Any]) -> Iterator[PromptLine] | None:
-    """The prompts, each with these parameters; ``None`` if the user has to type them. Raises
-    ``UsageError``, also while they are read."""
-    given = {"--prompts": config.prompts, "--quick": config.quick, "--input": config.input}
-    named = [flag for flag, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise UsageError(f"{' and '.join(named)} are two sources of prompts; give one of them")
+    """The prompts, each with these parameters; ``None`` if the user is to type them. Raises
+    ``UsageError``, also during the iteration."""
+    options = {"--prompts": config.prompts, "--quick": config.quick, "--input": config.input}
+    flags = [flag for flag, value in options.items() if value is not None]
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join(flags)} are two sources of prompts; give one of them")
     if config.input is not None:
         return _of_file(config.input, config, parameters)
     if config.prompts is not None:
@@ -45,7 +45,7 @@ def read_prompts(config: CompleteConfig, parameters: dict[str, Any]) -> Iterator
     else:
         texts = [_standard_input().strip()]
     if not any(texts):
-        raise UsageError(f"there is no prompt in {named[0] if named else 'the standard input'}")
+        raise UsageError(f"there is no prompt in {flags[0] if flags else 'the standard input'}")
     return (prompt_of(text, config, parameters) for text in texts)
 
 
@@ -60,7 +60,7 @@ def _standard_input() -> str:
 
 
 def prompt_of(text: str, config: CompleteConfig, parameters: dict[str, Any]) -> PromptLine:
-    """A text as a prompt, or as the message of a chat."""
+    """A prompt from a text; with ``--chat``, from a message."""
     if config.chat:
         return PromptLine(text, {"messages": [{"role": "user", "content": text}], **parameters})
     return PromptLine(text, {"prompt": text, **parameters})
@@ -68,7 +68,7 @@ def prompt_of(text: str, config: CompleteConfig, parameters: dict[str, Any]) -> 
 
 def _of_file(name: str, config: CompleteConfig, parameters: dict[str, Any]) -> Iterator[PromptLine]:
     number = 0
-    with _opened(name) as file:
+    with _open(name) as file:
         while line := file.readline(MAX_LINE):
             number += 1
             if line.strip():
@@ -76,7 +76,7 @@ def _of_file(name: str, config: CompleteConfig, parameters: dict[str, Any]) -> I
 
 
 @contextlib.contextmanager
-def _opened(name: str) -> Iterator[TextIO]:
+def _open(name: str) -> Iterator[TextIO]:
     if name == STDIN:
         yield sys.stdin
         return

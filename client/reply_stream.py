@@ -1,4 +1,4 @@
-"""A streamed answer as pieces of reasoning and text."""
+"""A streamed reply as pieces of reasoning and text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 
 from .openai_server import OpenAIServer
 
-# Servers that do not split reasoning off leave it between these.
+# Tags around reasoning in the text of servers that do not separate it.
 OPENING, CLOSING = "<think>", "</think>"
 
-
-# Characters of a tool's result that are shown.
+# Maximum length of a tool's result on the terminal.
 MAX_RESULT = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer, or of the reasoning or the tool call before it."""
+    """Some text of a reply; ``aside`` for reasoning and tool calls."""
 
     text: str
     aside: bool = False
@@ -27,7 +26,7 @@ class Piece:
 
 @dataclass(slots=True)
 class ReplyStats:
-    """The times and tokens of one answer, in seconds since the request."""
+    """Tokens of a reply, and times in seconds since the request."""
 
     first: float | None = None
     seconds: float = 0.0
@@ -44,8 +43,8 @@ class ReplyStats:
 
 
 class ReplyStream:
-    """One request, of a chat if its body has messages; ``stats`` are complete when its pieces
-    end."""
+    """One request, to the chat API if its body has messages. ``stats`` are complete once ``pieces``
+    has ended."""
 
     def __init__(self, server: OpenAIServer, body: dict[str, Any]) -> None:
         self.stats = ReplyStats()
@@ -55,31 +54,32 @@ class ReplyStream:
         self._tags = _ThinkTags(possible="messages" in body)
 
     def pieces(self) -> Generator[Piece, None, None]:
-        """The answer. Raises ``ServerError``."""
-        begun = time.monotonic()
+        """Send the request, and yield the reply. Raises ``ServerError``."""
+        start = time.monotonic()
         try:
             for event in self._server.stream(self._path, self._body):
                 self._count(event.get("usage"))
                 for choice in _objects(event.get("choices")):
                     reason = choice.get("finish_reason")
                     self.stats.finish_reason = str(reason or self.stats.finish_reason)
-                    for piece in self._of(choice.get("delta") or {"content": choice.get("text")}):
+                    delta = choice.get("delta") or {"content": choice.get("text")}
+                    for piece in self._split(delta):
                         if self.stats.first is None:
-                            self.stats.first = time.monotonic() - begun
+                            self.stats.first = time.monotonic() - start
                         yield piece
             yield from self._tags.rest()
         finally:
-            self.stats.seconds = time.monotonic() - begun
+            self.stats.seconds = time.monotonic() - start
 
-    def _of(self, delta: Any) -> Iterator[Piece]:
+    def _split(self, delta: Any) -> Iterator[Piece]:
         for fields in _objects([delta]):
             reasoning = fields.get("reasoning") or fields.get("reasoning_content")
             if isinstance(reasoning, str):
                 yield Piece(reasoning, aside=True)
             for call in _objects(fields.get("tool_calls")):
-                yield Piece(_described(call), aside=True)
+                yield Piece(_tool_call_text(call), aside=True)
             for call in _objects(fields.get("mcp_calls")):
-                yield Piece(_executed(call), aside=True)
+                yield Piece(_mcp_call_text(call), aside=True)
             if isinstance(fields.get("content"), str):
                 yield from self._tags.split(fields["content"])
 
@@ -92,7 +92,7 @@ class ReplyStream:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a list; servers leave out or null what they do not have."""
+    """The objects in a list, which may be missing, null or malformed."""
     return (
         (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
     )
@@ -102,15 +102,15 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _executed(call: dict[str, Any]) -> str:
-    """A tool call that the server has run."""
+def _mcp_call_text(call: dict[str, Any]) -> str:
+    """A tool call that the server has run, with its result."""
     result = call.get("output") or call.get("error") or ""
-    named = f"{call.get('server_label', '')} {call.get('name', '')}".strip()
-    return f"\n{named} {call.get('arguments', '')}: {str(result)[:MAX_RESULT]}\n"
+    name = f"{call.get('server_label', '')} {call.get('name', '')}".strip()
+    return f"\n{name} {call.get('arguments', '')}: {str(result)[:MAX_RESULT]}\n"
 
 
-def _described(call: dict[str, Any]) -> str:
-    """A piece of a tool call: its name once, then its arguments."""
+def _tool_call_text(call: dict[str, Any]) -> str:
+    """A piece of a tool call: first its name, then its arguments."""
     for function in _objects([call.get("function")]):
         name, arguments = function.get("name"), function.get("arguments")
         return (f"\n{name} " if name else "") + str(arguments or "")
@@ -118,16 +118,16 @@ def _described(call: dict[str, Any]) -> str:
 
 
 class _ThinkTags:
-    """Splits reasoning off that is between tags at the beginning of the text."""
+    """Separates reasoning between tags at the beginning of the text."""
 
     def __init__(self, *, possible: bool) -> None:
-        self._held = ""
+        self._uncertain = ""
         self._tag = OPENING if possible else ""
         self._after_reasoning = False
 
     def split(self, text: str) -> Iterator[Piece]:
-        """The pieces that are certain by now."""
-        self._held += text
+        """Add text; yields the pieces that are certain."""
+        self._uncertain += text
         if self._tag == OPENING:
             self._begin()
         if self._tag == CLOSING:
@@ -136,37 +136,37 @@ class _ThinkTags:
             yield from self._text()
 
     def _begin(self) -> None:
-        start = self._held.lstrip()
+        start = self._uncertain.lstrip()
         if start.startswith(OPENING):
-            self._tag, self._held = CLOSING, start.removeprefix(OPENING)
+            self._tag, self._uncertain = CLOSING, start.removeprefix(OPENING)
         elif not OPENING.startswith(start):
             self._tag = ""
 
     def _reasoning(self) -> Iterator[Piece]:
-        thought, found, answer = self._held.partition(CLOSING)
-        if found:
-            self._tag, self._held, self._after_reasoning = "", answer, True
+        thought, tag, rest = self._uncertain.partition(CLOSING)
+        if tag:
+            self._tag, self._uncertain, self._after_reasoning = "", rest, True
         else:
-            cut = len(self._held) - _overlap(self._held, CLOSING)
-            thought, self._held = self._held[:cut], self._held[cut:]
+            cut = len(self._uncertain) - _overlap(self._uncertain, CLOSING)
+            thought, self._uncertain = self._uncertain[:cut], self._uncertain[cut:]
         if thought:
             yield Piece(thought, aside=True)
 
     def _text(self) -> Iterator[Piece]:
-        text = self._held.lstrip("\n") if self._after_reasoning else self._held
-        self._held = ""
+        text = self._uncertain.lstrip("\n") if self._after_reasoning else self._uncertain
+        self._uncertain = ""
         if text:
             self._after_reasoning = False
             yield Piece(text)
 
     def rest(self) -> Iterator[Piece]:
-        """What was held back when the answer ends."""
-        if self._held:
-            yield Piece(self._held, aside=self._tag == CLOSING)
-            self._held = ""
+        """The uncertain text, at the end of the reply."""
+        if self._uncertain:
+            yield Piece(self._uncertain, aside=self._tag == CLOSING)
+            self._uncertain = ""
 
 
 def _overlap(text: str, tag: str) -> int:
-    """The length of the longest end of ``text`` with which ``tag`` begins."""
+    """The length of the longest suffix of ``text`` that is a prefix of ``tag``."""
     lengths = range(min(len(text), len(tag) - 1), 0, -1)
     return next((n for n in lengths if tag.startswith(text[-n:])), 0)

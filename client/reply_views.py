@@ -1,4 +1,4 @@
-"""An answer on the terminal while it is streamed: formatted, or as it is."""
+"""Display of a streamed reply on the terminal, formatted or plain."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.segment import Segment
 from rich.text import Text
 
 from .maths_source import keep_formulas
-from .printable import printable
 from .reply_stream import Piece
+from .text import printable
 
-# Formatting is repeated this often while a block grows.
+# Interval of formatting while a block grows.
 REFRESH_SECONDS = 0.1
 FENCES = ("```", "~~~")
 LIST_OR_INDENTED = re.compile(r"[-*+\d\s]")
 
 
 class PlainView:
-    """The text as it comes. Reasoning is dimmed, or left out if the output is not a terminal."""
+    """Plain text. Reasoning is dimmed, or omitted if the output is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -44,7 +44,7 @@ class PlainView:
         self._console.file.flush()
 
     def break_line(self) -> None:
-        """End a line that has begun."""
+        """End an incomplete line."""
         if self._line_open:
             self.write("\n", "")
 
@@ -53,15 +53,15 @@ class PlainView:
 
 
 class MarkdownView:
-    """The text as Markdown. Blocks that are complete stay; the last one is formatted again as it
-    grows, so that an answer of any length costs the same."""
+    """Text formatted as Markdown. Only the last block is formatted again as it grows, so that the
+    cost does not depend on the length of the reply."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._asides = PlainView(console)
         self._block = ""
         self._live: Live | None = None
-        self._shown = 0.0
+        self._refreshed_at = 0.0
         self._first = True
 
     def add(self, piece: Piece) -> None:
@@ -74,7 +74,7 @@ class MarkdownView:
         done, self._block = complete_blocks(self._block + printable(piece.text))
         if done:
             self._print(done)
-        if time.monotonic() - self._shown >= REFRESH_SECONDS:
+        if time.monotonic() - self._refreshed_at >= REFRESH_SECONDS:
             self._show()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class MarkdownView:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(_Lines(as_markdown(self._block), last=True), refresh=True)
-        self._shown = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
     def _finish_block(self) -> None:
         if self._block.strip():
@@ -108,8 +108,8 @@ class MarkdownView:
 
 
 class _Lines:
-    """The lines of a block without the spaces to their right, which would be copied with them; only
-    the ``last`` ones that fit, if it grows: what has scrolled away cannot be formatted again."""
+    """The lines of a block without trailing spaces, which users would copy with the text. If
+    ``last``, only the last lines that fit: those that have scrolled away cannot be redrawn."""
 
     def __init__(self, content: Markdown, *, last: bool = False) -> None:
         self._content = content
@@ -117,7 +117,7 @@ class _Lines:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = _without_blank_ends(
-            [_trimmed(line) for line in console.render_lines(self._content, options, pad=False)]
+            [_trim(line) for line in console.render_lines(self._content, options, pad=False)]
         )
         for line in lines[-max(1, options.max_height - 2) :] if self._last else lines:
             yield from line
@@ -125,32 +125,32 @@ class _Lines:
 
 
 def _without_blank_ends(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """Lines without the empty ones at both ends; one is shown between two blocks anyway."""
+    """Lines without the empty ones at both ends: an empty line separates blocks anyway."""
     filled = [number for number, line in enumerate(lines) if line]
     return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
-def _trimmed(line: list[Segment]) -> list[Segment]:
-    """A line without blanks at its end, except on a background."""
-    kept = list(line)
-    while kept and not kept[-1].text.strip() and not (kept[-1].style and kept[-1].style.bgcolor):
-        kept.pop()
-    if kept and not (kept[-1].style and kept[-1].style.bgcolor):
-        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
-    return kept
+def _trim(line: list[Segment]) -> list[Segment]:
+    """A line without trailing spaces, except those with a background colour."""
+    rest = list(line)
+    while rest and not rest[-1].text.strip() and not (rest[-1].style and rest[-1].style.bgcolor):
+        rest.pop()
+    if rest and not (rest[-1].style and rest[-1].style.bgcolor):
+        rest[-1] = Segment(rest[-1].text.rstrip(), rest[-1].style)
+    return rest
 
 
 def as_markdown(text: str) -> Markdown:
-    """Markdown in which HTML is text, since rich would drop it, and links show their address."""
-    made = Markdown(text, hyperlinks=False)
+    """Markdown that shows the addresses of links, and HTML as text, which rich would drop."""
+    markdown = Markdown(text, hyperlinks=False)
     parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")
-    made.parsed = keep_formulas(parser).parse(text)
-    return made
+    markdown.parsed = keep_formulas(parser).parse(text)
+    return markdown
 
 
 def complete_blocks(text: str) -> tuple[str, str]:
-    """The part that what follows cannot change, and the rest: it ends at an empty line outside of
-    code, before a line that is not indented and may be no item of a list."""
+    """Split a text into the part that later text cannot change, and the rest. The first ends at an
+    empty line outside code, before a line that is not indented and cannot be an item of a list."""
     cut, at, fence, blank = 0, 0, "", False
     for line in text.splitlines(keepends=True):
         start = line.lstrip()[:3]

@@ -20,7 +20,7 @@ GREETING = "Talking to {model} at {url}. /help lists the commands; Ctrl-D ends."
 
 
 class TerminalChat:
-    """A conversation with one server. Commands change its members between two answers."""
+    """A conversation with one server. Commands change its attributes between replies."""
 
     def __init__(
         self,
@@ -34,16 +34,16 @@ class TerminalChat:
         self.parameters = parameters
         self._tools = config.tools
         self.console = console or Console(highlight=False)
-        # Notes are no part of an output that is written to a file.
+        # Notes must not be in output that is redirected to a file.
         self.notes = self.console if self.console.is_terminal else Console(stderr=True)
         self.show_stats = config.stats
         self.markdown = config.markdown and self.console.is_terminal
-        self.answers: list[ReplyStats] = []
+        self.replies: list[ReplyStats] = []
         self.ended = False
 
     def run(self, lines: LineInput, command: Callable[[TerminalChat, str], None]) -> None:
-        """Answer what is typed until the end of the input. ``command`` runs what begins with a
-        slash. Ctrl-C stops an answer, or discards a line."""
+        """Send each message that the user types, until the end of the input. ``command`` runs lines
+        that begin with a slash. Ctrl-C stops a reply, or discards a line."""
         self.tell(GREETING.format(model=self.server.model, url=self.server.url))
         while not self.ended:
             try:
@@ -61,29 +61,28 @@ class TerminalChat:
                 self.notes.print(f"tandem: {error}", style="red", markup=False, soft_wrap=True)
 
     def ask(self, text: str) -> None:
-        """Send a message and show its answer. Without any answer, the message is taken back.
-        Raises ``ServerError``."""
-        self.conversation.ask(text)
-        answer = ""
+        """Send a message and show the reply. Without a reply, the message is removed. Raises
+        ``ServerError``."""
+        self.conversation.add_message(text)
+        reply = ""
         try:
-            answer = self._answer()
+            reply = self._show_reply()
         finally:
-            if answer:
-                self.conversation.answer(answer)
+            if reply:
+                self.conversation.add_reply(reply)
             else:
                 self.conversation.undo()
-                self.tell("[no answer: your message is taken back]")
+                self.tell("[no reply: your message is removed]")
 
     def ask_once(self, text: str) -> None:
-        """Send a message and show its answer; there is no next one. Raises ``ServerError``."""
-        self.conversation.ask(text)
+        """Send the only message and show the reply. Raises ``ServerError``."""
+        self.conversation.add_message(text)
         stream = self._stream()
         self._show(stream, [])
         self._conclude(stream.stats)
 
-    def _answer(self) -> str:
-        """Show the answer to the conversation; returns its text, or what there is of it when it is
-        stopped or breaks off."""
+    def _show_reply(self) -> str:
+        """Show the reply; returns its text, which is incomplete if it was interrupted."""
         stream = self._stream()
         text: list[str] = []
         try:
@@ -107,7 +106,7 @@ class TerminalChat:
         return ReplyStream(self.server, body | self.parameters)
 
     def _show(self, stream: ReplyStream, text: list[str]) -> None:
-        """Show the pieces of an answer, and add those of its text to ``text``."""
+        """Show a reply, and add the pieces of its text to ``text``."""
         view = MarkdownView(self.console) if self.markdown else PlainView(self.console)
         with contextlib.closing(view), contextlib.closing(stream.pieces()) as pieces:
             for piece in pieces:
@@ -116,19 +115,19 @@ class TerminalChat:
                 view.add(piece)
 
     def _conclude(self, stats: ReplyStats) -> None:
-        self.answers.append(stats)
+        self.replies.append(stats)
         if stats.finish_reason == "length":
-            self.tell("[cut off: the answer has as many tokens as it may]")
+            self.tell("[cut off: the reply has reached the maximum number of tokens]")
         if self.show_stats:
-            self.tell(described(stats))
+            self.tell(format_stats(stats))
 
     def tell(self, text: str) -> None:
-        """Show something that is not from the model."""
+        """Print a note that is not from the model."""
         self.notes.print(text, style="dim", markup=False, highlight=False)
 
 
-def described(stats: ReplyStats) -> str:
-    """The figures of an answer."""
+def format_stats(stats: ReplyStats) -> str:
+    """The statistics of a reply as text."""
     cached = f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""
     first = "no token" if stats.first is None else f"the first after {stats.first:.2f} s"
     return (

@@ -1,4 +1,4 @@
-"""Files that appear when they are complete, and not before."""
+"""Files that are written atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..shared.errors import UsageError
 
 
 def check_target(flag: str, name: str) -> None:
-    """Raise ``UsageError`` if no file of this name can be written, before there is work for it."""
+    """Raise ``UsageError`` if a file of this name cannot be written, before the work is done."""
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"{flag} {name} is a folder; give the name of a file")
@@ -22,8 +22,8 @@ def check_target(flag: str, name: str) -> None:
 
 @contextlib.contextmanager
 def whole_file(flag: str, name: str) -> Iterator[TextIO]:
-    """A text file that replaces ``name`` when the block ends without an error. Raises
-    ``UsageError`` if it cannot be written there."""
+    """A text file that replaces ``name`` once the block ends without an error. Raises
+    ``UsageError`` if it cannot be written."""
     check_target(flag, name)
     path = Path(name)
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Threads for requests, which do not delay the end of the process."""
+"""Daemon threads for requests, which do not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Work = Callable[[], None]
 
 
 class WorkerThreads:
-    """At most ``count`` threads. Unlike those of ``ThreadPoolExecutor`` they are daemons: a process
-    that is interrupted must not wait for the answers to its requests."""
+    """At most ``count`` threads. Unlike those of ``ThreadPoolExecutor`` they are daemons: an
+    interrupted process must not wait for the responses to its requests."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -20,14 +20,14 @@ class WorkerThreads:
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def submit(self, work: Work) -> None:
-        """Have a thread do this, which must not raise."""
+        """Run ``work``, which must not raise, in a thread."""
         self._work.put(work)
         if self._started < self._count:
             self._started += 1
             threading.Thread(target=self._run, daemon=True, name="request").start()
 
     def stop(self) -> None:
-        """Drop what no thread has begun; threads end after what they do."""
+        """Discard work that has not started; the threads end after their current work."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._work.get_nowait()

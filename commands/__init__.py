@@ -1,1 +1,1 @@
-"""The command line itself: commands made of options, their help, and the spellings of peers."""
+"""The command line: commands, their options and help, and other servers' spellings."""

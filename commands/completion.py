@@ -1,4 +1,4 @@
-"""``tandem completion``: completion of commands and options by the shell."""
+"""``tandem completion``: shell completion of commands and options."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .implied import IMPLIED, with_command
 
 PROGRAM, VARIABLE = "tandem", "_TANDEM_COMPLETE"
 
-# click's own scripts for zsh and fish complete no value after `--name=`, and end a description at
-# its first comma.
+# click's own scripts for zsh and fish do not complete values after `--name=`, and cut off
+# descriptions at the first comma.
 ZSH = """\
 #compdef %(prog_name)s
 
@@ -75,20 +75,20 @@ complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
 
 
 class _TandemCompletion(ShellComplete):
-    """Options alone are those of ``tandem serve``."""
+    """Completion that offers the options of ``tandem serve`` if there is no command."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        found = super().get_completions(with_command(self.cli, args), incomplete)
+        items = super().get_completions(with_command(self.cli, args), incomplete)
         if not args and incomplete.startswith("--"):
-            own = {item.value for item in found}
+            own = {item.value for item in items}
             implied = super().get_completions([IMPLIED], incomplete)
-            found += [item for item in implied if item.value not in own]
-        return found
+            items += [item for item in implied if item.value not in own]
+        return items
 
 
 class _Bash(_TandemCompletion, BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
-        """bash hands ``--name=value`` over as three words."""
+        """The words without ``=``: bash splits ``--name=value`` into three."""
         args, incomplete = super().get_completion_args()
         return [word for word in args if word != "="], incomplete
 
@@ -102,15 +102,15 @@ class _Fish(_TandemCompletion, FishComplete):
 
 
 COMPLETIONS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
-for _name, _made in COMPLETIONS.items():
-    add_completion_class(_made, _name)
+for _name, _class in COMPLETIONS.items():
+    add_completion_class(_class, _name)
 
 
 @click.command("completion", cls=HelpfulCommand)
 @click.argument("shell", type=click.Choice(list(COMPLETIONS)), metavar="SHELL")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script that has SHELL (bash, zsh or fish) complete commands and options of tandem.
+    """Print a script by which SHELL (bash, zsh or fish) completes commands and options of tandem.
 
     \b
     bash: echo 'eval "$(tandem completion bash)"' >> ~/.bashrc
@@ -118,6 +118,6 @@ def completion(context: click.Context, shell: str) -> None:
     fish: tandem completion fish > ~/.config/fish/completions/tandem.fish
     """
     root = context.find_root().command
-    # The script itself, since click's method for bash would start one to ask for its version.
-    made = COMPLETIONS[shell](root, {}, PROGRAM, VARIABLE)
-    click.echo(made.source_template % made.source_vars())
+    # Not click's `source`, which would start bash to check its version.
+    script = COMPLETIONS[shell](root, {}, PROGRAM, VARIABLE)
+    click.echo(script.source_template % script.source_vars())

@@ -17,14 +17,14 @@ from ..shared.config.command_line import (
     NumberRange,
 )
 
-# A command with more options shows its most used ones, and the names of its groups.
+# A command with more options only shows the common ones, and the names of its groups.
 MANY = 40
 ALL = "all"
 INDENT = 6
-# Groups that a command which talks to a server only needs if it starts one.
+# Groups that a client command only needs if it starts a server.
 OF_MODELS = ("engine", "hub")
 TITLES = {"http": "HTTP", "mcp": "MCP"}
-# The options of ``tandem serve`` that most people need.
+# The most used options of ``tandem serve``.
 COMMON = (
     "model",
     "weight_file",
@@ -52,7 +52,7 @@ COMMON = (
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """The options that one class of the configuration declares."""
+    """The options declared by one class of the configuration."""
 
     name: str
     about: str
@@ -60,7 +60,7 @@ class OptionGroup:
 
 
 class HelpfulCommand(click.Command):
-    """A command whose ``--help`` takes the name of a group or of an option."""
+    """A command whose ``--help`` accepts the name of a group or of an option."""
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         names = self.get_help_option_names(ctx)
@@ -86,24 +86,24 @@ class HelpfulCommand(click.Command):
 
     def help_about(self, ctx: click.Context, topic: str) -> str:
         """The help of a group or an option. Raises ``click.UsageError`` for another topic."""
-        wanted = topic.lstrip("-").replace("_", "-").lower()
+        name = topic.lstrip("-").replace("_", "-").lower()
         groups = option_groups(self.params)
         formatter = ctx.make_formatter()
         for group in groups:
-            if wanted in (ALL, group.name.replace(" ", "-")):
+            if name in (ALL, group.name.replace(" ", "-")):
                 write_group(formatter, group)
-        if wanted == ALL:
+        if name == ALL:
             self.format_usage(ctx, head := ctx.make_formatter())
             return f"{head.getvalue()}\n{formatter.getvalue()}".rstrip("\n")
         if not formatter.getvalue():
             options = [option for group in groups for option in group.options]
-            found = _named(options, wanted)
-            if not found:
+            matches = _matching(options, name)
+            if not matches:
                 raise click.UsageError(
                     f"--help={topic}: no such option or group; the groups are "
                     f"{', '.join(group.name for group in groups)}"
                 )
-            _write_options(formatter, found)
+            _write_options(formatter, matches)
         return formatter.getvalue().rstrip("\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -128,7 +128,7 @@ class HelpfulCommand(click.Command):
     def write_more(
         self, ctx: click.Context, formatter: click.HelpFormatter, groups: list[OptionGroup]
     ) -> None:
-        """Append the names of groups, and how they are shown."""
+        """Append the names of groups, and the commands that show them."""
         with formatter.section("More groups of options"):
             formatter.write_dl([(g.name, f"{len(g.options)}: {g.about}") for g in groups])
         path = ctx.command_path
@@ -139,19 +139,18 @@ class HelpfulCommand(click.Command):
                 [
                     (f"{path} --help=all", "every option"),
                     (f"{path} --help={first}", "a group of options"),
-                    (f"{path} --help={one}", "an option, or those whose names contain the word"),
+                    (f"{path} --help={one}", "an option, or all that contain the word"),
                 ]
             )
         formatter.write_paragraph()
         formatter.write_text(
-            "Every option can be set by a variable too (--max-model-len by TANDEM_MAX_MODEL_LEN), "
-            "or in the YAML file of --config."
+            "Every option can also be set by an environment variable (--max-model-len by "
+            "TANDEM_MAX_MODEL_LEN), or in the YAML file of --config."
         )
 
 
 class HelpfulGroup(click.Group):
-    """Commands that are listed with their whole first sentence, and under the titles of
-    ``sections``."""
+    """A group whose commands are listed by ``sections``, with the whole first sentence of each."""
 
     command_class = HelpfulCommand
     group_class = type
@@ -168,18 +167,18 @@ class HelpfulGroup(click.Group):
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        left = dict(sorted(self.commands.items()))
+        rest = dict(sorted(self.commands.items()))
         for title, names in self.sections.items():
-            _write_commands(formatter, title, {name: left.pop(name) for name in names})
-        if left:
-            _write_commands(formatter, "Commands", left)
+            _write_commands(formatter, title, {name: rest.pop(name) for name in names})
+        if rest:
+            _write_commands(formatter, "Commands", rest)
 
 
 def _write_commands(
     formatter: click.HelpFormatter, title: str, commands: dict[str, click.Command]
 ) -> None:
     with formatter.section(title):
-        formatter.write_dl([(name, _first_sentence(made)) for name, made in commands.items()])
+        formatter.write_dl([(name, _first_sentence(one)) for name, one in commands.items()])
 
 
 def _first_sentence(command: click.Command) -> str:
@@ -188,26 +187,26 @@ def _first_sentence(command: click.Command) -> str:
 
 
 def option_groups(params: Iterable[click.Parameter]) -> list[OptionGroup]:
-    """The options of a command by the group that they carry, in their order."""
+    """The options of a command by group."""
     groups: dict[str, OptionGroup] = {}
     for option in params:
         if isinstance(option, click.Option) and not option.hidden:
             name, about = getattr(option, "group", NO_GROUP)
             groups.setdefault(name, OptionGroup(name, about)).options.append(option)
     order = [name for name, _ in (NO_GROUP, *GROUPS.values(), FILE_GROUP)]
-    # A command with groups of its own shows them in the order of its options, first.
+    # Groups that only this command has come first, in the order of its options.
     return sorted(groups.values(), key=lambda g: order.index(g.name) if g.name in order else -1)
 
 
-def _named(options: list[click.Option], wanted: str) -> list[click.Option]:
-    """The option of this name, else those whose names contain it."""
+def _matching(options: list[click.Option], word: str) -> list[click.Option]:
+    """The option with this name, or else those whose names contain it."""
     names = {id(o): [name.lstrip("-") for name in (*o.opts, *o.secondary_opts)] for o in options}
-    exact = [option for option in options if wanted in names[id(option)]]
-    return exact or [o for o in options if any(wanted in name for name in names[id(o)])]
+    exact = [option for option in options if word in names[id(option)]]
+    return exact or [o for o in options if any(word in name for name in names[id(o)])]
 
 
 def title_of(group: OptionGroup) -> str:
-    """The name of a group at the beginning of a line."""
+    """The name of a group as a title."""
     return TITLES.get(group.name) or group.name[:1].upper() + group.name[1:]
 
 
@@ -262,13 +261,13 @@ def _explanation(option: click.Option) -> Iterator[str]:
         yield f"One of: {', '.join(option.type.choices)}."
     default = option.to_info_dict()["default"]
     if option.show_default and isinstance(default, (bool, int, float, str)):
-        yield f"[default: {_shown(default, option)}]"
+        yield f"[default: {_format(default, option)}]"
     variables = [] if isinstance(option.envvar, str) else list(option.envvar or ())[1:]
     if variables:
         yield f"[also: {', '.join(variables)}]"
 
 
-def _shown(default: Any, option: click.Option) -> str:
+def _format(default: Any, option: click.Option) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -22,16 +22,16 @@ from .spellings import translate
 
 Values = dict[str, Any]
 SERVED_NAME = "--served-model-name"
-# How much of a name must be right for a guess at it, as difflib measures that.
+# Minimum similarity of a misspelt option to a suggested one, by difflib's measure.
 CLOSE = 0.8
 
 
 class PartCommand(HelpfulCommand):
-    """A command that takes the spellings of peers, and rejects several models: of ``--model``,
-    ``--m`` and ``--w``, which are one option, click would use the last silently."""
+    """A command that accepts other servers' spellings, and rejects several models: click would use
+    the last of ``--model``, ``--m`` and ``--w``, which are one option, without an error."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # the shell completes a line that is not complete
+        if ctx.resilient_parsing:  # shell completion of an incomplete line
             return super().parse_args(ctx, args)
         args = translate(join_names(args), set(self._names()))
         try:
@@ -55,27 +55,27 @@ class _ModelArgument(click.Argument):
 
 
 def _advice(ctx: click.Context, error: click.NoSuchOption) -> str:
-    """The nearest option, or the commands that have it."""
+    """The most similar option, or the commands that have this one."""
     group = ctx.find_root().command
     others = group.commands.items() if isinstance(group, click.Group) else ()
-    having = [
-        name for name, made in others if any(error.option_name in p.opts for p in made.params)
+    commands = [
+        name for name, one in others if any(error.option_name in p.opts for p in one.params)
     ]
-    if having:
-        return f"It is one of tandem {', '.join(having)}."
+    if commands:
+        return f"It is an option of tandem {', '.join(commands)}."
     names = {name for parameter in ctx.command.params for name in parameter.opts}
     near = get_close_matches(error.option_name, names | own_options(group), 1, CLOSE)
     if near:
         return f"Did you mean {near[0]}?"
     word = error.option_name.lstrip("-")
     if len(word) > 1 and any(word in name for name in names):
-        return f"{ctx.command_path} --help={word} shows those whose names contain it."
+        return f"{ctx.command_path} --help={word} shows the options that contain it."
     return f"{ctx.command_path} --help=all lists all."
 
 
 def join_names(args: list[str]) -> list[str]:
-    """As vLLM takes them: ``MODEL --served-model-name A B``. Only after MODEL, since a word after
-    a name could be the model."""
+    """Join the names of vLLM's form, ``MODEL --served-model-name A B``. Only after MODEL, since a
+    word after a name could be the model."""
     if SERVED_NAME not in args or args[0].startswith("-"):
         return args
     first = args.index(SERVED_NAME) + 1
@@ -91,8 +91,8 @@ def part_command(
     only: Collection[str] = (),
     others: Sequence[click.Parameter] = (),
 ) -> PartCommand:
-    """A command whose options are the fields of ``configs``, by default all of them, those of a
-    model on a hub, and ``others``."""
+    """A command whose options are the fields of ``configs``, or ``only`` some of them, those of
+    ``HubConfig``, and ``others``."""
     params = [
         option
         for option in command_options(*configs, HubConfig)
@@ -103,18 +103,17 @@ def part_command(
         params.insert(0, _ModelArgument(["positional"], required=False, metavar="[MODEL]"))
 
     def run(**values: Any) -> None:
-        given = values.pop("positional", None)
-        if given is not None:
-            values["model"] = _only_model(given, values["model"])
+        argument = values.pop("positional", None)
+        if argument is not None:
+            values["model"] = _only_model(argument, values["model"])
         function(with_full_name(values))
 
     return PartCommand(name, params=params, callback=run, help=function.__doc__)
 
 
 def with_full_name(values: Values) -> Values:
-    """The options with a model's name that says all that those of ``HubConfig`` do, and with their
-    token in the environment, where the hub's client looks for it here and in parts. Raises
-    ``UsageError``."""
+    """The options, with those of ``HubConfig`` merged into the model's name. The token is put into
+    the environment, where the hub's client reads it, here and in parts. Raises ``UsageError``."""
     hub = fill(HubConfig, values)
     own = {item.name for item in fields(HubConfig)}
     values = {name: value for name, value in values.items() if name not in own}
@@ -132,31 +131,43 @@ def with_full_name(values: Values) -> Values:
 
 
 def _of_model() -> bool:
-    """True if ``--f`` is a file of the model that is given, rather than the model itself: one on
-    the command line counts more than a model in the environment."""
+    """True if ``--f`` is a file of the model in other options, rather than the model itself: on the
+    command line it takes precedence over a model in the environment."""
     context = click.get_current_context()
     source = context.get_parameter_source("model")
-    named = source is not click.core.ParameterSource.DEFAULT
-    return model_named() or (named and not is_given("weight_file"))
+    is_set = source is not click.core.ParameterSource.DEFAULT
+    return _has_model_name() or (is_set and not on_command_line("weight_file"))
 
 
-def _only_model(given: str, option: str) -> str:
-    if is_given("model"):
-        raise UsageError(f"the model is given twice: {given!r} and --model {option!r}")
-    return given
+def _only_model(argument: str, option: str) -> str:
+    if on_command_line("model"):
+        raise UsageError(f"the model is given twice: {argument!r} and --model {option!r}")
+    return argument
 
 
-def is_given(name: str) -> bool:
+def on_command_line(name: str) -> bool:
     """True if the running command has this parameter on its command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def model_is_given() -> bool:
-    """True if the command line has a model, with or without the option's name."""
-    return model_named() or is_given("weight_file")
+def has_model() -> bool:
+    """True if the command line has a model, as an argument or an option."""
+    return _has_model_name() or on_command_line("weight_file")
 
 
-def model_named() -> bool:
-    """True if the command line has a model, apart from a file of it."""
-    return is_given("model") or is_given("positional")
+def _has_model_name() -> bool:
+    return on_command_line("model") or on_command_line("positional")
+
+
+def environment_of_parts(root: click.Group) -> dict[str, str]:
+    """This process's environment without Tandem's options, which the parts get as flags."""
+    options = option_variables(root)
+    return {name: value for name, value in os.environ.items() if name not in options}
+
+
+def option_variables(root: click.Group) -> set[str]:
+    """The environment variables of the options of all commands."""
+    variables = [item.envvar for command in root.commands.values() for item in command.params]
+    lists = [[names] if isinstance(names, str) else names or () for names in variables]
+    return {name for names in lists for name in names}

@@ -1,4 +1,4 @@
-"""The options of ``tandem serve --pd-server``, which starts a prefill node alone."""
+"""The options of ``tandem serve --pd-server``, which only starts a prefill node."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ USED_BY_PD_SERVER = {
 
 
 def reject_unused() -> None:
-    """Raise ``UsageError`` for options on the command line that --pd-server does not use. Files and
-    environments may contain them, because both sides can share one."""
+    """Raise ``UsageError`` for options on the command line that --pd-server does not use. In files
+    and the environment they are allowed, because both sides may share those."""
     context = click.get_current_context()
     other = {item.name for config in (ServeConfig, RouterConfig) for item in fields(config)}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        given = source is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name in other - USED_BY_PD_SERVER:
+        is_ours = source is click.core.ParameterSource.COMMANDLINE
+        if is_ours and parameter.name in other - USED_BY_PD_SERVER:
             raise UsageError(
                 f"{parameter.opts[0]} is not used with --pd-server, which starts one prefill node "
-                f"and no router; --pd-url is where it listens"
+                f"and no router; --pd-url sets the node's address"
             )

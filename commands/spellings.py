@@ -1,7 +1,4 @@
-"""Options as peers spell them: translated, or rejected by name with the alternative.
-
-The peers are vLLM, vLLM.rs, SGLang and llama.cpp.
-"""
+"""Options of vLLM, vLLM.rs, SGLang and llama.cpp: translated, or rejected with the alternative."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ RENAMED = {
     "--tp-size": "--tensor-parallel-size",
     "--uvicorn-log-level": "--log-level",
 }
-# Switches, with the option that does the same.
+# Switches and the equivalent options.
 SWITCHES = {
     "--i": "--interactive",
     "--cpu": "--device=cpu",
@@ -56,7 +53,7 @@ SWITCHES = {
     "--prefix-cache": "--enable-prefix-caching",
     "--verbose": "--log-level=debug",
 }
-# Switches for what is always so here.
+# Switches for behaviour that Tandem always has; they are ignored.
 ALWAYS_SO = {
     "--cont-batching",
     "-cb",
@@ -74,9 +71,9 @@ ALWAYS_SO = {
     "--server",
     "--ui-server",
 }
-# Options whose value may be left out, with the values that they may have and the one that is meant.
+# Options whose value may be omitted: their values, and the implied one.
 BARE = {"--async-scheduling": (("auto", "on", "off"), "on")}
-# Options that are JSON objects, whose members may be options of their own.
+# Options that are JSON objects, whose members may be separate options.
 JSON_OBJECTS = ("--default-chat-template-kwargs", "--override-generation-config")
 PARSERS = {
     "deepseek": "deepseek_v3",
@@ -87,7 +84,7 @@ PARSERS = {
     "qwen": "hermes",
     "qwen_coder": "qwen3_coder",
 }
-# Other names of values.
+# Other names of values, with ours.
 VALUES = {
     "--dtype": {
         "bf16": "bfloat16",
@@ -103,37 +100,37 @@ VALUES = {
 def translate(arguments: Sequence[str], options: Collection[str]) -> list[str]:
     """The arguments in Tandem's own spelling, for a command with these ``options``.
 
-    Raises ``UsageError`` for options that peers have and that cannot be honoured.
+    Raises ``UsageError`` for other servers' options that are not supported.
     """
     result: list[str] = []
-    left, objects = list(arguments), _JsonParts()
-    while left:
-        argument = left.pop(0)
+    rest, objects = list(arguments), _JsonParts()
+    while rest:
+        argument = rest.pop(0)
         if argument == "--":
-            return [*result, *objects, argument, *left]
+            return [*result, *objects, argument, *rest]
         if not argument.startswith("-"):
             result.append(argument)
-        elif not objects.take(argument, left):
-            result += _translated(argument, left, options)
+        elif not objects.take(argument, rest):
+            result += _translate(argument, rest, options)
     return [*result, *objects]
 
 
-def _translated(argument: str, left: list[str], options: Collection[str]) -> list[str]:
-    """One option in its own spelling. Its value is taken from ``left`` if that has another name."""
+def _translate(argument: str, rest: list[str], options: Collection[str]) -> list[str]:
+    """One option in our spelling. Its value is removed from ``rest`` if that is translated too."""
     name, equals, value = argument.partition("=")
     name = name.replace("_", "-")
     name = RENAMED[name] if RENAMED.get(name) in options else name
     if name in options:
-        rest, value = equals + value, value if equals else (left[0] if left else "")
-        choices, meant = BARE.get(name, ((), ""))
+        suffix, value = equals + value, value if equals else (rest[0] if rest else "")
+        choices, implied = BARE.get(name, ((), ""))
         if choices and not equals and value not in choices:
-            return [f"{name}={meant}"]
-        named = VALUES.get(name, {}).get(value)
-        if named is None:
-            return [name + rest]
+            return [f"{name}={implied}"]
+        translation = VALUES.get(name, {}).get(value)
+        if translation is None:
+            return [name + suffix]
         if not equals:
-            left.pop(0)
-        return [f"{name}={named}"]
+            rest.pop(0)
+        return [f"{name}={translation}"]
     if SWITCHES.get(name, "").partition("=")[0] in options and not equals:
         return [SWITCHES[name]]
     if name in ALWAYS_SO and "--model" in options and not equals:
@@ -150,14 +147,14 @@ class _JsonParts:
     def __init__(self) -> None:
         self._objects: dict[str, dict[str, Any]] = {}
 
-    def take(self, argument: str, left: list[str]) -> bool:
-        """Take the argument, and its value from ``left``, if it is such a part."""
+    def take(self, argument: str, rest: list[str]) -> bool:
+        """Take the argument, and its value from ``rest``, if it is such a part."""
         name, equals, value = argument.partition("=")
         name, dot, key = name.partition(".")
         name = name.replace("_", "-")
-        if not dot or name not in JSON_OBJECTS or not (equals or left):
+        if not dot or name not in JSON_OBJECTS or not (equals or rest):
             return False
-        text = value if equals else left.pop(0)
+        text = value if equals else rest.pop(0)
         try:
             self._objects.setdefault(name, {})[key] = json.loads(text)
         except ValueError:

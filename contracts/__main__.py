@@ -32,18 +32,18 @@ def main() -> int:
     parser.add_argument("--url", help="a running server (default: one is started)")
     parser.add_argument("--key", default=KEY)
     parser.add_argument("--record", action="store_true", help="keep the result in the repository")
-    asked = parser.parse_args()
-    folder = environment(asked.name, SUITES[asked.name])
+    options = parser.parse_args()
+    folder = environment(options.name, SUITES[options.name])
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    server = SERVERS[SUITES[asked.name].server]
+    server = SERVERS[SUITES[options.name].server]
     with contextlib.ExitStack() as stack:
-        url = asked.url or stack.enter_context(served(server, asked.key, folder))
-        status = _run(asked.name, folder, url.rstrip("/"), asked.key, report)
+        url = options.url or stack.enter_context(served(server, options.key, folder))
+        status = _run(options.name, folder, url.rstrip("/"), options.key, report)
     if not report.exists():
-        print(f"{asked.name} ended with status {status} and no report", file=sys.stderr)
+        print(f"{options.name} ended with status {status} and no report", file=sys.stderr)
         return status or 1
-    return _judge(asked.name, record.read_report(report), keep=asked.record)
+    return _judge(options.name, record.read_report(report), keep=options.record)
 
 
 def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
@@ -53,7 +53,7 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
     model = server.model
     filled = {"url": url, "key": key, "model": model, "scripts": SCRIPTS, "folder": folder}
     program, *arguments = (part.format(**filled, report=report) for part in suite.command)
-    given = {
+    environment = {
         "TARGET_URL": url,
         "TARGET_KEY": key,
         "TARGET_MODEL": model,
@@ -65,17 +65,17 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
         "PYTHONPATH": str(SCRIPTS),
     }
     command = [str(folder / "bin" / program), *arguments]
-    return subprocess.run(command, cwd=folder, env=os.environ | given).returncode
+    return subprocess.run(command, cwd=folder, env=os.environ | environment).returncode
 
 
 def _judge(name: str, cases: list[record.ReportedCase], *, keep: bool) -> int:
     """Print the record of a run, keep it if asked for, and return the status."""
     known = record.KnownFailures.of(name)
-    written = record.text(name, cases, known)
-    print(written)
+    record_text = record.text(name, cases, known)
+    print(record_text)
     if keep:
         record.RECORDS.mkdir(exist_ok=True)
-        (record.RECORDS / f"{name}.md").write_text(written)
+        (record.RECORDS / f"{name}.md").write_text(record_text)
     return int(bool(record.unexplained(cases, known)))
 
 

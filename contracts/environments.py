@@ -18,8 +18,8 @@ from .suites import OTHERS, VENVS, Sources, Suite
 def environment(name: str, suite: Suite) -> Path:
     """The suite's folder, which is made at the first run and when what it needs has changed."""
     folder = VENVS / name
-    complete, wanted = folder / "complete", repr((suite.packages, suite.npm, suite.sources))
-    if not complete.exists() or complete.read_text() != wanted:
+    complete, stamp = folder / "complete", repr((suite.packages, suite.npm, suite.sources))
+    if not complete.exists() or complete.read_text() != stamp:
         venv.create(folder, clear=True, with_pip=True)
         pinned = _see_own_packages(folder) if suite.torch else ()
         if suite.packages:
@@ -28,7 +28,7 @@ def environment(name: str, suite: Suite) -> Path:
             subprocess.run(["npm", "install", "--prefix", folder, *suite.npm], check=True)
         if suite.sources is not None:
             _fetch(suite.sources, folder)
-        complete.write_text(wanted)
+        complete.write_text(stamp)
     return folder
 
 
@@ -51,7 +51,7 @@ def _fetch(sources: Sources, folder: Path) -> None:
     so that tests find each other by relative imports."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--no-clean")
-        tried = _pip(
+        install = _pip(
             *(folder, "download", *options, f"--dest={scratch}", sources.requirement),
             env=os.environ | {"TMPDIR": scratch},
             capture_output=True,
@@ -59,8 +59,8 @@ def _fetch(sources: Sources, folder: Path) -> None:
         unpacked = list(Path(scratch).glob(f"*/*/{sources.folder}"))
         if not unpacked:
             lacking = f"{sources.requirement} has no folder {sources.folder}"
-            raise SystemExit(f"{lacking}; pip says:\n{tried.stderr}")
+            raise SystemExit(f"{lacking}; pip says:\n{install.stderr}")
         copied = folder / OTHERS / unpacked[0].name
         shutil.copytree(unpacked[0], copied)
-    for found in (copied.parent, *(path for path in copied.rglob("*") if path.is_dir())):
-        (found / "__init__.py").touch()
+    for folder_path in (copied.parent, *(path for path in copied.rglob("*") if path.is_dir())):
+        (folder_path / "__init__.py").touch()

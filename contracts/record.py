@@ -40,8 +40,8 @@ def read_report(path: Path) -> list[ReportedCase]:
 def _case(element: ElementTree.Element) -> ReportedCase:
     name = "::".join(filter(None, (element.get("classname"), element.get("name"))))
     for tag, outcome in (("failure", FAILED), ("error", FAILED), ("skipped", SKIPPED)):
-        if (found := element.find(tag)) is not None:
-            return ReportedCase(name, outcome, found.get("message") or found.text or "")
+        if (child := element.find(tag)) is not None:
+            return ReportedCase(name, outcome, child.get("message") or child.text or "")
     return ReportedCase(name, HELD)
 
 

@@ -54,9 +54,9 @@ def reply_to(prompt: str) -> str:
     messages = MESSAGE.findall(prompt)
     results = [text for role, text in messages if role == "tool"]
     orders = [order for role, text in messages if role == "user" for order in ORDER.findall(text)]
-    said = [_arguments(arguments)["text"] for name, arguments in orders if name == "say"]
-    if said:
-        return str(said[-1])
+    texts = [_arguments(arguments)["text"] for name, arguments in orders if name == "say"]
+    if texts:
+        return str(texts[-1])
     if prompt.startswith("<tool_call>") and len(results) < len(orders):
         name, arguments = orders[len(results)]
         call = json.dumps({"name": name, "arguments": _arguments(arguments)})
@@ -81,8 +81,8 @@ class PromptValues:
 
     @classmethod
     def of(cls, prompt: str) -> PromptValues:
-        told = [text for role, text in MESSAGE.findall(prompt) if role == "user"][-1:]
-        number, quoted = NUMBER.search("".join(told)), QUOTED.search("".join(told))
+        question = [text for role, text in MESSAGE.findall(prompt) if role == "user"][-1:]
+        number, quoted = NUMBER.search("".join(question)), QUOTED.search("".join(question))
         return cls(int(number[0]) if number else cls.number, quoted[1] if quoted else cls.text)
 
     def instance_of(self, schema: Any) -> Any:
@@ -122,12 +122,12 @@ class Script:
         yield finished(0, stop_token=0)
 
     def _text(self, request: pb.GenerateRequest) -> str:
-        wanted = request.sampling.structured_outputs
+        structured = request.sampling.structured_outputs
         tokenizer = self._cluster.router.registry.model().tokenizer
         prompt = tokenizer.decode(request.prompt, skip_special_tokens=False)
-        if wanted.json:
+        if structured.json:
             values = PromptValues.of(prompt)
-            return json.dumps(values.instance_of(json.loads(wanted.json)), ensure_ascii=False)
+            return json.dumps(values.instance_of(json.loads(structured.json)), ensure_ascii=False)
         return reply_to(prompt)
 
 
@@ -147,9 +147,9 @@ def main() -> None:
     parser.add_argument("--key")
     parser.add_argument("--name", help="the served name (default: tiny)")
     parser.add_argument("--context", type=int, default=400_000, help="tokens, of some two letters")
-    asked = parser.parse_args()
-    options = {"api_key": asked.key, "served_model_name": asked.name}
-    asyncio.run(serve(asked.port, asked.context, **options))
+    options = parser.parse_args()
+    fields = {"api_key": options.key, "served_model_name": options.name}
+    asyncio.run(serve(options.port, options.context, **fields))
 
 
 if __name__ == "__main__":

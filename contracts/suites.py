@@ -31,8 +31,8 @@ class Server:
 
 
 def _serving(model: str, *options: str) -> tuple[str, ...]:
-    kept = ("--registry-port=0", "--log-dir={folder}/logs", "--batch-dir={folder}/batches")
-    return ("tandem", "serve", model, "--enable-tokenizer-info-endpoint", *kept, *options)
+    folders = ("--registry-port=0", "--log-dir={folder}/logs", "--batch-dir={folder}/batches")
+    return ("tandem", "serve", model, "--enable-tokenizer-info-endpoint", *folders, *options)
 
 
 SERVERS = {

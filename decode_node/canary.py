@@ -1,4 +1,4 @@
-"""The canary: a short prompt, prefilled here and on a peer before KV of others is transferred."""
+"""The canary: a short prompt, prefilled here and on a peer before clients' KV is transferred."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.plane.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 from ..shared.models.spec import layers_before_routing
-from ..shared.process.uninterrupted import uninterrupted
+from ..shared.process.tasks import uninterrupted
 from ..shared.telemetry.tracing import step
 from .peering.peer import Peer
 from .receiving import ReceivingNode
 
-# For each part of a canary here, unless a step runs: a step, and so a prompt, may take minutes on a
-# CPU, and a hanging step is the watchdog's.
+# Time limit of each part of a canary on this node. It does not apply during a step: one may take
+# minutes on a CPU, and the watchdog ends one that hangs.
 CANARY_SECONDS = 30.0
-# For the transfer, whose two ends watch its progress.
+# Time limit of the transfer; its two ends watch its progress.
 TRANSFER_SECONDS = 3600.0
-# Blocks become free with every sequence that ends.
+# Interval of attempts to reserve blocks; every sequence that ends frees some.
 RETRY_SECONDS = 0.05
 
 
@@ -39,13 +39,13 @@ class Canary:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens whose KV a canary transfers."""
+        """Number of tokens whose KV a canary transfers."""
         return len(self._prompt) - 1
 
     async def check(self, peer: Peer) -> int:
         """Run a canary; returns the bytes transferred.
 
-        Raises ``PeerRefusedError`` if the KV differs, ``TransferError`` if it was not compared.
+        Raises ``PeerRefusedError`` if the KV differs, ``TransferError`` if it cannot be compared.
         """
         try:
             with step("canary", address=peer.address):
@@ -68,7 +68,7 @@ class Canary:
             result = await self._node.receive(
                 reception, peer, transfer_id, 0, end, TRANSFER_SECONDS
             )
-            await self._computed(computed)
+            await self._wait_computed(computed)
             async with asyncio.timeout(CANARY_SECONDS):
                 worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
@@ -86,24 +86,25 @@ class Canary:
         return result.bytes
 
     async def _reserve(self, theirs: Sequence, end: int) -> Reception:
-        """Reserve blocks as soon as there are any: a full node is the one that needs another peer.
+        """Reserve blocks, waiting until there are any: a full node needs its peers most.
+
         The caller's deadline ends the wait."""
         while (reception := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_SECONDS)
         return reception
 
     def _formats(self, peer: Peer) -> list[str]:
-        """The dtypes that round between the prompt and its KV, here and there; each once."""
+        """The distinct dtypes that round the KV of a prompt, on either node."""
         engine = self._node.engine
         here, there = (engine.weight_format, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
         return list(dict.fromkeys((*here, *there)))
 
     def _sequence(self) -> Sequence:
-        # Private: no cached block may stand in for a computed one, here or there.
+        # Private: neither node may use a cached block instead of computing it.
         return Sequence(self._core.new_id(), self._prompt, Compute(self.tokens, private=True))
 
     def _compute(self, sequence: Sequence) -> asyncio.Future[None]:
-        """Prefill here, while the peer does. The queue's limit applies to clients only."""
+        """Prefill here while the peer does; the queue's limit applies to clients only."""
         done = asyncio.get_running_loop().create_future()
 
         def on_step(output: StepOutput) -> None:
@@ -114,8 +115,8 @@ class Canary:
         self._core.enqueue(sequence)
         return done
 
-    async def _computed(self, done: asyncio.Future[None]) -> None:
-        """Wait for the prefill here. Raises ``TimeoutError`` if this node computes nothing."""
+    async def _wait_computed(self, done: asyncio.Future[None]) -> None:
+        """Wait for the prefill here. Raises ``TimeoutError`` if the engine makes no steps."""
         while not done.done():
             await asyncio.wait([done], timeout=CANARY_SECONDS)
             if not done.done() and not self._core.stepping:
@@ -124,10 +125,10 @@ class Canary:
     async def _compare(
         self, ours: Sequence, theirs: Sequence, end: int, rounding: str
     ) -> Difference:
-        """The largest difference over all ranks, each of which holds its own heads."""
+        """The largest difference over all ranks; each rank compares its own heads."""
         if ours.finish_reason is not FinishReason.COMPUTED:
-            failed = f"this node could not compute the canary: {ours.error}"
-            raise TransferError(failed, cause=Cause.CANARY)
+            reason = f"this node could not compute the canary: {ours.error}"
+            raise TransferError(reason, cause=Cause.CANARY)
         inbox, ranks = self._node.inbox, self._node.engine.world_size
         attempt = inbox.open(secrets.randbits(63), 0)
         try:
@@ -143,10 +144,10 @@ class Canary:
                     exact_layers=layers_before_routing(self._node.engine.spec),
                 )
                 inbox.command(attempt, rank, compare)
-            found = [_difference(await attempt.events.get()) for _ in range(ranks)]
+            differences = [_difference(await attempt.events.get()) for _ in range(ranks)]
         finally:
             await uninterrupted(inbox.close(attempt, sending=False))
-        return max(found, key=lambda difference: difference.ratio)
+        return max(differences, key=lambda difference: difference.ratio)
 
 
 def _difference(event: object) -> Difference:

@@ -10,9 +10,9 @@ from ..shared.engine.sequence import Sequence, StepOutput
 
 
 class Choices:
-    """The n sequences of a request. Their request owns them, and calls ``cancel`` however it ends.
+    """The n sequences of a request, which owns them and calls ``cancel`` however it ends.
 
-    Outputs are read one by one (``next``) at first, then handed out at once (``deliver``)."""
+    Outputs are first read one by one (``next``), then passed to a callback (``deliver``)."""
 
     def __init__(self, core: EngineCore, sequences: list[Sequence]) -> None:
         self.leader = sequences[0]
@@ -22,10 +22,10 @@ class Choices:
         # Bounded by n x max_tokens small messages, so a slow reader cannot grow it further.
         self._outputs: asyncio.Queue[StepOutput | None] = asyncio.Queue()
         self._take: Callable[[StepOutput], None] | None = None
-        self._ended: asyncio.Future[None]
+        self._done: asyncio.Future[None]
 
     def listen(self) -> None:
-        self._core.listen(self.leader, self._hear)
+        self._core.listen(self.leader, self._on_output)
 
     async def next(self) -> StepOutput | None:
         """The next output of a choice that has not ended; ``None`` once all have."""
@@ -39,17 +39,17 @@ class Choices:
         return None
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        """Call ``take`` with the other outputs of choices that have not ended, each within the step
-        that has made it, until all have ended. Raises what ``take`` raises."""
+        """Call ``take`` with each further output, within the step that produced it, until all
+        choices have ended. Raises what ``take`` raises."""
         self._take = take
-        self._ended = asyncio.get_running_loop().create_future()
+        self._done = asyncio.get_running_loop().create_future()
         while not self._outputs.empty():
             if (output := self._outputs.get_nowait()) is not None:
                 self._pass_on(output, take)
-        self._note_ended()
-        await self._ended
+        self._check_done()
+        await self._done
 
-    def _hear(self, output: StepOutput) -> None:
+    def _on_output(self, output: StepOutput) -> None:
         if self._take is None:
             self._outputs.put_nowait(output)
         else:
@@ -57,19 +57,19 @@ class Choices:
 
     def _pass_on(self, output: StepOutput, take: Callable[[StepOutput], None]) -> None:
         index = output.sequence.index
-        if index not in self._open or self._ended.done():
+        if index not in self._open or self._done.done():
             return
         if output.finish_reason is not None:
             del self._open[index]
         try:
             take(output)
-        except Exception as error:  # for the request, not for the engine's loop
-            self._ended.set_exception(error)
-        self._note_ended()
+        except Exception as error:  # fails the request, not the engine's loop
+            self._done.set_exception(error)
+        self._check_done()
 
-    def _note_ended(self) -> None:
-        if not self._open and not self._ended.done():
-            self._ended.set_result(None)
+    def _check_done(self) -> None:
+        if not self._open and not self._done.done():
+            self._done.set_result(None)
 
     def stop(self, index: int) -> None:
         """Stop one choice; the others continue.
@@ -83,12 +83,12 @@ class Choices:
             return
         self._core.cancel(sequence)
         if self._take is None:
-            self._outputs.put_nowait(None)  # it may have been the last
+            self._outputs.put_nowait(None)  # wake `next`: no choice may be left
         else:
-            self._note_ended()
+            self._check_done()
 
     def cancel(self) -> None:
         """End all choices and free their blocks. Idempotent."""
         for sequence in self._sequences:
             self._core.cancel(sequence)
-            self._core.release_held(sequence)  # of one that was computed for its hidden states
+            self._core.release_held(sequence)  # blocks kept for hidden states

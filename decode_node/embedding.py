@@ -1,5 +1,4 @@
-"""Vectors of prompts for the router, and scores of a classifier: sequences that are computed and
-generate nothing."""
+"""Vectors of prompts and scores of a classifier: sequences that are computed, not continued."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from ..shared.models.spec import POOLINGS
 
 
 def pooling_work(request: pb.GenerateRequest, engine: NodeEngine) -> Pool:
-    """What the only sequence of a request is to return. Raises ``RequestError``."""
+    """The pooling of a request's only sequence. Raises ``RequestError``."""
     if request.sampling.n > 1:
         raise RequestError(f"n is {request.sampling.n}; a prompt has one vector", param="n")
     if request.resume:
@@ -27,7 +26,7 @@ def _scores(request: pb.GenerateRequest, engine: NodeEngine) -> Pool:
     if second >= len(request.prompt):
         raise RequestError(f"second_text is {second}; the prompt has {len(request.prompt)} tokens")
     check_result_size(engine.resolved.max_num_seqs, len(scorer.labels))
-    # Tokenizers number the texts of a pair for models, too, that have one segment only.
+    # Tokenizers number the texts of a pair even for models with a single segment.
     return Pool(scorer.pooling, True, second if engine.spec.segments > 1 else 0)
 
 

@@ -1,8 +1,8 @@
 """The choice between local and remote prefill: a pure function of measurements, tested as a table.
 
-Local prefill makes the request wait, and every stream of this node for each of its chunks. Remote
-prefill costs the round trips of a transfer, the queue there, and the slower of computing and
-moving.
+Local prefill delays the request, and each of its chunks delays every stream of this node. Remote
+prefill costs the round trips of a transfer, the peer's queue, and the slower of computing and
+moving the KV.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ from dataclasses import dataclass
 
 from ..shared.telemetry.prefill_origin import LocalReason
 
-# Threshold until this node's rate is measured: for less, a round trip costs more than it saves. A
-# longer prompt is then read here only if the link is too slow even beside the bound.
+# Threshold until this node's rate is measured: below it, a round trip costs more than it saves.
+# Longer prompts are then prefilled here only if the link is slower than this node's lower bound.
 DEFAULT_TOKENS = 64
-# Opening, the first bytes, the confirmation of the last, and the step that waits for it.
+# Opening, first bytes, confirmation of the last ones, and the step that waits for it.
 ROUND_TRIPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEstimate:
-    """This node's speed and load. ``tokens_per_second`` is 0 until it has read a longer prompt, and
-    ``at_least`` a lower bound, which short ones show."""
+    """This node's speed and load.
+
+    ``tokens_per_second`` is 0 until a longer prompt was prefilled; ``min_tokens_per_second`` is a
+    lower bound, measured with short prompts.
+    """
 
     tokens_per_second: float
-    at_least: float = 0.0
+    min_tokens_per_second: float = 0.0
     queued_tokens: int = 0
     running: int = 0
 
     @property
     def rate(self) -> float:
-        """What is known of the speed; 0 if nothing is."""
-        return self.tokens_per_second or self.at_least
+        """The measured speed, or else its lower bound; 0 if unknown."""
+        return self.tokens_per_second or self.min_tokens_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +62,15 @@ def why_local(
 ) -> str:
     """The reason to compute ``missing`` of ``prompt`` tokens here; empty if remote is better.
 
-    ``threshold`` is set by the operator and replaces the comparison of both sides. ``seconds`` are
-    left to the request: a remote prefill that would take longer is not begun.
+    ``threshold``, if the operator has set it, replaces the comparison of both sides. ``seconds``
+    is the time until the request's deadline; a remote prefill that would exceed it is not started.
     """
     if not missing:
         return LocalReason.NOTHING_MISSING
-    least = threshold
+    min_missing = threshold
     if threshold is None and here.tokens_per_second <= 0:
-        least = DEFAULT_TOKENS
-    if least is not None and missing < least:
+        min_missing = DEFAULT_TOKENS
+    if min_missing is not None and missing < min_missing:
         return LocalReason.SHORT
     seconds_there = _seconds_there(here, there, prompt, missing)
     if threshold is None and here.rate and _seconds_here(here, missing) <= seconds_there:
@@ -85,7 +88,7 @@ def _seconds_here(here: LocalEstimate, missing: int) -> float:
 def _seconds_there(here: LocalEstimate, there: RemoteEstimate, prompt: int, missing: int) -> float:
     rate = there.tokens_per_second or here.tokens_per_second
     queued = there.queued_tokens / rate if rate else 0.0
-    # Whether the node there has the prefix that is cached here is unknown.
+    # The peer may not have cached the prefix that is cached here, so it may compute all of it.
     computing = prompt / rate if rate else 0.0
     moving = missing / there.link_tokens_per_second if there.link_tokens_per_second else 0.0
     return ROUND_TRIPS * there.round_trip + queued + max(computing, moving)

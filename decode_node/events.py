@@ -10,7 +10,7 @@ from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.telemetry.prefill_origin import LocalReason
 from .transfers import PrefillSource
 
-# Positions of a prompt in one event, whose logprobs take the router a few milliseconds to format.
+# Prompt positions in one event; formatting their logprobs takes the router a few milliseconds.
 PIECE_POSITIONS = 32
 
 _REASONS = {
@@ -23,7 +23,7 @@ _REASONS = {
 
 
 def usage_event(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
-    """Report of a prompt that is computed."""
+    """Usage of a prompt, sent once it is computed."""
     remote = bool(sequence.received)
     return pb.GenerateEvent(
         usage=pb.Usage(
@@ -33,7 +33,7 @@ def usage_event(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
             remote_cached_tokens=source.cached if remote else 0,
             prefill_node=source.node if remote else "",
             local_reason="" if remote else source.reason or LocalReason.PREEMPTED,
-            first_token=source.clock.spent,
+            first_token=source.clock.durations,
         )
     )
 
@@ -50,10 +50,11 @@ def scored_event(output: StepOutput) -> pb.GenerateEvent:
 
 
 def prompt_logprobs_events(sequence: Sequence) -> Iterator[pb.GenerateEvent]:
-    """At least one event. In pieces, other requests proceed in between, here and in the router."""
-    found = sequence.prompt_logprobs
-    for start in range(0, max(1, len(found)), PIECE_POSITIONS):
-        positions = [_position(item) for item in found[start : start + PIECE_POSITIONS]]
+    """The prompt's logprobs, in at least one event. Other requests proceed between the pieces, here
+    and in the router."""
+    logprobs = sequence.prompt_logprobs
+    for start in range(0, max(1, len(logprobs)), PIECE_POSITIONS):
+        positions = [_position(item) for item in logprobs[start : start + PIECE_POSITIONS]]
         yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
 
 
@@ -74,5 +75,5 @@ def finished_event(output: StepOutput) -> pb.GenerateEvent:
 
 
 def _position(item: PositionLogprobs) -> pb.PositionLogprobs:
-    chosen = pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank)
-    return pb.PositionLogprobs(chosen=chosen, packed_top=item.packed_top)
+    token = pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank)
+    return pb.PositionLogprobs(chosen=token, packed_top=item.packed_top)

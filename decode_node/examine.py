@@ -1,4 +1,4 @@
-"""Examinations of prefill nodes for ``tandem doctor``: if KV reaches this node, and how fast."""
+"""Examinations of prefill nodes for ``tandem doctor``: whether KV gets here, and how fast."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .peering.prefill_backoff import SILENCE
 from .receiving import ReceivingNode
 
 CONNECT_SECONDS = 2.0
-# For all examinations of one RPC together: the doctor must get the reply before its own deadline.
+# Time limit of all examinations of one RPC, below the doctor's own deadline.
 PAIR_SECONDS = 12.0
 
 
 class Examiner:
-    """Greets, connects, and runs the canary, even if one has passed before, or if this node backs
-    off from the other: who examines may have mended what was wrong."""
+    """Greets a node, connects to it, and runs the canary, even if one has passed or this node backs
+    off from that one: an operator who examines a node may have just repaired it."""
 
     def __init__(self, node: ReceivingNode, peers: Peers, canary: Canary) -> None:
         self._node = node
@@ -39,9 +39,8 @@ class Examiner:
     async def examine(self, candidates: Sequence[pb.PrefillCandidate]) -> pb.ExamineReply:
         """One report for each of at most ``MAX_EXAMINED`` candidates, examined concurrently."""
         async with self._examining:
-            chosen = candidates[:MAX_EXAMINED]
-            pairs = await asyncio.gather(*(self._pair(candidate) for candidate in chosen))
-            return pb.ExamineReply(pairs=pairs, left_out=len(candidates) - len(chosen))
+            pairs = await asyncio.gather(*map(self._pair, candidates[:MAX_EXAMINED]))
+            return pb.ExamineReply(pairs=pairs, left_out=len(candidates) - len(pairs))
 
     async def _pair(self, candidate: pb.PrefillCandidate) -> pb.PairReport:
         report = pb.PairReport(node_id=candidate.node_id, address=candidate.address)
@@ -60,39 +59,39 @@ class Examiner:
             peer = await self._peers.greet(candidate, at_once=True)
         except TransferError as error:
             if error.cause in SILENCE:
-                report.round_trip_seconds = await self._peers.answers(candidate)
+                report.round_trip_seconds = await self._peers.ping(candidate)
             raise
-        asked_at = time.monotonic()
-        await self._peers.held(peer)
-        report.round_trip_seconds = time.monotonic() - asked_at
+        start = time.monotonic()
+        await self._peers.live_transfers(peer)
+        report.round_trip_seconds = time.monotonic() - start
         try:
             await self._run_canary(candidate, report)
         except PeerRefusedError:
             raise
         except TransferError:
-            # A closed port explains more than the failure that follows from it. Only tried after a
-            # failure, because the peer counts each such connection as unknown.
+            # A closed port explains more than the failure that follows from it. Tried only after a
+            # failure, because the peer counts each such connection as one from a stranger.
             await _connect(peer)
             raise
         self._peers.prefill_backoff.end(candidate.address)
 
     async def _run_canary(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
         peer = await self._peers.meet(candidate, at_once=True)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             moved = await self._canary.check(peer)
         except PeerLostError:
             await self._peers.forget(peer)
             raise
-        report.canary_seconds = time.monotonic() - begun
+        report.canary_seconds = time.monotonic() - start
         report.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
         report.bytes_per_token = moved / self._canary.tokens
         report.tokens_per_second = peer.link.tokens_per_second
 
 
 async def _connect(peer: Peer) -> None:
-    """Connect to each port of the peer's data plane. Raises ``TransferError`` for the first that
-    cannot be reached."""
+    """Connect to each port of the peer's data plane. Raises ``TransferError`` if one cannot be
+    reached."""
     for endpoint in dict.fromkeys(
         at for rank in peer.endpoints for at in (rank.bulk, rank.control)
     ):

@@ -11,46 +11,45 @@ from ..proto import tandem_pb2 as pb
 class FirstTokenClock:
     """Divides the time since its creation among the phases of ``pb.FirstToken``.
 
-    Each moment belongs to one phase, so the phases add up to the whole. The durations that a
-    prefill node reports are limited to the time measured here.
+    The phases do not overlap, so they add up to the whole. Durations that a prefill node reports
+    are limited to the time measured here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since = clock()
-        self.spent = pb.FirstToken()
+        self.durations = pb.FirstToken()
 
     def reserved(self) -> None:
-        """There are blocks to receive the prompt in."""
-        self.spent.queue_seconds += self._lap()
+        """Blocks for the prompt are reserved."""
+        self.durations.queue_seconds += self._lap()
 
     def greeted(self) -> None:
-        self.spent.greet_seconds += self._lap()
+        self.durations.greet_seconds += self._lap()
 
     def failed(self) -> None:
-        """An attempt at a transfer failed, with all the time it took."""
-        self.spent.failed_seconds += self._lap()
+        """An attempt at a transfer failed."""
+        self.durations.failed_seconds += self._lap()
 
     def received(self, done: pb.OpenDone | None) -> None:
-        """The prompt's KV came from a prefill node, which may have reported its durations."""
-        left = self._lap()
+        """The prompt's KV has arrived; ``done`` has the prefill node's durations, if reported."""
+        elapsed = self._lap()
         if done is None:
-            self.spent.prefill_seconds += left
+            self.durations.prefill_seconds += elapsed
             return
-        exposed = min(left, max(0.0, done.exposed_seconds))
-        computing = min(left - exposed, max(0.0, done.compute_seconds))
-        self.spent.transfer_seconds += exposed
-        self.spent.prefill_seconds += computing
-        self.spent.queue_seconds += left - exposed - computing
+        exposed = min(elapsed, max(0.0, done.exposed_seconds))
+        computing = min(elapsed - exposed, max(0.0, done.compute_seconds))
+        self.durations.transfer_seconds += exposed
+        self.durations.prefill_seconds += computing
+        self.durations.queue_seconds += elapsed - exposed - computing
 
     def sampled(self, started_at: float, *, remote: bool) -> None:
-        """The first token is sampled; its sequence's first step began at ``started_at``, by this
-        clock."""
-        self.spent.queue_seconds += self._lap(max(self._since, started_at))
+        """The first token is sampled; its sequence's first step began at ``started_at``."""
+        self.durations.queue_seconds += self._lap(max(self._since, started_at))
         if remote:
-            self.spent.step_seconds += self._lap()
+            self.durations.step_seconds += self._lap()
         else:
-            self.spent.prefill_seconds += self._lap()
+            self.durations.prefill_seconds += self._lap()
 
     def _lap(self, until: float | None = None) -> float:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Sequences from a ``pb.GenerateRequest``, checked: a node does not trust its routers."""
+"""Sequences from a ``pb.GenerateRequest``. All of it is checked: a node does not trust routers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from .embedding import pooling_work
 
 
 async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[Sequence]:
-    """The n choices of a request that can run here, or the only sequence of a prompt to embed.
-    Raises ``RequestError``, ``OverloadedError`` or ``UnavailableError``."""
+    """The n choices of a request, or the only sequence of a prompt to embed.
+
+    Raises ``RequestError``, ``OverloadedError`` or ``UnavailableError`` if it cannot run here."""
     if not request.deadline_seconds >= 0:  # also rejects NaN
         raise RequestError(
             f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
@@ -33,7 +34,7 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
     admit = partial(
         engine.core.admit, len(prompt), params.max_tokens, goes_first=resume is not None
     )
-    admit()  # before the work that a grammar is
+    admit()  # before compiling a grammar
     sequences = build_sequences(
         engine.core,
         prompt,
@@ -62,7 +63,7 @@ def _pooling(request: pb.GenerateRequest, engine: NodeEngine) -> Sequence:
 
 
 def _resumed(request: pb.GenerateRequest, params: SamplingParams) -> dict[int, list[int]] | None:
-    """The choices to be continued, with their tokens so far; ``None`` if all begin here. Raises
+    """The tokens so far of the choices to continue; ``None`` for a new request. Raises
     ``RequestError``."""
     if not request.resume:
         return None
@@ -70,7 +71,7 @@ def _resumed(request: pb.GenerateRequest, params: SamplingParams) -> dict[int, l
     if len(resumed) < len(request.resume) or max(resumed) >= params.n:
         indices = [choice.index for choice in request.resume]
         raise RequestError(
-            f"resume has the choices {indices}; each must be below n ({params.n}) and stand once"
+            f"resume has the choices {indices}; each must be below n ({params.n}) and unique"
         )
     if (longest := max(map(len, resumed.values()))) >= params.max_tokens:
         raise RequestError(
@@ -82,14 +83,14 @@ def _resumed(request: pb.GenerateRequest, params: SamplingParams) -> dict[int, l
 
 
 def sampling_params(sampling: pb.Sampling) -> SamplingParams:
-    """Raises ``RequestError`` for values out of range. proto3's absent floats mean "off"."""
+    """Raises ``RequestError`` for values out of range. Floats that proto3 omits mean "off"."""
 
-    def given(name: str) -> int | None:
+    def optional(name: str) -> int | None:
         return getattr(sampling, name) if sampling.HasField(name) else None
 
     params = SamplingParams(
         **_numbers(sampling),
-        seed=given("seed"),
+        seed=optional("seed"),
         logit_bias=dict(sampling.logit_bias),
         allowed_token_ids=tuple(sampling.allowed_token_ids),
         bad_words=tuple(tuple(word.ids) for word in sampling.bad_words),
@@ -99,8 +100,8 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
         n=sampling.n or 1,
-        logprobs=given("logprobs"),
-        prompt_logprobs=given("prompt_logprobs"),
+        logprobs=optional("logprobs"),
+        prompt_logprobs=optional("prompt_logprobs"),
         structured_outputs=_structured_outputs(sampling),
         thinking=_thinking(sampling),
     )
@@ -109,7 +110,7 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
 
 
 def _numbers(sampling: pb.Sampling) -> dict[str, Any]:
-    """The numbers; one that is absent and may not be 0 has its default."""
+    """The numeric parameters; an absent one that must not be 0 gets its default."""
     values = ((name, number, getattr(sampling, name)) for name, number in NUMBERS.items())
     return {
         name: number.default if number.above and not value else value
@@ -118,33 +119,32 @@ def _numbers(sampling: pb.Sampling) -> dict[str, Any]:
 
 
 def _structured_outputs(sampling: pb.Sampling) -> StructuredOutputs | None:
-    """The constraint on the outputs; one of a kind that a newer router knows is no constraint, and
-    ``check_params`` rejects it."""
+    """The constraint on the outputs. A kind that only a newer router knows reads as no constraint,
+    which ``check_params`` rejects."""
     if not sampling.HasField("structured_outputs"):
         return None
-    wanted = sampling.structured_outputs
-    kind = wanted.WhichOneof("constraint")
-    value = {} if kind is None else {kind: getattr(wanted, kind)}
+    outputs = sampling.structured_outputs
+    kind = outputs.WhichOneof("constraint")
+    value = {} if kind is None else {kind: getattr(outputs, kind)}
     if kind == "choice":
-        value = {kind: tuple(wanted.choice.texts)}
+        value = {kind: tuple(outputs.choice.texts)}
     return StructuredOutputs(
         **value,
-        whitespace=not wanted.compact,
-        reasoning_start=wanted.reasoning_start,
-        reasoning_end=wanted.reasoning_end,
-        param=wanted.param or "structured_outputs",
+        whitespace=not outputs.compact,
+        reasoning_start=outputs.reasoning_start,
+        reasoning_end=outputs.reasoning_end,
+        param=outputs.param or "structured_outputs",
     )
 
 
 def _thinking(sampling: pb.Sampling) -> ThinkingBudget | None:
     if not sampling.HasField("thinking"):
         return None
-    given = sampling.thinking
-    param = given.param or "thinking_token_budget"
+    thinking = sampling.thinking
     return ThinkingBudget(
-        tokens=given.tokens,
-        start=given.start,
-        end=given.end,
-        calls=tuple(given.calls),
-        param=param,
+        tokens=thinking.tokens,
+        start=thinking.start,
+        end=thinking.end,
+        calls=tuple(thinking.calls),
+        param=thinking.param or "thinking_token_budget",
     )

@@ -1,4 +1,4 @@
-"""Processes that ended while they computed one prompt, which may be the reason."""
+"""Processes that died while computing one prompt, which may be the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from ..proto import tandem_pb2 as pb
 from ..shared.errors import TandemError
 
-# On prefill and decode nodes together; routers use the same limit.
+# Deaths on prefill and decode nodes together; routers use the same limit.
 MAX_DEATHS = 2
 
 
@@ -16,10 +16,10 @@ class GivenUpError(TandemError):
 
 
 class PromptDeaths:
-    """The deaths of one request: those that the router has counted, and those that happen here.
+    """Deaths caused by one request, including ``before``, which the router has counted.
 
-    ``events`` holds a message to the router for each, sent at once, because this node may be the
-    next to die; ``None`` follows the last one. It is bounded by ``MAX_DEATHS``.
+    Each new one is reported to the router at once through ``events``, because this node may be the
+    next to die; ``None`` follows the last. The queue is bounded by ``MAX_DEATHS``.
     """
 
     def __init__(self, before: int = 0) -> None:
@@ -27,7 +27,7 @@ class PromptDeaths:
         self.events: asyncio.Queue[pb.GenerateEvent | None] = asyncio.Queue()
 
     def add(self, node_id: str) -> None:
-        """Raises ``GivenUpError`` at the limit."""
+        """Count a death. Raises ``GivenUpError`` at the limit."""
         self._count += 1
         self.events.put_nowait(pb.GenerateEvent(prefill_died=pb.PrefillDied(node_id=node_id)))
         if self._count >= MAX_DEATHS:

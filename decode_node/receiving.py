@@ -5,8 +5,8 @@
     reserved ─► opening ─► receiving ─► verifying ─► committed
         └──────────┴───────────┴────────────┴─► failed
 
-All events (of the ranks, and messages of the peer) go through one queue, and every wait for one
-ends with the deadline of the state or of the lease.
+Events of the ranks and messages of the peer share one queue. Every wait for one ends with the
+deadline of the state or of the lease.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from ..shared.handoff.plane.messages import (
 from ..shared.handoff.transfer import DecodeState, decode_transfer_state
 from ..shared.handoff.wire.layer_windows import first_tokens
 from ..shared.process.standstill import within
-from ..shared.process.uninterrupted import uninterrupted
+from ..shared.process.tasks import uninterrupted
 from ..shared.telemetry.tracing import current, metadata
-from .peering.peer import Peer, PeerLostError, calling
+from .peering.peer import Peer, PeerLostError, rpc_errors
 
-# A rank notices at once that its peer is gone; the heads, a little later.
+# Wait for the peer's last message: a rank notices a lost peer before the control plane does.
 LAST_MESSAGE_SECONDS = 1.0
-# After a standstill of this process. Peers give a sign of life each second.
+# Wait for unread messages after a standstill of this process. Peers send one each second.
 UNREAD_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """The result of a committed attempt. ``done`` is the peer's own account, if it still sent one.
+    """The result of a committed attempt, which has filled the blocks up to token ``end``.
 
-    It has filled the blocks up to token ``end``. From token ``whole_from`` on every layer has its
-    KV; before it, layers with a window lack some.
+    From token ``whole_from`` on every layer has its KV; before it, layers with a window lack some.
+    ``done`` is the peer's final report, if it arrived.
     """
 
     bytes: int
@@ -80,8 +80,8 @@ class ReceivingNode:
     ) -> TransferResult:
         """Fill the blocks from the first token that is not cached up to prompt token ``end``.
 
-        ``seconds`` are left to the request. On return every block is filled and checked; on any
-        exception no rank writes them any longer.
+        ``seconds`` is the time until the request's deadline. On return every block is filled and
+        checked; after an exception no rank writes to them any longer.
         Raises ``TransferError``; ``PeerLostError`` if the peer must be greeted again.
         """
         return await _Receiving(self, reception, peer, transfer_id, attempt, end, seconds).run()
@@ -110,11 +110,11 @@ class _Receiving:
             silence_seconds=node.config.progress_timeout,
             clock=time.monotonic,
         )
-        # A canary compares all tokens.
+        # A canary compares the KV of all tokens.
         resume_at = 0 if sequence.work.private else reception.resume_at
         self._resume_at = min(resume_at, end)
         self._first_tokens = first_tokens(node.engine.spec, sequence.computed, end, self._resume_at)
-        self._greeted = self._filled = self._bytes = 0
+        self._ranks_greeted = self._ranks_filled = self._bytes = 0
         self._done: pb.OpenDone | None = None
         self._peer_failed = False
         self._rpc: Any = None
@@ -124,19 +124,19 @@ class _Receiving:
         parts = len(self._peer.parts)
         try:
             self._expect()
-            await self._until(lambda: self._greeted == parts)
+            await self._until(lambda: self._ranks_greeted == parts)
             self._open()
-            await self._until(lambda: self._filled == parts)
+            await self._until(lambda: self._ranks_filled == parts)
             self._enter(DecodeState.VERIFYING)
             await self._compare_counts()
             self._enter(DecodeState.COMMITTED)
             if self._done is not None:
-                self._peer.link.moved(self._end - self._sequence.computed, self._done)
+                self._peer.link.add_transfer(self._end - self._sequence.computed, self._done)
             return TransferResult(self._bytes, self._done, self._end, max(self._first_tokens))
         except TransferError as error:
             if self._transfer.state is not DecodeState.RECEIVING:
                 raise
-            last = await self._explained(error)
+            last = await self._explain(error)
             raise type(last)(str(last), cause=last.cause, computing=True) from error
         finally:
             await uninterrupted(self._close())
@@ -144,7 +144,7 @@ class _Receiving:
     # ---- the states --------------------------------------------------------------------------
 
     def _expect(self) -> None:
-        """Have the ranks greet their peers and accept frames for these blocks."""
+        """Let the ranks greet their peers and accept frames for these blocks."""
         sequence, peer, config = self._sequence, self._peer, self._node.config
         for part in peer.parts:
             ends = peer.endpoints[part.sender]
@@ -190,15 +190,15 @@ class _Receiving:
         )
         self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
-        with calling():
+        with rpc_errors():
             self._rpc = self._peer.stub.Open(request, metadata=metadata(current()))
         self._listener = asyncio.create_task(_listen(self._rpc, self._attempt.events))
 
     async def _compare_counts(self) -> None:
-        """Compare the bytes that the peer has sent with those that arrived.
+        """Compare the number of bytes that the peer sent with the number received.
 
-        A peer that falls silent only now changes nothing: every rank has verified its bytes. A
-        failure that it reports does: the KV may come from a step with non-finite values.
+        If the peer falls silent only now, the KV is still used: every rank has verified its bytes.
+        If it reports a failure, it is not: the step may have computed non-finite values.
         """
         try:
             await self._until(lambda: self._done is not None)
@@ -211,9 +211,9 @@ class _Receiving:
                 cause=Cause.INCOMPLETE,
             )
 
-    async def _explained(self, error: TransferError) -> TransferError:
-        """A better error for a lost peer, if its head reports within a moment that its rank ended,
-        or has ended itself."""
+    async def _explain(self, error: TransferError) -> TransferError:
+        """A more specific error for a lost peer, if it reports within ``LAST_MESSAGE_SECONDS`` that
+        one of its ranks died, or if its control plane is lost too."""
         if error.cause is not Cause.PEER_LOST:
             return error
         with contextlib.suppress(TimeoutError):
@@ -252,17 +252,17 @@ class _Receiving:
         """The next event. Raises ``TransferError`` if the state or the lease is overdue."""
         with contextlib.suppress(TimeoutError):
             return await within(
-                min(self._transfer.left, self._lease_left()),
+                min(self._transfer.left, self._lease_seconds()),
                 self._attempt.events.get,
                 afterwards=UNREAD_SECONDS,
-                unless=lambda: self._lease_left() <= 0,
+                unless=lambda: self._lease_seconds() <= 0,
             )
-        raise self._overdue()
+        raise self._overdue_error()
 
-    def _lease_left(self) -> float:
+    def _lease_seconds(self) -> float:
         return self._peer.trust.left(self._attempt.transfer_id)
 
-    def _overdue(self) -> TransferError:
+    def _overdue_error(self) -> TransferError:
         address = self._peer.address
         if self._done is not None:
             missing = f"{address} reports that it is done, but bytes are missing"
@@ -272,8 +272,8 @@ class _Receiving:
             return TransferError(f"{address} has not renewed the lease", cause=Cause.LEASE)
         if self._transfer.request_over:
             return TransferError(f"{address}: {reason}", cause=Cause.TIMEOUT_TRANSFER)
-        asked = self._transfer.state in (DecodeState.OPENING, DecodeState.RECEIVING)
-        if asked and self._transfer.idle >= self._node.config.progress_timeout:
+        opened = self._transfer.state in (DecodeState.OPENING, DecodeState.RECEIVING)
+        if opened and self._transfer.idle >= self._node.config.progress_timeout:
             opening = self._transfer.state is DecodeState.OPENING
             cause = Cause.TIMEOUT_OPEN if opening else Cause.TIMEOUT_PROGRESS
             return PeerLostError(f"{address} is silent: {reason}", cause=cause)
@@ -287,11 +287,11 @@ class _Receiving:
         if isinstance(event, ReceiveFailed):
             raise TransferError(event.reason, cause=Cause(event.cause))
         if isinstance(event, Expecting):
-            self._greeted += 1
+            self._ranks_greeted += 1
         elif isinstance(event, Received):
             # The bytes may arrive before the peer's message that it accepts the transfer.
             self._enter(DecodeState.RECEIVING)
-            self._filled += 1
+            self._ranks_filled += 1
             self._bytes += event.bytes
         elif isinstance(event, pb.OpenEvent):
             self._handle_peer(event)
@@ -310,14 +310,14 @@ class _Receiving:
 
 
 async def _listen(rpc: Any, events: asyncio.Queue[object]) -> None:
-    """Pass the peer's messages on; then a ``TransferError``, unless the last one was an outcome."""
+    """Pass on the peer's messages, then a ``TransferError`` unless the last one was an outcome."""
     try:
-        with calling():
+        with rpc_errors():
             async for event in rpc:
                 events.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return
-        ended = "the stream ended without an outcome"
-        events.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
+        reason = "the stream ended without an outcome"
+        events.put_nowait(TransferError(reason, cause=Cause.PEER_FAILED))
     except TransferError as error:
         events.put_nowait(error)

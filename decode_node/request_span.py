@@ -10,7 +10,7 @@ from .transfers import PrefillSource
 
 
 class RequestSpan:
-    """The span from the prompt's KV, whatever its source, to the last token."""
+    """The part of a request's span after its prefill is chosen, up to the last token."""
 
     def __init__(self, source: PrefillSource) -> None:
         self._request = current()
@@ -31,10 +31,10 @@ class RequestSpan:
         self._local.end("the request ended before")
         self._request.set(generated_tokens=self._tokens)
 
-    def prompt_computed(self, spent: pb.FirstToken) -> None:
-        """The first token is sampled, after phases of these lengths."""
+    def prompt_computed(self, durations: pb.FirstToken) -> None:
+        """The first token is sampled; ``durations`` breaks down the time until then."""
         self._local.end()
-        self._request.set(**{f.name: value for f, value in spent.ListFields()})
+        self._request.set(**{f.name: value for f, value in durations.ListFields()})
 
     def output(self, tokens: int) -> None:
         if not self._tokens:

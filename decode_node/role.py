@@ -1,4 +1,4 @@
-"""The decode role: an engine that may skip prefill."""
+"""The decode role: generation, with prefill on other nodes where that is faster."""
 
 from __future__ import annotations
 

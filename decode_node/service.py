@@ -26,10 +26,10 @@ from ..shared.errors import (
     UnavailableError,
 )
 from ..shared.node.caller import Caller, serving_rpc
+from ..shared.process.tasks import uninterrupted
 from ..shared.process.threads import in_thread
-from ..shared.process.uninterrupted import uninterrupted
 from ..shared.security.credentials import INSECURE, Credentials
-from ..shared.security.token_interceptor import shown_token, token_problem
+from ..shared.security.token_interceptor import request_token, token_problem
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.text.tokenizer_message import pack_tokenizer
 from ..shared.weights.source import open_source
@@ -46,25 +46,27 @@ from .transfers import PrefillSource, Transfers
 log = logging.getLogger("tandem.decode")
 
 DEFAULT_DEADLINE_SECONDS = 3600.0
-# Bytes of a message with a part of the tokenizer.
+# Bytes of the tokenizer in one message.
 TOKENIZER_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Running:
-    """One request that has been admitted."""
+    """One admitted request."""
 
     request: pb.GenerateRequest
     choices: Choices
-    seconds: float  # until the request's deadline, from its admission
+    seconds: float  # from admission to the request's deadline
     deaths: PromptDeaths
     prefill: asyncio.Task[PrefillSource]
     task: asyncio.Task[Any]
 
 
 class DecodeService(DecodeServicer):
-    """Serves requests on one node's engine. ``_Running``
-    owns what a request holds: when it ends, for any reason, everything is freed."""
+    """Serves requests on one node's engine.
+
+    ``_Running`` owns everything that a request holds; ``_end`` frees it, however the request ends.
+    """
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class DecodeService(DecodeServicer):
         self._credentials = credentials
         self._streams: set[RouterStream] = set()
         self._running: set[_Running] = set()
-        self._choices: dict[int, Choices] = {}  # by the router's id of the request
+        self._choices: dict[int, Choices] = {}  # by the router's internal id
         self._packing = asyncio.Lock()
         self._draining = False
         self._cut_off = False
@@ -96,7 +98,7 @@ class DecodeService(DecodeServicer):
 
     @property
     def busy(self) -> bool:
-        """True while a router lacks something of its requests."""
+        """True while a request runs or a stream has events to send."""
         return bool(self._running) or any(not stream.idle for stream in self._streams)
 
     def admit(self) -> None:
@@ -109,12 +111,12 @@ class DecodeService(DecodeServicer):
         for stream in self._streams:
             stream.end()
 
-    async def Stream(
+    async def Stream(  # type: ignore[override]  # writes to its context
         self,
         requests: AsyncIterator[pb.StreamRequest],
         context: grpc.aio.ServicerContext[Any, pb.StreamEvents],
     ) -> None:
-        stream = RouterStream(partial(self._serve, shown_token(context)))
+        stream = RouterStream(partial(self._serve, request_token(context)))
         self._streams.add(stream)
         try:
             await stream.run(requests, context)
@@ -124,8 +126,9 @@ class DecodeService(DecodeServicer):
     async def _serve(
         self, token: str | bytes, request: pb.GenerateRequest, caller: Caller, out: RequestOutput
     ) -> None:
-        """Serve one request to its end, on a stream whose router has shown ``token`` when it opened
-        it. Raises ``RequestEndedError``."""
+        """Serve one request to its end. ``token`` came with the RPC that opened the stream.
+
+        Raises ``RequestEndedError``."""
         if problem := token_problem(self._credentials, token):
             raise RequestEndedError(grpc.StatusCode.UNAUTHENTICATED, problem)
         with serving_rpc(
@@ -142,7 +145,7 @@ class DecodeService(DecodeServicer):
                 async with asyncio.timeout(running.seconds):
                     await self._run(running, out)
             except (TimeoutError, UnavailableError, GivenUpError, asyncio.CancelledError) as error:
-                raise self._ended_by(running, error) from error
+                raise self._end_error(running, error) from error
             finally:
                 await uninterrupted(self._end(running))
 
@@ -157,14 +160,14 @@ class DecodeService(DecodeServicer):
     async def _begin_output(
         self, running: _Running, source: PrefillSource, span: RequestSpan, out: RequestOutput
     ) -> None:
-        """All events up to the first tokens, which takes a while for a prompt's logprobs."""
+        """Send all events up to the first tokens. The logprobs of a prompt take a while."""
         while (output := await running.choices.next()) is not None:
             sequence = output.sequence
             computed = output.finish_reason is FinishReason.COMPUTED
             begins = sequence is running.choices.leader and (output.prompt_done or computed)
             if begins:
                 source.clock.sampled(output.started_at, remote=bool(sequence.received))
-                span.prompt_computed(source.clock.spent)
+                span.prompt_computed(source.clock.durations)
                 out.event(usage_event(sequence, source))
                 await self._put_prompt_logprobs(running, out)
             if computed:
@@ -178,12 +181,12 @@ class DecodeService(DecodeServicer):
         if isinstance(leader.work, Generate) and leader.work.params.prompt_logprobs is not None:
             for event in prompt_logprobs_events(leader):
                 out.event(event)
-                await out.taken()
+                await out.drain()
 
     def _put(
         self, running: _Running, output: StepOutput, span: RequestSpan, out: RequestOutput
     ) -> None:
-        """One step's output of one choice."""
+        """Send one step's output of one choice."""
         if output.tokens:
             span.output(len(output.tokens))
             if output.logprobs:
@@ -196,7 +199,7 @@ class DecodeService(DecodeServicer):
             out.event(finished_event(output))
 
     async def _begin(self, request: pb.GenerateRequest) -> _Running:
-        """Admit the request and begin to prefill it. The caller must ``_end`` it."""
+        """Admit the request and start its prefill. The caller must ``_end`` it."""
         choices = Choices(self._engine.core, await self._admit(request))
         choices.listen()
         task = asyncio.current_task()
@@ -228,8 +231,8 @@ class DecodeService(DecodeServicer):
             status, details = grpc.StatusCode.UNAVAILABLE, str(error)
         raise RequestEndedError(status, details)
 
-    def _ended_by(self, running: _Running, error: BaseException) -> BaseException:
-        """The end of a request by an error; the error itself if the router has cancelled it."""
+    def _end_error(self, running: _Running, error: BaseException) -> BaseException:
+        """The status of a request that an error ended; the error itself if it was cancelled."""
         if isinstance(error, TimeoutError):
             details = f"the request took longer than {running.seconds:g} s"
             return RequestEndedError(grpc.StatusCode.DEADLINE_EXCEEDED, details)
@@ -254,7 +257,7 @@ class DecodeService(DecodeServicer):
         running.choices.cancel()
 
     def cut_off(self) -> None:
-        """End the requests that still run when the drain timeout is over."""
+        """End the requests that still run after the drain timeout."""
         self._cut_off = True
         for running in tuple(self._running):
             running.task.cancel()
@@ -263,7 +266,7 @@ class DecodeService(DecodeServicer):
         self, request: pb.EndChoiceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndChoiceReply:
         choices = self._choices.get(request.internal_id)
-        if choices is not None:  # else all of them have ended meanwhile
+        if choices is not None:  # the request may have ended in the meantime
             choices.stop(request.index)
         return pb.EndChoiceReply()
 
@@ -277,7 +280,7 @@ class DecodeService(DecodeServicer):
     ) -> AsyncIterator[pb.TokenizerPart]:
         source = open_source(self._engine.model_path)
         try:
-            async with self._packing:  # which takes several times its memory
+            async with self._packing:  # one at a time: it takes several times the tokenizer's size
                 data = await in_thread(lambda: pack_tokenizer(source.tokenizer_files()))
         except ModelError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

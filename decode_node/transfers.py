@@ -1,7 +1,7 @@
 """The KV of a prompt: reserve blocks, try the prefill nodes in turn, else prefill here.
 
-Each attempt is ``receiving.py``'s; this module owns the reservation and the result. No token
-reaches the client before the commit, so clients see none of this.
+``receiving.py`` runs each attempt; this module owns the reservation and the result. No token
+reaches the client before the commit, so clients do not notice failed attempts.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ from .receiving import ReceivingNode, TransferResult
 
 log = logging.getLogger("tandem.decode")
 
-# An attempt that fails sooner costs a request too little to back off from the node.
+# An attempt that fails sooner delays a request too little to back off from the node.
 SLOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSource:
-    """The node that computed a prompt's KV. ``node`` is empty for local prefill; ``reason`` is one
-    of ``shared/telemetry/prefill_origin.py`` then. ``cached`` tokens of those that it sent were in
-    its prefix index."""
+    """The node that computed a prompt's KV.
+
+    ``node`` is empty for local prefill, whose ``reason`` is from
+    ``shared/telemetry/prefill_origin.py``. ``cached`` counts the received tokens that were in the
+    prefill node's prefix index.
+    """
 
     node: str = ""
     reason: str = ""
@@ -52,7 +55,7 @@ class PrefillSource:
 
 @dataclass(slots=True, kw_only=True)
 class _Prompt:
-    """A prompt on its way into this node's cache."""
+    """A prompt whose KV is being received."""
 
     reception: Reception
     deadline: float  # by the monotonic clock
@@ -62,12 +65,12 @@ class _Prompt:
     failure: str = ""  # of the last attempt
 
     @property
-    def seconds_left(self) -> float:
+    def remaining_seconds(self) -> float:
         return self.deadline - time.monotonic()
 
 
 class Transfers:
-    """Opens transfers for sequences, and ends the reception of each."""
+    """Receives prompts' KV; commits, abandons or cancels each reception."""
 
     def __init__(self, node: ReceivingNode, peers: Peers, metrics: NodeMetrics) -> None:
         self._node = node
@@ -76,7 +79,7 @@ class Transfers:
         self._peers = peers
         self._metrics = metrics
         self._live = 0
-        # By address, the failure that was logged last, until a transfer succeeds.
+        # The failure logged last for each address, until a transfer succeeds.
         self._failing: dict[str, tuple[int, Cause]] = {}
 
     async def prefill_remotely(
@@ -88,9 +91,9 @@ class Transfers:
     ) -> PrefillSource:
         """Fill a new sequence's prompt from a prefill node, or queue it for local prefill.
 
-        ``deadline`` is when the request ends, by the monotonic clock. Either way the sequence is
-        scheduled on return. When cancelled, the sequence is finished and its blocks are free; also
-        when it raises ``GivenUpError``, because too many processes died with this prompt.
+        ``deadline`` is the request's, by the monotonic clock. On return the sequence is scheduled.
+        If this is cancelled, or raises ``GivenUpError`` because too many processes died with this
+        prompt, the sequence is finished and its blocks are free.
         """
         core, clock = self._engine.core, FirstTokenClock()
         end = len(sequence.prompt) - 1
@@ -101,7 +104,7 @@ class Transfers:
             return self._local(reason, clock)
         reception = await core.reserve_in_turn(sequence, end)
         clock.reserved()
-        # The choice may have changed meanwhile.
+        # The choice may have changed during the wait.
         usable, reason = self._choose(sequence, candidates, deadline)
         prompt = _Prompt(
             reception=reception,
@@ -111,7 +114,7 @@ class Transfers:
             clock=clock,
         )
         try:
-            with self._counted():
+            with self._count_live():
                 for number, candidate in enumerate(usable):
                     result = await self._try(prompt, number, candidate)
                     if result is not None:
@@ -128,7 +131,7 @@ class Transfers:
         return self._local(prompt.failure or reason, clock)
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_live(self) -> Iterator[None]:
         """Count a transfer as live."""
         self._live += 1
         self._metrics.live_transfers.set(self._live)
@@ -147,11 +150,11 @@ class Transfers:
     def _choose(
         self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float
     ) -> tuple[list[pb.PrefillCandidate], str]:
-        """The prefill nodes that are worth trying, in the router's order, or why there is none."""
+        """The prefill nodes worth trying, in the router's order, or why there are none."""
         if not candidates:
             return [], LocalReason.NO_NODE
         if sequence.wants_prompt_logprobs:
-            return [], LocalReason.PROMPT_LOGPROBS  # they need every position's logits here
+            return [], LocalReason.PROMPT_LOGPROBS  # they need the logits of every position
         if sequence.wants_every_position:
             return [], LocalReason.POOLING
         allowed = [node for node in candidates if not self._peers.refuses(node)]
@@ -163,15 +166,15 @@ class Transfers:
         return worth, "" if worth else reasons[0]
 
     def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate, seconds: float) -> str:
-        core, peer = self._engine.core, self._peers.known(node)
+        core, peer = self._engine.core, self._peers.at(node)
         if peer is not None and self._end(sequence, peer) <= sequence.computed:
             return LocalReason.NOTHING_MISSING if sequence.computed else LocalReason.SHORT
         link = peer.link if peer is not None else MeasuredLink()
         load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
-            at_least=core.min_prefill_tokens_per_second,
-            # One in mid-stream goes first; there it would wait for a step in flight, which is long.
+            min_tokens_per_second=core.min_prefill_tokens_per_second,
+            # A sequence in mid-stream goes ahead of the queue.
             queued_tokens=0 if sequence.mid_stream else load.queued_prefill_tokens,
             running=load.running,
         )
@@ -192,11 +195,11 @@ class Transfers:
         )
 
     def _end(self, sequence: Sequence, peer: Peer) -> int:
-        """The prompt token up to which a peer's KV is used.
+        """The prompt token up to which a peer's KV is used: the last one, or the end of the last
+        whole block if the peer rounds differently than this node.
 
-        It is the last one, unless the peer rounds otherwise than this node. Of such a peer only
-        whole blocks are taken, since no others are cached: if the prompt is repeated, the tokens
-        after them may be computed here, and the answer would differ.
+        Only whole blocks are cached. If such a peer's KV were used beyond them, a repeated prompt,
+        whose last tokens may be computed here, could get a different output.
         """
         last, size = len(sequence.prompt) - 1, self._engine.resolved.block_size
         same = (peer.weight_format, peer.kv_dtype) == (
@@ -218,16 +221,17 @@ class Transfers:
                 prompt.clock.failed()
                 prompt.failure = failed(error.cause)
                 level = logging.WARNING if self._is_news(candidate, error) else logging.DEBUG
-                told = "attempt %d at transfer %d failed: %s"
-                log.log(level, told, number + 1, prompt.transfer_id, error)
+                message = "attempt %d at transfer %d failed: %s"
+                log.log(level, message, number + 1, prompt.transfer_id, error)
                 if await self._has_died(candidate, error):
                     prompt.deaths.add(candidate.node_id)
                 return None
 
     def _is_news(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
-        """False if the failure has been logged: during a pause, or of a node that has not taken a
-        prompt since it failed for the same cause. Until routers miss a node that has died, each
-        request finds out about it."""
+        """False if the failure is logged already: the node is backed off from, or no transfer from
+        it has succeeded since it failed for the same cause.
+
+        Until routers notice that a node has died, every request fails there in the same way."""
         if isinstance(error, BackedOffError):
             return False
         if error.computing:
@@ -243,8 +247,8 @@ class Transfers:
     async def _attempt(
         self, prompt: _Prompt, number: int, candidate: pb.PrefillCandidate
     ) -> TransferResult:
-        """On return every block is filled and checked; on any exception no rank writes them any
-        longer. Raises ``TransferError``."""
+        """On return every block is filled and checked; after an exception no rank writes to them
+        any longer. Raises ``TransferError``."""
         sequence = prompt.reception.sequence
         tokens = len(sequence.prompt) - 1 - sequence.computed
         with (
@@ -267,7 +271,12 @@ class Transfers:
                 return TransferResult(0, None, sequence.computed)
             try:
                 result = await self._node.receive(
-                    prompt.reception, peer, prompt.transfer_id, number, end, prompt.seconds_left
+                    prompt.reception,
+                    peer,
+                    prompt.transfer_id,
+                    number,
+                    end,
+                    prompt.remaining_seconds,
                 )
             except PeerLostError:
                 await self._peers.forget(peer)
@@ -282,9 +291,9 @@ class Transfers:
 
     @contextlib.contextmanager
     def _backing_off(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
-        """Back off from a node whose silence cost the request seconds, or that has no place for
-        this one: each greeting is work for it."""
-        begun = time.monotonic()
+        """Back off from a node whose silence delayed the request by seconds, or that has no place
+        for this node: each greeting is work for it."""
+        start = time.monotonic()
         try:
             yield
         except BackedOffError:
@@ -294,14 +303,14 @@ class Transfers:
                 self._peers.prefill_backoff.add(
                     candidate.address, candidate.epoch, str(error), error.cause
                 )
-            elif error.cause in SILENCE and time.monotonic() - begun > SLOW_SECONDS:
+            elif error.cause in SILENCE and time.monotonic() - start > SLOW_SECONDS:
                 self._peers.prefill_backoff.add(candidate.address, candidate.epoch, str(error))
             raise
         self._peers.prefill_backoff.end(candidate.address)
 
     async def _has_died(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
-        """True if the node's process ended while it computed. A broken connection or a silent
-        process may have reasons that have nothing to do with the prompt."""
+        """True if the node's process ended while it computed. The connection alone may break, or
+        the process fall silent, for reasons unrelated to the prompt."""
         if error.cause is Cause.DIED:
             return True
         broken = error.computing and error.cause is Cause.PEER_LOST
@@ -309,8 +318,9 @@ class Transfers:
 
 
 def _cached(done: pb.OpenDone | None, sequence: Sequence) -> int:
-    """The received tokens that the prefill node had in its prefix index. It counts from the start
-    of the prompt, and is not trusted."""
+    """The number of received tokens that the prefill node had in its prefix index.
+
+    The node counts from the start of the prompt, and its count is not trusted."""
     if done is None:
         return 0
     first = sequence.computed - sequence.received

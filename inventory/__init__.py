@@ -1,1 +1,1 @@
-"""What is on this machine: models, and what they could run on."""
+"""Inventory of this machine: models, devices, kernels."""

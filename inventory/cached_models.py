@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..shared.errors import ModelError
 from ..shared.weights.folder_kind import INDEX
-from ..shared.weights.gguf_choice import models_of, type_of
+from ..shared.weights.gguf.choice import models_of, type_of
 from ..shared.weights.safetensors_folder import weight_map
 from ..shared.weights.transfer import in_words
 
@@ -22,8 +22,8 @@ _SPANS = ((86400 * 365, "year"), (86400, "day"), (3600, "hour"), (60, "minute"))
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A version of a model in a cache. ``refs`` are the branches and tags that it was downloaded
-    as; ``last_used`` is in seconds since 1970."""
+    """A version of a model in a cache. ``refs`` are the branches and tags by which it was
+    downloaded; ``last_used`` is Unix time."""
 
     name: str
     revision: str
@@ -44,10 +44,10 @@ def _of_hugging_face() -> Iterator[CachedModel]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        scanned = scan_cache_dir(constants.HF_HUB_CACHE)
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return
-    for repository in scanned.repos:
+    for repository in cache.repos:
         if repository.repo_type != "model":
             continue
         for revision in repository.revisions:
@@ -89,7 +89,7 @@ def _of_modelscope() -> Iterator[CachedModel]:
 
 
 def format_of(files: Iterable[str]) -> str:
-    """The format of the weights among the files of a model."""
+    """The format of a model's weights, by the names of its files."""
     files = list(files)
     if any(file.endswith(".safetensors") for file in files):
         return "safetensors"
@@ -102,7 +102,7 @@ def format_of(files: Iterable[str]) -> str:
 
 
 def is_whole(folder: Path, files: Sequence[str]) -> bool:
-    """False if files are known to be missing: some of an index, or parts of a GGUF file."""
+    """False if files are known to be missing: files of an index, or parts of a GGUF file."""
     if INDEX in files:
         try:
             return set(weight_map(folder / INDEX).values()) <= set(files)
@@ -116,7 +116,7 @@ def is_whole(folder: Path, files: Sequence[str]) -> bool:
 
 
 def as_json(models: Sequence[CachedModel]) -> str:
-    """Every field, for programs."""
+    """All fields as JSON."""
     return json.dumps([asdict(model) for model in models], indent=2)
 
 
@@ -128,8 +128,8 @@ def as_table(models: Sequence[CachedModel]) -> str:
     for model in models:
         short, refs = model.revision[:8], ",".join(model.refs)
         revision = f"{refs} ({short})" if refs not in ("", model.revision) else refs or short
-        partly = not model.whole and model.format != NO_WEIGHTS
-        kind = f"{model.format}, not whole" if partly else model.format
+        incomplete = not model.whole and model.format != NO_WEIGHTS
+        kind = f"{model.format}, incomplete" if incomplete else model.format
         rows.append((model.name, revision, kind, in_words(model.size), _ago(model.last_used)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""``tandem info``: this machine, as far as it concerns models."""
+"""``tandem info``: the devices, kernels and packages of this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..shared.engine.device_memory import report
 from ..shared.errors import StartupError
 from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from ..shared.kv.planning import CPU, CUDA, RankDevice
-from ..shared.process.cores import share_of_cores
+from ..shared.process.threads import share_of_cores
 from ..shared.version import install_command, version
 from ..shared.weights.footprint import ParameterSize
 from ..shared.weights.load import DTYPES
 from ..shared.weights.transfer import in_words
 
-# A package of each extra, by which it is known to be there.
+# A package of each extra, which shows whether the extra is installed.
 EXTRAS = {
     "serve": "grpc",
     "cpu": "numba",
@@ -35,7 +35,7 @@ EXTRAS = {
     "nixl": "nixl",
     "otel": "opentelemetry.sdk",
 }
-# What the kernels here, and torch's, are written for.
+# CPU features that our kernels and torch's use.
 _FEATURES = (
     "avx2",
     "fma",
@@ -51,7 +51,7 @@ _FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The devices of this machine, and what is installed."""
+    """The devices of this machine, and a description of it."""
 
     cpu: RankDevice
     gpus: tuple[RankDevice, ...]
@@ -59,7 +59,7 @@ class Machine:
 
 
 def this_machine(config: EngineConfig) -> Machine:
-    """Look at this machine."""
+    """Examine this machine."""
     visible = device_count()
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cpu = report(torch.device(CPU))
@@ -90,7 +90,7 @@ def this_machine(config: EngineConfig) -> Machine:
 
 
 def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
-    """The kernels that a server here would use, and on a CPU those that it could."""
+    """The kernels that a server here would use, and on a CPU those that are available."""
     if on_gpu:
         triton = find_spec("triton") is not None and config.decode_kernel != "torch"
         return {"gpu": "triton" if triton else "torch"}
@@ -101,8 +101,8 @@ def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
 def kernels_of(
     config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize], dtype: str
 ) -> dict[str, Any]:
-    """As ``kernels``, and what multiplies each format of a model's parameters with activations of
-    ``dtype``. Raises ``StartupError`` for kernels that no server here would start with."""
+    """The result of ``kernels``, and the kernel that multiplies each format of a model's parameters
+    with activations of ``dtype``. Raises ``StartupError`` for kernels that cannot be used here."""
     used = kernels(config, on_gpu=on_gpu)
     device = torch.device(CUDA if on_gpu else CPU)
     formats = {each.blocks.name: each.blocks for each in multiplied if each.blocks is not None}
@@ -124,7 +124,7 @@ def kernels_of(
 
 
 def as_text(machine: Machine) -> str:
-    """The lines for people."""
+    """A description of the machine as text."""
     about = machine.about
     cpu = about["cpu"]
     lines = [
@@ -139,9 +139,9 @@ def as_text(machine: Machine) -> str:
     ] or ["GPU      none"]
     if unused := about["gpus_without_torch"]:
         lines.append(f"         {unused} more, which this build of torch cannot use")
-    there = [name for name, known in about["extras"].items() if known]
-    missing = [name for name, known in about["extras"].items() if not known]
-    lines.append(f"extras   {', '.join(there) or 'none'}")
+    installed = [name for name, has_it in about["extras"].items() if has_it]
+    missing = [name for name, has_it in about["extras"].items() if not has_it]
+    lines.append(f"extras   {', '.join(installed) or 'none'}")
     if missing:
         lines.append(f"         not installed: {', '.join(missing)} ({install_command('NAME')})")
     lines.append(f"kernels  {in_sentence(about['kernels'])}")
@@ -167,8 +167,8 @@ def in_sentence(used: dict[str, Any]) -> str:
 
 def _in_torch(used: dict[str, Any], key: str) -> str:
     """The formats that torch multiplies."""
-    found = [name for name, kind in used.get(key, {}).items() if kind == "torch"]
-    return " and ".join(found) if len(found) < 3 else ", ".join(found)
+    formats = [name for name, kind in used.get(key, {}).items() if kind == "torch"]
+    return " and ".join(formats) if len(formats) < 3 else ", ".join(formats)
 
 
 def _installed(package: str) -> bool:
@@ -179,12 +179,12 @@ def _installed(package: str) -> bool:
 
 
 def _cpu() -> tuple[str, list[str]]:
-    """The CPU's name, and its features of those that matter."""
+    """The CPU's name, and the relevant ones of its features."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine(), []
     name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
-    known = set(flags[1].split()) if flags else set()
-    return (name[1] if name else platform.machine()), [each for each in _FEATURES if each in known]
+    features = set(flags[1].split()) if flags else set()
+    return (name[1] if name else platform.machine()), [f for f in _FEATURES if f in features]

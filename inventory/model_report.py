@@ -1,4 +1,4 @@
-"""``tandem info MODEL``: what a model is, and whether it fits here, from its headers alone."""
+"""``tandem info MODEL``: a model's description, and whether it fits here, from its headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..shared.engine.device import device_named
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
 from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
-from ..shared.models.model_config import ModelConfig
+from ..shared.models.config_files import ModelConfig
 from ..shared.models.registry import spec_of
 from ..shared.models.spec import (
     AttentionSpec,
@@ -30,16 +30,16 @@ from ..shared.models.spec import (
 from ..shared.text.tokenizer import Tokenizer
 from ..shared.text.tokenizer_files import DEFAULT
 from ..shared.text.vocabulary.files import kind_of
-from ..shared.weights.alternatives import told_with_alternatives
+from ..shared.weights.alternatives import suggest_alternatives
 from ..shared.weights.footprint import ParameterSize, parameter_sizes
 from ..shared.weights.locate import FoundModel, find_model, is_gguf
-from ..shared.weights.obtain import check_files, check_tensors, quantised
+from ..shared.weights.obtain import apply_isq, check_files, check_tensors
 from ..shared.weights.remote_headers import absent_files, with_headers
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
 from .machine import Machine, in_sentence, kernels_of
 
-# Parts of a model by what is in the names of their parameters; the first counts.
+# Parts of a model by substrings of their parameters' names; the first match counts.
 _PARTS = (
     ("embed.", "embedding"),
     ("token_inputs.", "per-layer embeddings"),
@@ -56,20 +56,20 @@ _MAX_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What is known of a model: for programs, and in lines."""
+    """The description of a model, as fields and as lines."""
 
     about: dict[str, Any]
     lines: tuple[str, ...]
 
 
 def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
-    """Describe a model. Of one on a hub, only what says what it is and the headers of its weights
-    are downloaded. Raises ``StartupError``, also for what no server would start with here."""
+    """Describe a model. From a hub, only its configuration and the headers of its weights are
+    downloaded. Raises ``StartupError``, also if no server could start with the options here."""
     device = CUDA if machine.gpus else CPU
     if config.device != "auto" and config.device != device:
         device = device_named(config.device, 0).type  # raises without a GPU
-    with _judged(config) as (found, source, values, spec):
-        files, size = _weights(found, source)
+    with _checked(config) as (model, source, values, spec):
+        files, size = _weights(model, source)
         on_cpu = device == CPU
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
@@ -112,53 +112,52 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
 
 
 def as_json(report: ModelReport, machine: Machine) -> str:
-    """Every field, for programs."""
+    """All fields as JSON."""
     return json.dumps({**report.about, "machine": machine.about}, indent=2)
 
 
 @contextmanager
-def _judged(
+def _checked(
     config: EngineConfig,
 ) -> Iterator[tuple[FoundModel, WeightSource, ModelConfig, DecoderSpec]]:
-    """The model, if nothing but its tensors and its tokenizer may speak against it, with the
-    headers of its weights at least."""
+    """The model with the headers of its weights, checked except for its tensors and tokenizer."""
     overrides = config.config_overrides
-    with find_model(config.model) as found, told_with_alternatives(config.model, found):
-        source = open_source(found.path, overrides)
+    with find_model(config.model) as model, suggest_alternatives(config.model, model):
+        source = open_source(model.path, overrides)
         values = source.config()
         spec = spec_of(values, config.ignored_config_keys, config.max_model_len)
         check_context(config, spec.max_position)
-        spec = quantised(spec, config)
-        check_files(source, found)
-        absent = _absent(config, found, source)
+        spec = apply_isq(spec, config)
+        check_files(source, model)
+        absent = _absent(config, model, source)
         if absent:
             check_tensors(source, spec, by_index=True)
-        with with_headers(found, source, absent, overrides) as headers:
-            yield found, headers, values, spec
+        with with_headers(model, source, absent, overrides) as headers:
+            yield model, headers, values, spec
 
 
 def _multiplied(sizes: Sequence[ParameterSize], spec: DecoderSpec) -> list[ParameterSize]:
-    """The parameters that are more than tables of embeddings."""
+    """The parameters without the tables of embeddings."""
     tables = {"token_inputs.table.weight"} | (set() if spec.tie_embeddings else {"embed.weight"})
     return [each for each in sizes if each.name not in tables]
 
 
-def _absent(config: EngineConfig, found: FoundModel, source: WeightSource) -> list[str]:
-    """The files of weights of which only the headers are read. Raises ``ModelError`` if the hub
-    does not have them."""
-    absent = absent_files(found, source)
-    listing = found.download.listing if found.download else None
+def _absent(config: EngineConfig, model: FoundModel, source: WeightSource) -> list[str]:
+    """The missing files of weights, whose headers are read from the hub. Raises ``ModelError`` if
+    the hub does not have them."""
+    absent = absent_files(model, source)
+    listing = model.download.listing if model.download else None
     if absent and (listing is None or any(file not in listing.sizes for file in absent)):
         raise ModelError(
-            f"{config.model!r} is not whole in the hub's cache, which lacks {absent[0]}"
+            f"{config.model!r} is incomplete in the hub's cache, which lacks {absent[0]}"
         )
     return absent
 
 
-def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:
-    """The number and the size of the files of weights."""
-    if found.download is not None and found.download.weights:
-        paths = [source.path.parents[file.count("/")] / file for file in found.download.weights]
+def _weights(model: FoundModel, source: WeightSource) -> tuple[int, int]:
+    """The number and the total size of the files of weights."""
+    if model.download is not None and model.download.weights:
+        paths = [source.path.parents[file.count("/")] / file for file in model.download.weights]
     else:
         paths = [_folder(source.path) / file for file in source.weight_files()]
     return len(paths), sum(path.stat().st_size for path in paths if path.is_file())
@@ -173,31 +172,32 @@ def _fit(
     devices: Sequence[RankDevice],
     config: EngineConfig,
 ) -> dict[str, Any]:
-    """Whether a model fits a device, and with how many tokens of KV, which a sequence of
-    ``--max-model-len`` needs; if it does not, over how many such GPUs it would be split."""
-    most = len(devices) if device.kind != "cpu" else 1
-    for ranks in range(1, max(most, _MAX_RANKS if device.kind != "cpu" else 1) + 1):
+    """Whether a model fits on a device, with KV for a sequence of ``--max-model-len``; if not, the
+    number of such GPUs over which it would have to be split. ``tokens`` is the room for KV."""
+    max_ranks = len(devices) if device.kind != "cpu" else 1
+    for ranks in range(1, max(max_ranks, _MAX_RANKS if device.kind != "cpu" else 1) + 1):
         if tensor_parallel_problem(spec, ranks):
             continue
         sizes = parameter_sizes(source, spec, dtype, ranks, config.isq)
         weights = sum(each.nbytes for each in sizes)
         node = NodeDevice((device,) * ranks)
-        left = device.free_bytes - weights
-        room = node.cache_bytes([RankMemory(max(0, left), weights, 0)] * ranks)
+        free = device.free_bytes - weights
+        room = node.cache_bytes([RankMemory(max(0, free), weights, 0)] * ranks)
         tokens = int(room * node.cache_fraction) // token_bytes(kv_layout(spec, kv_dtype, 0, ranks))
-        if left > 0 and tokens >= (config.max_model_len or 2):
-            return {"device": device.name, "ranks": ranks, "fits": ranks <= most, "tokens": tokens}
+        if free > 0 and tokens >= (config.max_model_len or 2):
+            fits = ranks <= max_ranks
+            return {"device": device.name, "ranks": ranks, "fits": fits, "tokens": tokens}
     return {"device": device.name, "ranks": 1, "fits": False, "tokens": 0}
 
 
 def _tokenizer(source: WeightSource, vocab_size: int) -> dict[str, Any]:
-    """The tokenizer that a router would read, and the files of its chat templates; or the
-    ``problem`` for which it would refuse them."""
+    """The tokenizer and the files of its chat templates, or the ``problem`` for which a router
+    would reject them."""
     try:
         files = source.tokenizer_files()
         tokens = Tokenizer.load(files, vocab_size).vocab_size
     except ModelError as error:
-        # Headers from a hub are in a folder that will be gone.
+        # Without the folder, which is temporary for headers from a hub.
         return {"problem": str(error).replace(f"{_folder(source.path)}/", "")}
     origin = Path(files.origin)
     return {
@@ -213,11 +213,11 @@ def _folder(path: Path) -> Path:
 
 
 def _active(spec: DecoderSpec, experts: int) -> int:
-    """Of the experts' parameters, those that a token uses."""
+    """The number of the experts' parameters that a token uses."""
     routers = [layer.mlp.router for layer in spec.layers if isinstance(layer.mlp, MoESpec)]
     if not routers:
         return 0
-    return experts * sum(router.chosen for router in routers) // sum(r.experts for r in routers)
+    return experts * sum(router.top_k for router in routers) // sum(r.experts for r in routers)
 
 
 def _part(name: str) -> str:
@@ -225,16 +225,15 @@ def _part(name: str) -> str:
 
 
 def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    counted: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for name, size in pairs:
-        counted[name] += size
-    return dict(counted.most_common())
+        sums[name] += size
+    return dict(sums.most_common())
 
 
 def _kinds(layers: Sequence[LayerSpec]) -> list[tuple[str, int]]:
-    """The different layers in words, with their numbers."""
-    counted = Counter(_layer_in_words(layer) for layer in layers)
-    return list(counted.items())
+    """Descriptions of the distinct kinds of layers, with their counts."""
+    return list(Counter(_layer_in_words(layer) for layer in layers).items())
 
 
 def _layer_in_words(layer: LayerSpec) -> str:
@@ -256,7 +255,7 @@ def _layer_in_words(layer: LayerSpec) -> str:
         case MoESpec() as moe:
             shared = f", and one of {moe.shared.intermediate} for all" if moe.shared else ""
             mlp = (
-                f"{moe.router.chosen} of {moe.router.experts} experts of "
+                f"{moe.router.top_k} of {moe.router.experts} experts of "
                 f"{moe.expert.intermediate}{shared}"
             )
         case another:

@@ -1,4 +1,4 @@
-"""``tandem pull``: have a model on this machine before it is served."""
+"""``tandem pull``: the download of a model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from ..shared.weights.transfer import in_words
 
 
 def pull(config: EngineConfig) -> str:
-    """Download a model as a server would, once it is known that it can be served. Returns where it
-    is, and its size. Raises ``ModelError``."""
-    # What its KV is cached in is left to servers, which have an option for that.
+    """Download a model if it can be served; returns its path and size. Raises ``ModelError``."""
+    # The KV dtype does not matter here; it is an option of servers.
     model = obtain_model(replace(config, kv_cache_dtype="bfloat16"))
     Tokenizer.load(model.source.tokenizer_files(), model.spec.vocab_size)  # as every router does
     folder = model.path if model.path.is_dir() else model.path.parent
@@ -23,6 +22,6 @@ def pull(config: EngineConfig) -> str:
 
 
 def size_of(path: Path, weights: list[Path]) -> int:
-    """The bytes of a model: of a folder, of all its files; else of those of its weights."""
+    """The size of a model in bytes: of all files in its folder, or of its weights."""
     files = (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else weights
     return sum(file.stat().st_size for file in files)

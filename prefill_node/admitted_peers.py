@@ -1,4 +1,4 @@
-"""Decode nodes that have greeted, whose ranks' CURVE keys open this node's data plane."""
+"""Decode nodes that have greeted this one; their CURVE keys are admitted to its data plane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import Tenant
 from ..shared.handoff.plane.messages import AdmitKeys
 
-# A live decode node calls every five seconds, for the transfers held for it.
+# A live decode node asks for its live transfers every five seconds.
 SILENCE_SECONDS = 30.0
 CONFIRM_SECONDS = 1.5
 
@@ -21,20 +21,19 @@ CONFIRM_SECONDS = 1.5
 class _AdmittedPeer:
     epoch: int
     keys: tuple[str, ...]
-    seen: float
+    last_seen: float
 
 
 @dataclass(slots=True)
 class _Round:
-    """One list on its way to the ranks; ``missing`` have not confirmed it."""
+    """Distribution of one list; ``missing`` ranks have not confirmed it."""
 
     missing: set[int]
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class AdmittedPeers:
-    """Owns the list of admitted keys. The ranks get the whole list at each change, so that none has
-    a different one for long."""
+    """Owns the list of admitted keys. At each change every rank gets the whole list."""
 
     def __init__(
         self,
@@ -51,10 +50,10 @@ class AdmittedPeers:
         self._admitted: dict[str, _AdmittedPeer] = {}
         self._version = 0
         self._rounds: dict[int, _Round] = {}
-        inbox.on_admitted = self._confirmed
+        inbox.on_admitted = self._on_confirmed
 
     async def admit(self, tenant: Tenant, keys: Iterable[str]) -> None:
-        """On return the ranks of ``tenant`` may connect; those of its previous start may not.
+        """Admit the ranks of ``tenant``, in place of those of its previous start.
 
         Raises ``OverloadedError`` if too many peers are admitted, ``TransferError`` if a rank does
         not confirm in time.
@@ -76,23 +75,23 @@ class AdmittedPeers:
         finally:
             del self._rounds[version]
 
-    def seen(self, tenant: Tenant) -> bool:
-        """Note a sign of life. False if this start of the node is not admitted."""
+    def note_alive(self, tenant: Tenant) -> bool:
+        """Note a sign of life; returns false if this start of the node is not admitted."""
         peer = self._admitted.get(tenant.node_id)
         if peer is None or peer.epoch != tenant.epoch:
             return False
-        peer.seen = self._clock()
+        peer.last_seen = self._clock()
         return True
 
     def remove_silent(self) -> list[str]:
         """Withdraw the keys of peers that have been silent for too long; returns their names."""
-        now = self._clock()
-        gone = [n for n, peer in self._admitted.items() if now - peer.seen > SILENCE_SECONDS]
-        for name in gone:
+        oldest = self._clock() - SILENCE_SECONDS
+        silent = [name for name, peer in self._admitted.items() if peer.last_seen < oldest]
+        for name in silent:
             del self._admitted[name]
-        if gone:
+        if silent:
             del self._rounds[self._publish()]  # no caller waits for the confirmation
-        return gone
+        return silent
 
     def _publish(self) -> int:
         self._version += 1
@@ -102,8 +101,8 @@ class AdmittedPeers:
             self._inbox.tell(rank, AdmitKeys(version=self._version, keys=keys))
         return self._version
 
-    def _confirmed(self, rank: int, version: int) -> None:
-        """A rank has taken a list; a newer one may be on its way."""
+    def _on_confirmed(self, rank: int, version: int) -> None:
+        """A rank has applied a list, which may not be the newest."""
         current = self._rounds.get(version)
         if current is not None:
             current.missing.discard(rank)

@@ -48,7 +48,7 @@ class PrefillRole:
         return self._service.live > 0
 
     def cut_off(self) -> None:
-        """Nothing to do: decode nodes continue without this one when their RPCs end."""
+        """No-op: decode nodes continue without this node when their RPCs end."""
 
     async def close(self) -> None:
-        """Nothing to do: transfers end with their RPCs."""
+        """No-op: transfers end with their RPCs."""

@@ -24,8 +24,8 @@ from ..shared.handoff.wire.head_parts import parts_of
 from ..shared.handoff.wire.layer_windows import first_tokens
 from .transfer_spans import TransferSpans
 
-# How often a decode node gets a message: without, a queue or a long chunk would look like a dead
-# node.
+# Interval of messages to the decode node. Without them a queue or a long chunk would look like a
+# dead node.
 HEARTBEAT_SECONDS = 1.0
 
 
@@ -51,7 +51,7 @@ class Sending:
     ) -> None:
         self.request = request
         self.task = asyncio.current_task()
-        self.ended_by: Cause | None = None  # why the task is cancelled
+        self.cancel_cause: Cause | None = None
         self._engine = engine
         self._inbox = inbox
         self._progress_seconds = progress_seconds
@@ -84,7 +84,7 @@ class Sending:
 
     @property
     def held_blocks(self) -> list[int]:
-        """Computed blocks that only wait for the peer."""
+        """Computed blocks that wait for the peer."""
         return self._sequence.block_table if self.state is PrefillState.HELD else []
 
     def start(self) -> int:
@@ -98,8 +98,8 @@ class Sending:
         return queued
 
     async def events(self) -> AsyncIterator[pb.OpenEvent]:
-        """Progress until every rank's bytes are confirmed and the step that computed the last of
-        them is over, which may still fail. Raises ``TransferError``."""
+        """Progress messages until every rank's bytes are confirmed and the last step has ended,
+        which may still fail, then the outcome. Raises ``TransferError``."""
         while self._confirmed < len(self._parts) or self.state is not PrefillState.HELD:
             event = await self._next()
             if isinstance(event, SendFailed):
@@ -122,7 +122,7 @@ class Sending:
 
     @property
     def _compute_seconds(self) -> float:
-        # The last bytes may be confirmed before the step that computed them is over.
+        # The last bytes may be confirmed before the step that computed them has ended.
         return (self._computed_at or time.monotonic()) - self._started_at
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class Sending:
     async def _next(self) -> object:
         """The next event, or ``None`` when a heartbeat is due."""
         if self._engine.core.stepping:
-            # For this prompt or for one ahead of it. A step may take half an hour, and the watchdog
+            # A step for this prompt, or for one ahead of it, may take half an hour; the watchdog
             # ends one that hangs.
             self._transfer.progress()
         seconds = min(HEARTBEAT_SECONDS, self._transfer.left)
@@ -153,7 +153,7 @@ class Sending:
             return None
 
     def _start_sending(self) -> None:
-        """Open the transfer at the ranks: the blocks are known, and the cached prefix is ready."""
+        """Open the transfer on the ranks, and send the cached prefix."""
         request, sequence = self.request, self._sequence
         self._started_at = time.monotonic()
         self._transfer.enter(PrefillState.RUNNING)
@@ -211,7 +211,7 @@ class Sending:
             return Cause.DIED
         return Cause.COMPUTE
 
-    def _count(self, sent: SendFinished) -> None:
+    def _count(self, event: SendFinished) -> None:
         self._confirmed += 1
-        self._bytes += sent.bytes
-        self._exposed = max(self._exposed, sent.exposed_seconds)
+        self._bytes += event.bytes
+        self._exposed = max(self._exposed, event.exposed_seconds)

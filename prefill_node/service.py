@@ -1,6 +1,6 @@
 """``tandem.v1.Prefill``: admission of transfers, and their leases.
 
-``Open`` lasts as long as one attempt on this side; every other RPC ends or prolongs it.
+``Open`` lasts as long as its attempt on this side; ``Release`` and ``Renew`` end or prolong it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..shared.node.caller import caller_of, serving_rpc
 from ..shared.node.introduction import introduction, refusal
 from ..shared.node.metrics import NodeMetrics
 from ..shared.node.transfer_metrics import AttemptRecord
-from ..shared.process.uninterrupted import uninterrupted
+from ..shared.process.tasks import uninterrupted
 from ..shared.telemetry.logs import add_log_context
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .admitted_peers import AdmittedPeers
@@ -44,18 +44,18 @@ from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
 
-# For peers that do not send the deadline of their request.
+# Used if a peer does not send the deadline of its request.
 DEFAULT_REQUEST_SECONDS = 3600.0
 # Several times the length of this version's canary.
 MAX_CANARY_TOKENS = 128
 
 
 class StaleEpochError(TandemError):
-    """The request is for a process that was at this address before."""
+    """The request is for an earlier process at this address."""
 
 
 class PrefillService(PrefillServicer):
-    """Owns the transfers of one node and their leases; the engine owns the rest."""
+    """Owns the transfers of one node and their leases."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PrefillService(PrefillServicer):
 
     @property
     def live(self) -> int:
-        """The number of transfers that still hold blocks."""
+        """Number of transfers that still hold blocks."""
         return len(self._sending)
 
     # ---- one attempt -----------------------------------------------------------------------
@@ -126,18 +126,18 @@ class PrefillService(PrefillServicer):
             reason = f"{sending.state.value}: {error}"
             yield pb.OpenEvent(failed=pb.OpenFailed(reason=reason, cause=error.cause.value))
         except BaseException as error:
-            record.failed(error, sending.ended_by)
+            record.failed(error, sending.cancel_cause)
             raise
         finally:
             self._record(record, request)
-            # The blocks may be freed only when no rank reads them any longer; the RPC's own
-            # cancellation must not interrupt that.
+            # Blocks are freed only when no rank reads them any longer; a cancellation of the RPC
+            # must not interrupt that.
             await uninterrupted(self._end(sending))
 
     async def _admit(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Abort a request that cannot be started, with a status that directs the peer."""
+        """Abort a request that cannot be started, with a status that tells the peer what to do."""
         try:
             self._check(request)
             if request.transfer_id in self._sending:
@@ -170,15 +170,15 @@ class PrefillService(PrefillServicer):
         self._check_order(request)
         goes_first = request.private or request.mid_stream
         self._engine.core.admit(len(request.prompt), 0, goes_first=goes_first)
-        held = self._held_by(_tenant(request))
+        unsent = self._unsent_blocks(_tenant(request))
         free = self._engine.core.load().blocks.available
-        if held > free:
+        if unsent > free:
             raise OverloadedError(
-                f"peer has {held} unsent blocks, more than the {free} free ones; retry later"
+                f"peer has {unsent} unsent blocks, more than the {free} free ones; retry later"
             )
 
     def _check_order(self, request: pb.OpenRequest) -> None:
-        """Raise ``RequestError`` for an attempt that may not replace the one that is there."""
+        """Raise ``RequestError`` for an attempt that may not replace the current one."""
         old = self._sending.get(request.transfer_id)
         if old is None:
             return
@@ -187,11 +187,11 @@ class PrefillService(PrefillServicer):
         if old.request.attempt >= request.attempt:
             raise RequestError(f"attempt {request.attempt} is not newer than {old.request.attempt}")
 
-    def _held_by(self, tenant: Tenant) -> int:
-        """The number of blocks that wait for one peer.
+    def _unsent_blocks(self, tenant: Tenant) -> int:
+        """Number of computed blocks that wait for one peer.
 
-        As in a staging ring, none may hold more than are free: a peer on a slow link leaves room
-        for others, and its further prompts are computed sooner elsewhere.
+        They must not exceed the free ones, so that a peer on a slow link leaves room for others;
+        its further prompts are computed sooner elsewhere.
         """
         own = (s for s in self._sending.values() if _tenant(s.request) == tenant)
         return len({block for sending in own for block in sending.held_blocks})
@@ -226,14 +226,14 @@ class PrefillService(PrefillServicer):
 
     async def _cancel(self, transfer_ids: Iterable[int], cause: Cause) -> None:
         """End attempts and wait until their blocks are free."""
-        ended = [self._sending[i] for i in transfer_ids if i in self._sending]
-        for sending in ended:
-            sending.ended_by = cause
-        owners = {sending.task for sending in ended if sending.task is not None}
-        for task in owners:
+        attempts = [self._sending[i] for i in transfer_ids if i in self._sending]
+        for sending in attempts:
+            sending.cancel_cause = cause
+        tasks = {sending.task for sending in attempts if sending.task is not None}
+        for task in tasks:
             task.cancel()
-        if owners:
-            await asyncio.wait(owners, timeout=self._leases.lease_seconds)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._leases.lease_seconds)
 
     # ---- greetings and leases --------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class PrefillService(PrefillServicer):
     async def _admit_planes(
         self, request: pb.Introduction, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Admit the data planes of a decode node; by their keys, if this node has CURVE."""
+        """Check a decode node's ranks, and admit their keys if this node uses CURVE."""
         ranks = request.tensor_parallel_size if self._engine.curve_keys else 0
         try:
             self._engine.kv_heads(request.tensor_parallel_size)  # bounded by the model
@@ -280,9 +280,9 @@ class PrefillService(PrefillServicer):
     async def Release(
         self, request: pb.TransferIds, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
-        ended = self._leases.release(_tenant(request), request.ids)
-        await self._cancel(ended, Cause.CANCELLED)
-        return pb.TransferIds(ids=ended)
+        ids = self._leases.release(_tenant(request), request.ids)
+        await self._cancel(ids, Cause.CANCELLED)
+        return pb.TransferIds(ids=ids)
 
     async def Renew(
         self, request: pb.TransferIds, context: grpc.aio.ServicerContext[Any, Any]
@@ -293,8 +293,8 @@ class PrefillService(PrefillServicer):
         self, request: pb.LiveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
         tenant = _tenant(request)
-        known = not self._engine.curve_keys or self._admitted.seen(tenant)
-        return pb.TransferIds(ids=self._leases.live(tenant), greet_again=not known)
+        admitted = not self._engine.curve_keys or self._admitted.note_alive(tenant)
+        return pb.TransferIds(ids=self._leases.live(tenant), greet_again=not admitted)
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -306,7 +306,7 @@ class PrefillService(PrefillServicer):
         return reply
 
     async def expire_leases(self) -> None:
-        """Free transfers whose leases a vanished decode node does not renew, until cancelled."""
+        """End transfers whose leases are not renewed, until cancelled."""
         while True:
             await asyncio.sleep(self._leases.lease_seconds / 10)
             for name in self._admitted.remove_silent():
@@ -318,8 +318,8 @@ class PrefillService(PrefillServicer):
 
 
 def _check_fields(request: pb.OpenRequest, engine: NodeEngine) -> None:
-    """Raise ``RequestError`` for values that no node of this engine takes, and ``PeerRefusedError``
-    for a peer whose KV could not be made from this node's."""
+    """Raise ``RequestError`` for invalid values, and ``PeerRefusedError`` for a peer whose KV heads
+    or dtype do not fit this node's."""
     if not request.first_token < request.end_token < len(request.prompt):
         raise RequestError(
             f"tokens [{request.first_token}, {request.end_token}) of a prompt of "

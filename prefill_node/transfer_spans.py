@@ -1,4 +1,4 @@
-"""Spans of one attempt on the sending side: queue, compute, stream. The last two overlap."""
+"""Spans of one attempt on the sending side: queue, then compute and stream, which overlap."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..shared.telemetry.tracing import NO_SPAN, current
 
 
 class TransferSpans:
-    """Begun by the task that serves the attempt; the engine's loop reports its progress."""
+    """Created by the task that serves the attempt; the engine's loop reports its progress."""
 
     def __init__(self) -> None:
         self._attempt = current()
@@ -16,7 +16,7 @@ class TransferSpans:
         self._queue = self._attempt.child("queue", tokens_ahead=tokens_ahead)
 
     def started(self, cached_tokens: int) -> None:
-        """The sequence has its blocks: each computed layer is sent from now on."""
+        """The sequence has its blocks; from now on each computed layer is sent."""
         self._queue.end()
         self._compute = self._attempt.child("compute", cached_tokens=cached_tokens)
         self._stream = self._attempt.child("stream")

@@ -1,9 +1,8 @@
-"""Capabilities: names of what a node supports, which it announces when it joins a router.
+"""Capabilities: the features that a node announces when it joins a router.
 
-protobuf drops unknown fields without an error, so an older node would serve a request with a new
-field as if it lacked it. A router that is newer than its nodes can tell by these names which of
-them may have such a request. A new field of ``GenerateRequest`` or its parts that changes results
-comes with a new name.
+protobuf ignores unknown fields without an error, so an older node would serve a request as if it
+had no such field. By these names a newer router can tell which nodes support a request. Each new
+field of ``GenerateRequest`` or its parts that changes results gets a new name.
 """
 
 from __future__ import annotations

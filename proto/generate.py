@@ -1,7 +1,8 @@
 """Regenerate the stubs: ``python -m tandem.proto.generate``.
 
 protoc writes ``import tandem_pb2`` into the service stub, which only works when the folder is on
-``sys.path``; the import is made relative here. A test checks that the committed stubs are fresh.
+``sys.path``; the import is made relative here. mypy-protobuf writes the types of the services. A
+test checks that the committed stubs are fresh.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ FOLDER = Path(__file__).parent
 
 
 def generate(out: Path) -> None:
-    """Write the modules of both ``.proto`` files, with their ``.pyi``, into ``out``."""
-    _compile(out, "tandem.proto", f"--grpc_python_out={out}")
+    """Write the modules of both ``.proto`` files, with their types, into ``out``."""
+    types = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
+    plugin = (
+        f"--plugin=protoc-gen-mypy_grpc={types}",
+        f"--mypy_grpc_out=quiet,generate_concrete_servicer_stubs:{out}",
+    )
+    _compile(out, "tandem.proto", f"--grpc_python_out={out}", *plugin)
     _compile(out, "sentencepiece.proto")
-    stub = out / "tandem_pb2_grpc.py"
-    text = stub.read_text().replace("import tandem_pb2 as", "from . import tandem_pb2 as")
-    stub.write_text(text)
+    for stub in (out / "tandem_pb2_grpc.py", out / "tandem_pb2_grpc.pyi"):
+        text = stub.read_text().replace("import tandem_pb2 as", "from . import tandem_pb2 as")
+        stub.write_text(text)
 
 
 def _compile(out: Path, name: str, *options: str) -> None:

@@ -1,4 +1,4 @@
-"""What a node's roles are called in commands, logs and metrics."""
+"""Names of the roles of nodes, for commands, logs and metrics."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ ROLES: dict[pb.Role, str] = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode
 
 
 def role_name(role: pb.Role) -> str:
-    """``?`` for one that this version does not know."""
+    """The name of a role; ``?`` for one that this version does not know."""
     return ROLES.get(role, "?")

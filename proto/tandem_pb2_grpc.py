@@ -74,42 +74,43 @@ class RegistryServicer:
     """
 
     def Join(self, request, context):
-        """A node announces itself; the reply says how often to send a heartbeat. It is refused unless the
-        router can call it at the address that it announces.
+        """Announces a node; the reply has the interval of heartbeats. Refused unless the router can reach
+        the node at the address that it announces.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Load goes in, commands come out.
+        """Reports load and returns commands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """A node that is shutting down says so, and gets no more work; with a failure it is lost at once.
+        """Announces a node's shutdown: it gets no more work. With a failure it counts as lost at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """For operators: who is there, and "take no more work, finish what you have, and end".
+        """For operators: lists the nodes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """For operators: ends a node after its running requests.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """For operators: "finish what you have, and go on in the other role".
+        """For operators: switches a node to the other role after its running requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -369,16 +370,16 @@ class DecodeServicer:
 
     def Stream(self, request_iterator, context):
         """Any number of requests of one router, each with all its n choices. The first event of a request
-        is always Admitted, its last one RequestEnd; a refusal is the end's status (INVALID_ARGUMENT,
-        RESOURCE_EXHAUSTED, UNAVAILABLE) before any other event. Ends once the router has ended its side
-        and all requests have ended; cancelling the RPC cancels them in every state.
+        is Admitted, its last one RequestEnd. A rejected request has only RequestEnd, with the status
+        (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE). The RPC ends once the router has ended its
+        side and all requests have ended; cancelling it cancels them in every state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndChoice(self, request, context):
-        """Ends one choice, in whose text the router has found a stop string; the others continue.
+        """Ends one choice, for instance at a stop string that the router has found; the others continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -391,14 +392,14 @@ class DecodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenizer(self, request, context):
-        """The tokenizer and the chat template, for routers that have no folder of the model.
+        """The tokenizer and the chat template, for routers without the model's folder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Examine(self, request, context):
-        """Tries each way from a prefill node to this one, now: greeting, ports, canary. One RPC at a
+        """Tests transfers from each prefill node to this node: greeting, ports, canary. One RPC at a
         time; RESOURCE_EXHAUSTED while another runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -631,36 +632,36 @@ class PrefillServicer:
     """
 
     def Hello(self, request, context):
-        """Exchanges fingerprints and returns where the ranks' data planes listen.
+        """Exchanges fingerprints and returns the endpoints of the ranks' data planes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """Accepted, then any number of Progress, then exactly one of Done or Failed. Cancelling the RPC
-        cancels the attempt in every state.
+        """Streams OpenAccepted, any number of OpenProgress, then one OpenDone or OpenFailed. Cancelling
+        the RPC cancels the attempt in every state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """the reply: those that are still held
+        """returns the ids that are still live
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """the reply: those that were held
+        """returns the ids that were live
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Live(self, request, context):
-        """ids held for this peer
+        """returns the peer's live ids
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

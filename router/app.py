@@ -26,8 +26,7 @@ from .access.rate_limits import RateLimits
 from .anthropic.errors import AnthropicErrors
 from .anthropic.models import VERSION_HEADER
 from .batches.background import BackgroundResponses
-from .batches.folder import batch_folder
-from .batches.runner import Batches
+from .batches.runner import Batches, batch_folder
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .database import Database
@@ -39,7 +38,7 @@ from .mcp.approvals import Approvals
 from .mcp.chat import McpChat
 from .mcp.servers import mcp_servers
 from .ollama.formatter import OllamaErrors
-from .openai.error_body import OpenAIErrors
+from .openai.errors import OpenAIErrors
 from .options import RouterOptions
 from .responses.background_runs import BackgroundRuns
 from .responses.store import ResponseStore
@@ -68,7 +67,7 @@ from .web.overview import Overview
 
 log = logger("router")
 
-# No route has more to ask; to parse a query as large as a head may be takes 30 ms.
+# More than any route needs. Parsing a query as large as a request head may be takes 30 ms.
 MAX_QUERY_BYTES = 8 * 1024
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 
@@ -76,9 +75,9 @@ NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operati
 @dataclass(frozen=True, eq=False)
 class Api:
     """The routes of one API, the shape of its errors, and the models that document both.
-    ``id_header`` is the API's own name of the header ``x-request-id``, ``stream_type`` the type of
-    its streams if they are no server-sent events. With ``any_type`` bodies need not say that they
-    are JSON."""
+    ``id_header`` is the API's own name for the header ``x-request-id``, ``stream_type`` the content
+    type of its streams unless they are server-sent events. With ``any_type`` a body need not
+    declare the content type JSON."""
 
     router: APIRouter
     errors: ErrorShape
@@ -97,7 +96,7 @@ APIS = (
     Api(openai_responses.router, ResponseErrors(), openai_responses.MODELS),
     Api(openai_files.router, OPENAI_ERRORS),
     Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),
-    # As Ollama, for curl.
+    # Any content type, like Ollama: curl sends another one by default.
     Api(ollama.router, OllamaErrors(), ollama.MODELS, stream_type=ollama.LINES, any_type=True),
     Api(anthropic.router, ANTHROPIC_ERRORS, anthropic.MODELS, id_header=b"request-id"),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
@@ -109,7 +108,7 @@ APIS = (
 
 
 class _Routes(FastAPI):
-    """FastAPI without its own answers to errors, which ``App`` gives."""
+    """FastAPI without its own error handling; ``App`` handles errors."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -119,7 +118,7 @@ class _Routes(FastAPI):
         return AsyncExitStackMiddleware(self.router)
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made once; several threads may ask for it at first."""
+        """The OpenAPI document, built once; several threads may request it at the same time."""
         with self._documenting:
             if self.openapi_schema is None:
                 document = super().openapi()
@@ -129,7 +128,7 @@ class _Routes(FastAPI):
 
 
 class App:
-    """The door to all routes: one exchange for each request."""
+    """The ASGI entry point of all routes: one ``HttpExchange`` for each request."""
 
     def __init__(
         self,
@@ -187,7 +186,7 @@ class App:
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = HttpExchange(scope, receive, send, self._options)
-        # A client that keeps its connection would return to a router that is about to end.
+        # A kept-alive connection would bring the next request to a router that is about to end.
         exchange.closes = self.services.draining
         add_log_context(request_id=exchange.request_id)
         if api := self._apis.get(exchange.path):
@@ -196,12 +195,12 @@ class App:
             exchange.any_type = api.any_type
         scope["state"] |= {"exchange": exchange, "services": self.services}
         if exchange.method == "HEAD":
-            scope = scope | {"method": "GET"}  # the server leaves the body out
+            scope = scope | {"method": "GET"}  # uvicorn omits the body
         try:
             _check_query(scope["query_string"])
             await self._routes(scope, receive, exchange.send)
         except ClientGoneError:
-            exchange.access.gone = True
+            exchange.access.client_gone = True
         except Exception as error:
             await self._fail(exchange, error)
         finally:
@@ -220,18 +219,18 @@ class App:
         options, folder = self._options, self._batch_folder.path
         if folder is None:
             return None
-        answers = BackgroundResponses(
+        responses = BackgroundResponses(
             self.handler,
             lambda endpoint, owner: openai_batches.surface_of(endpoint, owner, self.services),
             self._access.owner_named,
             self._usage,
             options,
         )
-        return Batches(folder, options, answers)
+        return Batches(folder, options, responses)
 
     async def open(self) -> None:
-        """Open what outlives a router, in memory where there is no folder for it. Raises
-        ``StartupError`` for a folder that was asked for and cannot be used."""
+        """Open the stores that outlive a router, in memory if they have no folder. Raises
+        ``StartupError`` if a folder that an option names cannot be used."""
         services, folder = self.services, self._batch_folder
         if services.batches is not None and folder.path is not None:
             try:
@@ -251,11 +250,11 @@ class App:
         await self._state.open_in_memory()
 
     async def _fail(self, exchange: HttpExchange, error: Exception) -> None:
-        """Answer with an error, or end the stream with it."""
+        """Respond with an error, or end the stream with an error event."""
         failure = self._failure(exchange, error)
         failure.request_id = exchange.request_id
         exchange.access.error = failure.code or failure.kind
-        if exchange.path not in PROBES:  # a poll that comes too early is no failed request
+        if exchange.path not in PROBES:  # "not ready yet" is no failed request
             self.services.metrics.count_error(failure.status)
         shape = self._error_shape(exchange)
         try:
@@ -266,7 +265,7 @@ class App:
                 body = shape.error_body(failure)
                 await exchange.respond_json(failure.status, body, failure.headers)
         except ClientGoneError:
-            exchange.access.gone = True
+            exchange.access.client_gone = True
 
     def _error_shape(self, exchange: HttpExchange) -> ErrorShape:
         if exchange.path.startswith("/v1/models") and exchange.header(VERSION_HEADER):
@@ -284,8 +283,8 @@ class App:
         return failure_of(error, what, retry_after=self._options.retry_after)
 
     def _no_route(self, exchange: HttpExchange, error: HTTPException) -> ApiError:
-        """The error for a request without a route. Access is checked here, since no dependencies
-        of a route have done so: a stranger must not learn which paths exist."""
+        """The error for a request without a route. Access is checked here because no route's
+        dependencies did it: clients without a key must not find out which paths exist."""
         method, path = exchange.method, exchange.path
         if path not in PROBES:
             self.services.access.check_host(exchange)
@@ -306,7 +305,7 @@ def _check_query(query: bytes) -> None:
 
 
 def _methods(path: str) -> str:
-    """The methods of a path, which may be those of several routes."""
+    """The methods of a path, over all routes that match it."""
     methods = {
         method
         for api in APIS
@@ -319,7 +318,7 @@ def _methods(path: str) -> str:
 
 @cache
 def _routes(apis: tuple[Api, ...]) -> FastAPI:
-    """The routes, which all routers of a process share: each request brings its services."""
+    """The routes, shared by all routers of a process: a request's scope carries the services."""
     routes = _Routes(
         title="Tandem",
         version=version(),

@@ -21,22 +21,22 @@ log = logger("router")
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Result]
 
-# How long a transaction waits for one of another router process.
+# How long a transaction waits for another router process to finish its own.
 BUSY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The statements that create the tables of a new database. A file of another version is
-    refused."""
+    """The statements that create the tables of a new database. A file with another ``version`` is
+    rejected."""
 
     version: int
     statements: str
 
 
 class Database:
-    """One connection to a file, or to a database in memory. Works run one after the other, each as
-    a transaction."""
+    """One connection to a database file, or to a database in memory. Functions run one after the
+    other, each as a transaction."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -53,7 +53,7 @@ class Database:
             raise StartupError(f"--batch-dir {path.parent}: {error}") from error
 
     async def open_in_memory(self) -> None:
-        """Open a new database that ends with the process."""
+        """Create a database in memory, which is lost when the process ends."""
         self._path = None
         await self._in_thread(lambda: self._connect(":memory:"))
 
@@ -62,16 +62,16 @@ class Database:
         try:
             return await self._in_thread(lambda: self._transaction(work))
         except sqlite3.Error as error:
-            raise self._failed(error) from error
+            raise self._to_api_error(error) from error
 
     def run_and_wait(self, work: Work[Result]) -> Result:
-        """As ``run``, for a thread that may wait."""
+        """Blocking ``run``, for threads other than the event loop's."""
         try:
             return self._thread.submit(self._transaction, work).result()
         except sqlite3.Error as error:
-            raise self._failed(error) from error
+            raise self._to_api_error(error) from error
 
-    def _failed(self, error: sqlite3.Error) -> ApiError:
+    def _to_api_error(self, error: sqlite3.Error) -> ApiError:
         where = self._path or "the database in memory"
         log.error("%s: %s: free some space if its disk is full", where, error)
         message = "The router's storage failed; its disk may be full."
@@ -91,7 +91,7 @@ class Database:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            # SQLite fails where two processes choose the journal of one file at the same time.
+            # SQLite fails if two processes set the journal mode of one file at the same time.
             fcntl.flock(folder, fcntl.LOCK_EX)
             self._connect(path)
         finally:
@@ -109,15 +109,15 @@ class Database:
         self._transaction(self._create)
 
     def _create(self, connection: sqlite3.Connection) -> None:
-        """Create the tables of a new file. Raises ``sqlite3.Error`` for one of another version."""
-        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        """Create the tables of a new file. Raises ``sqlite3.Error`` if it has another version."""
+        (file_version,) = connection.execute("PRAGMA user_version").fetchone()
         version = self._schema.version
-        if found not in (0, version):
+        if file_version not in (0, version):
             raise sqlite3.DatabaseError(
-                f"the database is of version {found}, and this router writes version {version}; "
-                "use another folder"
+                f"the database has version {file_version}, but this router needs version "
+                f"{version}; use another folder"
             )
-        if found == 0:
+        if file_version == 0:
             for statement in self._schema.statements.split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {version}")

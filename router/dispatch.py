@@ -1,8 +1,7 @@
 """The events of one prompt, from whichever decode node serves it.
 
-A node that lacks room, cannot be reached or dies is excluded, and the next one is called. Once
-there is output, the next node gets the tokens so far and continues them, so that the client sees
-nothing of it but a pause.
+A node that is full, unreachable or dead is excluded, and the next one is tried. Once there is
+output, the next node gets the tokens so far and continues them: the client only sees a pause.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ log = logger("router")
 OUTPUT = frozenset({"tokens", "finished", "prompt_logprobs"})
 NO_NODE = "No decode node is available; try again soon."
 MAX_ATTEMPTS = 4
-# The keys of a longer prompt are computed in a thread, since they take tens of milliseconds.
+# Prefix keys of a longer prompt take tens of milliseconds, so a thread computes them.
 QUICK_TOKENS = 4096
-# A request that kills its nodes must not go round and kill them all; prefill nodes count as well,
-# and a node that has sent output only until another one has.
+# Limits how many nodes one request can crash, prefill nodes included. Output from a later node
+# clears the count.
 MAX_DEATHS = 2
 
 
 class Dispatcher:
-    """Finds nodes for one prompt. ``deadline`` is the whole request's, by the loop's clock."""
+    """Finds nodes for one prompt. ``deadline`` is the request's, in the event loop's time."""
 
     def __init__(self, nodes: NodeTable, options: RouterOptions, deadline: float) -> None:
         self._nodes = nodes
@@ -51,7 +50,7 @@ class Dispatcher:
         self._admitted = False  # by any node
         self._started = False  # on the present node
         self._moves = 0  # after output
-        self._usage: pb.Usage | None = None  # that has just come
+        self._usage: pb.Usage | None = None  # from the latest events
 
     async def events(
         self,
@@ -59,18 +58,18 @@ class Dispatcher:
         tokens: Sequence[int],
         resume: Callable[[pb.GenerateRequest], bool] = lambda request: True,
     ) -> AsyncGenerator[tuple[Node, Sequence[NodeEvent]], None]:
-        """The events of the node that serves the prompt ``tokens``, with the node: all that have
-        arrived, at once. ``Admitted`` comes first, and once.
+        """Yield the node that serves the prompt ``tokens`` with all its events since the last item.
+        ``Admitted`` comes first, and only once.
 
-        Another node than before continues the output: ``resume`` writes into the request what has
-        come of it, and returns false if nothing is left to generate. Without output the node begins
-        anew, and all earlier events are void.
+        If the node changes after it has sent output, the next one continues that: ``resume`` writes
+        the output so far into the request, and returns false if nothing is left to generate. If
+        there was no output, the next node starts over, and all earlier events are void.
         """
         failure: Exception | None = None
         prompt = PromptKeys(tokens, request.cache_salt)
         if len(tokens) > QUICK_TOKENS:
-            held = [node.prefixes for node in self._nodes]
-            await asyncio.to_thread(lambda: [prefixes.sample(prompt) for prefixes in held])
+            prefixes = [node.prefixes for node in self._nodes]
+            await asyncio.to_thread(lambda: [each.sample(prompt) for each in prefixes])
         while (placement := self._next(request, prompt)) is not None:
             node, inflight = self._begin(placement, prompt)
             prefill = self._begin_prefill(placement, prompt)
@@ -79,14 +78,14 @@ class Dispatcher:
                 with node_request(
                     self._nodes, node, request, self._options.admission_timeout
                 ) as attempt:
-                    while arrived := await attempt.read():
-                        shown = self._shown(arrived)
+                    while events := await attempt.read():
+                        visible = self._visible(events)
                         if (usage := self._usage) is not None:
                             self._usage = None
                             inflight.end(node.node_id, usage.prefill_node)
                             self._nodes.prefills.finish(prefill, usage)
-                        output = output or any(map(_is_output, shown))
-                        yield node, shown
+                        output = output or any(map(_is_output, visible))
+                        yield node, visible
                 return
             except (OverloadedError, UnavailableError, GenerationError) as error:
                 log.warning(
@@ -100,7 +99,7 @@ class Dispatcher:
                 # "No room" is more useful to a client than the failure of a later node.
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
-                # A node that ends requests because it drains has not died of this one.
+                # A draining node was not crashed by this request.
                 self._deaths += self._started and not isinstance(error, DrainingError)
             finally:
                 inflight.end()
@@ -108,25 +107,25 @@ class Dispatcher:
         raise failure or UnavailableError(NO_NODE)
 
     def _move(self, error: Exception) -> None:
-        """Note that a node which has sent output has failed. Raises its error if no other node is
-        to continue."""
+        """Record that a node failed after it had sent output. Raises its error if no other node
+        may continue."""
         self._moves += 1
-        # Admitted is admitted: what overflows then is the output, which waits for its client.
+        # An overload after admission: the client reads too slowly, and the output has overflowed.
         if self._moves > self._options.migration_limit or isinstance(error, OverloadedError):
             raise error
-        # The request did not stop this node from working, and may have stopped the ones before.
+        # The node has sent output, so the request is unlikely to have crashed the earlier ones.
         self._deaths, self._failed = 0, frozenset()
         reason = "draining" if isinstance(error, DrainingError) else "failed"
         self._nodes.migrations.labels(reason).inc()
 
-    def _shown(self, events: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
-        """Those that the request sees."""
+    def _visible(self, events: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
+        """The events to pass on to the request."""
         if len(events) == 1 and isinstance(events[0], PlainTokens):
             return events
-        return [event for event in events if self._shows(event)]
+        return [event for event in events if self._observe(event)]
 
-    def _shows(self, event: NodeEvent) -> bool:
-        """Note what an event tells about nodes. True if the request sees the event."""
+    def _observe(self, event: NodeEvent) -> bool:
+        """Record what an event says about nodes. True if the request gets the event."""
         if isinstance(event, PlainTokens):
             return True
         kind = event.WhichOneof("event")
@@ -142,8 +141,8 @@ class Dispatcher:
         return True
 
     def _next(self, request: pb.GenerateRequest, prompt: PromptKeys) -> Placement | None:
-        """The next placement to try. Writes prefill candidates and the time left into the
-        request."""
+        """The next placement to try. Writes the prefill candidates and the remaining seconds into
+        the request."""
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
         request.deaths = self._deaths
@@ -154,7 +153,7 @@ class Dispatcher:
             if placement is None:
                 return None
             span.set(node=placement.decode.node_id, candidates=len(placement.prefill))
-        request.deadline_seconds = self._seconds_left()
+        request.deadline_seconds = self._remaining_seconds()
         del request.prefill[:]
         request.prefill.extend(
             pb.PrefillCandidate(
@@ -169,28 +168,29 @@ class Dispatcher:
         return placement
 
     def _begin(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, InflightPlacement]:
-        """The decode node, and the prompt in the in-flight load of both nodes."""
+        """The decode node, and the prompt's entry in the in-flight load of both nodes."""
         inflight = InflightPlacement()
-        held = placement.decode.held_tokens
+        cached = placement.decode.held_tokens
         for view in placement.prefill[:1]:
             node = self._nodes[view.node_id]
-            compute = len(prompt.tokens) - max(held, view.held_tokens)
+            compute = len(prompt.tokens) - max(cached, view.held_tokens)
             inflight.begin(node.node_id, node.inflight_load, node.inflight_prompt(prompt, compute))
         node = self._nodes[placement.decode.node_id]
-        compute = 0 if placement.prefill else len(prompt.tokens) - held
+        compute = 0 if placement.prefill else len(prompt.tokens) - cached
         inflight.begin(node.node_id, node.inflight_load, node.inflight_prompt(prompt, compute))
         return node, inflight
 
     def _begin_prefill(self, placement: Placement, prompt: PromptKeys) -> Prefill:
-        """The prompt among those that the cluster page shows."""
-        asked = placement.prefill[0].node_id if placement.prefill else ""
-        return self._nodes.prefills.begin(asked, placement.decode.node_id, len(prompt.tokens))
+        """The prompt's entry on the cluster page."""
+        prefill_node = placement.prefill[0].node_id if placement.prefill else ""
+        decode_node = placement.decode.node_id
+        return self._nodes.prefills.begin(prefill_node, decode_node, len(prompt.tokens))
 
-    def _seconds_left(self) -> float:
-        left = self._deadline - asyncio.get_running_loop().time()
-        if left <= 0:
+    def _remaining_seconds(self) -> float:
+        remaining = self._deadline - asyncio.get_running_loop().time()
+        if remaining <= 0:
             raise DeadlineError(LATE)
-        return left
+        return remaining
 
 
 def _is_output(event: NodeEvent) -> bool:

@@ -1,4 +1,4 @@
-"""Errors of requests, and their HTTP status; each surface has its own shape of the body."""
+"""Errors of requests and their HTTP status; each API formats the error body in its own way."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PERMISSION = "permission_error"
 
 
 class ApiError(Exception):
-    """An error response. ``kind`` and ``code`` are OpenAI's type and code; ``request_id`` is known
-    when the error is written."""
+    """An error response. ``kind`` and ``code`` are OpenAI's type and code; ``request_id`` is set
+    when the response is written."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NodeError(Exception):
 
 class DrainingError(UnavailableError):
     """A planned shutdown of a part of the cluster ended the request. ``code`` names the part, so
-    that clients can distinguish it from a crash and send the request again."""
+    that clients can tell it from a crash and retry."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -59,14 +59,15 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def unfollowable(reason: str, param: str) -> RequestError:
-    """The error of an output that cannot follow its grammar any further. ``param`` is the client's
-    name of the grammar; empty if the router has made it."""
-    named = f"Invalid '{param}': {reason}." if param else f"{reason[:1].upper()}{reason[1:]}."
-    return RequestError(named, param=param or None, code=UNFOLLOWABLE)
+    """The error of an output that cannot follow its grammar any further. ``param`` is the request
+    parameter with the grammar; empty if the router has written the grammar."""
+    message = f"Invalid '{param}': {reason}." if param else f"{reason[:1].upper()}{reason[1:]}."
+    return RequestError(message, param=param or None, code=UNFOLLOWABLE)
 
 
 def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
-    """The response to an error of ours; ``None`` for a bug, whose text is not for clients."""
+    """The response to one of our own errors; ``None`` for a bug, whose text clients must not
+    see."""
     wait = ((b"retry-after", str(retry_after).encode()),)
     match error:
         case ApiError():
@@ -87,9 +88,9 @@ def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
 
 
 def failure_of(error: BaseException, what: str, *, retry_after: int) -> ApiError:
-    """The response to any error of ``what`` failed. A bug's traceback is only in the log."""
-    known = to_api_error(error, retry_after=retry_after)
-    if known is not None:
-        return known
+    """The response to any error of ``what``. The traceback of a bug goes into the log only."""
+    api_error = to_api_error(error, retry_after=retry_after)
+    if api_error is not None:
+        return api_error
     log.error("%s failed", what, exc_info=error)
     return ApiError(500, "The server had an error while processing your request.", kind=SERVER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import (
     AsyncGenerator,
@@ -28,15 +29,15 @@ EarlyStopping = Literal[False, True, "never"]
 
 
 def new_tokens(values: Iterable[int] = ()) -> array[int]:
-    """An array of token ids, of four bytes each; a list of them takes forty."""
+    """An array of token ids with 4 bytes each; a list takes about 40."""
     return array("I", values)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """``text`` is kept for ``echo`` only: the client's text, or the text of its token ids, in which
-    special tokens are ``spelled`` as in vLLM. ``second_text`` is where the second segment of a pair
-    of texts begins, if there is one."""
+    """``text`` is kept for ``echo`` only: the client's text, or the text of its token ids with
+    special tokens ``spelled`` out, as in vLLM. ``second_text`` is the position of the second text
+    of a pair, or 0."""
 
     tokens: array[int]
     text: str | None = None
@@ -54,15 +55,15 @@ class TextOptions:
     min_tokens: int = 0
     echo: bool = False
     reasoning_parser: str = NO_PARSER
-    reasoning_opened: bool | None = None  # by the end of the prompt, which may also close it
-    tools: ToolUse | None = None  # calls are parsed
-    discard_output: bool = False  # max_tokens 0 with echo: only the prompt is wanted
+    reasoning_opened: bool | None = None  # by the prompt; False if the prompt closes it
+    tools: ToolUse | None = None  # parse tool calls
+    discard_output: bool = False  # for max_tokens 0 with echo, which returns the prompt only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions:
-    """Options for turning a prompt into a vector, or a pair of texts into its ``score`` as a vector
-    of one number. ``dimensions`` is 0 for all of them."""
+    """Options for turning a prompt into a vector. With ``score``, the prompt is a pair of texts,
+    and the vector is its score. ``dimensions`` 0 keeps all dimensions."""
 
     pooling: str | None
     normalize: bool
@@ -71,7 +72,7 @@ class VectorOptions:
     score: bool = False
 
     def message(self, prompt: EncodedPrompt) -> pb.Embed:
-        """The options that a node needs."""
+        """The node's part of the options."""
         return pb.Embed(
             pooling=self.pooling or "",
             normalize=self.normalize,
@@ -84,8 +85,8 @@ class VectorOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions:
     """``ends`` are the tokens that end a beam. With ``early_stopping`` the search ends as soon as
-    ``width`` beams have; without, once the running ones are unlikely to be better; with "never",
-    once they cannot be."""
+    ``width`` beams have finished; without, once the running ones are unlikely to be better; with
+    "never", once they cannot be."""
 
     width: int
     length_penalty: float
@@ -94,19 +95,19 @@ class BeamOptions:
 
     @property
     def ranked(self) -> int:
-        """Continuations that are ranked in each step: enough for ``width`` that do not end."""
+        """Continuations to rank in each step: enough for ``width`` that do not end a beam."""
         return max(2, 1 + len(self.ends)) * self.width
 
     @property
     def alternatives(self) -> int:
-        """Continuations of one beam that are known."""
+        """Continuations of each beam that nodes return."""
         return min(MAX_LOGPROBS, self.ranked + len(self.ends))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked and tokenized request. ``max_tokens`` has a value for each prompt, since the room
-    left in the context differs."""
+    """A checked and tokenized request. ``max_tokens`` has a value for each prompt, because their
+    remaining context differs."""
 
     request_id: str
     model: ServedModel
@@ -121,29 +122,29 @@ class GenerationRequest:
     return_token_ids: bool = False
     priority: int = 0
     cache_salt: str = ""
-    beams: BeamOptions | None = None  # search, instead of drawing
-    ignored: Set[str] = frozenset()  # unknown fields of the request
-    embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
+    beams: BeamOptions | None = None  # beam search instead of sampling
+    ignored: Set[str] = frozenset()  # unknown fields of the body
+    embed: VectorOptions | None = None  # return a vector of each prompt instead of text
 
     @property
     def n(self) -> int:
-        """Choices that are generated for each prompt."""
+        """Choices to generate for each prompt."""
         return self.sampling.n
 
     @property
     def returned(self) -> int:
-        """Choices of each prompt in the response."""
+        """Choices to return for each prompt."""
         return self.n if self.best is None else self.best
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if the node must return logprobs: for the client, or to find the best choices."""
+        """True if nodes must return logprobs: for the client, or to rank choices."""
         return self.logprobs is not None or self.best is not None
 
     @property
     def prompt_alternatives(self) -> int | None:
-        """Alternatives that the node must return for each prompt token: as requested, or as the
-        echo needs them."""
+        """Alternatives that nodes must return for each prompt token, for the client or for the
+        echo."""
         if self.prompt_logprobs is None and self.text.echo:
             return self.logprobs
         return self.prompt_logprobs
@@ -155,17 +156,17 @@ class GenerationRequest:
 
     @property
     def output_token_limit(self) -> int:
-        """Tokens of all choices, if each is as long as it may be."""
+        """Maximum number of tokens over all choices."""
         return self.n * sum(self.max_tokens)
 
     @property
     def choices(self) -> int:
-        """Choices that are generated for all prompts."""
+        """Choices to generate over all prompts."""
         return len(self.prompts) * self.n
 
 
 def extended(kind: type[Request], request: GenerationRequest, **more: Any) -> Request:
-    """The request as one of a subclass, with ``more`` fields."""
+    """The request converted to the subclass ``kind``, with ``more`` fields."""
     return kind(**{each.name: getattr(request, each.name) for each in fields(request)} | more)
 
 
@@ -180,15 +181,15 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
-    """A node has admitted the request; from here on its HTTP status is 200."""
+    """A node has admitted the request, so its HTTP status is 200."""
 
 
-# Not frozen: to make one would take four times as long, and each token makes one.
+# Not frozen: created once per token, and frozen dataclasses are four times slower to create.
 @dataclass(slots=True)
 class ChoiceDelta:
-    """New output of one choice: its reasoning, then its text, then its calls. ``finish_reason``
-    comes once, with the last; it is "tool_calls" for a choice that ended after calls, and "error"
-    for one that ended with an ``error`` while others go on."""
+    """New output of one choice: reasoning, then text, then tool calls. Only the last delta has a
+    ``finish_reason``: "tool_calls" if the choice has any, and "error" if it alone failed with
+    ``error``."""
 
     index: int
     text: str = ""
@@ -203,7 +204,7 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The next logprobs of one prompt, before any output of its choices."""
+    """The next logprobs of one prompt; they precede the output of its choices."""
 
     prompt: int
     positions: Sequence[pb.PositionLogprobs]
@@ -211,14 +212,38 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class PromptEmbedded:
-    """The vector of one prompt, as packed float32 in little-endian order."""
+    """The vector of one prompt, as packed little-endian float32."""
 
     prompt: int
     values: bytes
 
 
-# Each time all that have arrived.
+# Each item is everything that has arrived since the last one.
 Outputs = AsyncGenerator[Sequence["Output"], None]
-# Computes the outputs of one generation.
+# Serves one request.
 Generate = Callable[[GenerationRequest], Outputs]
 Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded
+
+
+def generate_message(request: GenerationRequest, number: int) -> pb.GenerateRequest:
+    """The message to a node for prompt ``number``, without deadline and prefill candidates."""
+    sampling = pb.Sampling()
+    sampling.CopyFrom(request.sampling)
+    sampling.max_tokens = request.max_tokens[number]
+    sampling.min_tokens = request.text.min_tokens
+    if not sampling.HasField("seed"):  # otherwise another node could not continue the output
+        sampling.seed = secrets.randbits(63)
+    if request.wants_logprobs and not request.text.discard_output:
+        sampling.logprobs = request.logprobs or 0
+    if request.prompt_alternatives is not None:
+        sampling.prompt_logprobs = request.prompt_alternatives
+    suffix = f"-{number}" if len(request.prompts) > 1 else ""
+    prompt = request.prompts[number]
+    return pb.GenerateRequest(
+        request_id=request.request_id + suffix,
+        prompt=prompt.tokens.tolist(),  # three times as fast as the array
+        sampling=sampling,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        embed=None if request.embed is None else request.embed.message(prompt),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,20 +16,18 @@ from .access.rate_limits import LimitedRequest, RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .dispatch import Dispatcher
-from .errors import DeadlineError, DrainingError
+from .errors import DeadlineError, DrainingError, invalid
 from .generation import GenerationRequest, Outputs
 from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
 from .http.encoding import dump
-from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
+from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange, KeyOwner
 from .http.json_body import parse_json
-from .http.keep_alive import kept_alive
-from .http.key_owner import KeyOwner
+from .http.keep_alive import keep_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
 from .node_request import LATE
 from .options import RouterOptions
-from .requests.unknown_fields import UnknownFields
 from .serve_request import serve
 from .served_model import ServedModel
 from .surface import ResponseFormatter, Surface
@@ -39,27 +37,48 @@ from .write_outputs import collect_outputs, stream_outputs
 
 log = logger("router")
 
-# For what follows the end of a response.
+# Unknown fields to log; clients can send any number of names.
+MAX_NAMED_FIELDS = 64
+# Time limit for the work after the end of a response.
 CLEANUP_SECONDS = 5.0
-# Turns of requests that come from no connection.
+# The parser pools' client for requests without a connection.
 BACKGROUND_CLIENT = "background"
 
 T = TypeVar("T")
-# Makes an answer of a body; adds the body's unknown names to the set.
+# Computes a response from a body; adds the body's unknown fields to the set.
 Work = Callable[[Any, ServedModel, set[str]], dict[str, Any]]
 
 
 @dataclass
 class DetachedRequest:
-    """A request of no connection."""
+    """A request without a connection."""
 
     owner: KeyOwner
     access: AccessRecord
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of a response
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # for the response
+
+
+class UnknownFields:
+    """Logs each unknown field once, since it may be misspelt; with ``strict``, rejects them."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def note(self, names: Set[str]) -> None:
+        """Log the unknown fields of one request. Raises ``RequestError`` if strict."""
+        if names and self._strict:
+            name = min(names)
+            message = f"Unknown parameter: '{name}'; this server rejects unknown parameters."
+            raise invalid(message, name, "unknown_parameter")
+        for name in sorted(names - self._logged):
+            if len(self._logged) < MAX_NAMED_FIELDS:
+                self._logged.add(name)
+                log.warning("requests have the field %r, which is unknown and ignored", name)
 
 
 class GenerateHandler:
-    """Requests to generate, and the limits on what all of them hold together."""
+    """Handles generation requests, within limits on the memory that all of them hold together."""
 
     def __init__(
         self,
@@ -78,8 +97,8 @@ class GenerateHandler:
         self._limits = limits
         self.parsers = ParserPools(options.parse_timeout)
         self._tasks: set[asyncio.Task[None]] = set()
-        held = max(options.max_held_body_bytes, options.max_body_bytes)
-        self.bodies = MemoryBudget(held, "bytes of bodies")
+        body_bytes = max(options.max_held_body_bytes, options.max_body_bytes)
+        self.bodies = MemoryBudget(body_bytes, "bytes of bodies")
         self.prompts = MemoryBudget(options.max_held_prompt_tokens, "prompt tokens")
         self.responses = MemoryBudget(options.max_held_response_bytes, "bytes of responses")
         self.active = 0  # requests in progress
@@ -94,28 +113,28 @@ class GenerateHandler:
         self.parsers.close()
 
     async def handle(self, exchange: HttpExchange, surface: Surface) -> None:
-        """Answer one request. Errors are the caller's to write."""
-        async with self.parsed(exchange, surface) as (request, deadline):
+        """Handle one request. The caller writes errors."""
+        async with self.parsing(exchange, surface) as (request, deadline):
             await self.respond(exchange, surface, request, deadline)
 
     @asynccontextmanager
-    async def parsed(
+    async def parsing(
         self, exchange: HttpExchange, surface: Surface
     ) -> AsyncIterator[tuple[GenerationRequest, float]]:
-        """Parse a request, which is in progress while the block runs. Yields it with its deadline,
-        by the loop's clock."""
+        """Parse a request, which counts as in progress inside the block. Yields it with its
+        deadline in the event loop's time."""
 
         def parse(body: Any, model: ServedModel) -> GenerationRequest:
             return surface.parse(body, model, self._options)
 
         traceparent = exchange.header(b"traceparent").decode("latin-1")
-        about = {"request_id": exchange.request_id, "route": exchange.path}
+        attributes = {"request_id": exchange.request_id, "route": exchange.path}
         if exchange.access.key:
-            about["key"] = exchange.access.key
+            attributes["key"] = exchange.access.key
         seconds = seconds_allowed(exchange, self._options.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
         await self._limits.count_request(exchange)
-        with self.slot(), serving(self._tracer, "request", traceparent, **about) as span:
+        with self.slot(), serving(self._tracer, "request", traceparent, **attributes) as span:
             request = await _by(deadline, self._read(exchange, parse))
             self._unknown.note(request.ignored)
             span.set(**_attributes(request))
@@ -128,7 +147,7 @@ class GenerateHandler:
         request: GenerationRequest,
         deadline: float,
     ) -> None:
-        """Serve a request that was ``parsed``, and write the response."""
+        """Serve a parsed request, and write the response."""
         formatter = surface.formatter(request, int(time.time()))
         async with self.room(exchange, request) as memory:
             outputs = self._outputs(surface, request, exchange.access, deadline)
@@ -136,7 +155,7 @@ class GenerateHandler:
             await self._unless_gone(exchange, work, deadline)
 
     async def compute(self, exchange: HttpExchange, work: Work) -> None:
-        """Respond with the value that ``work`` computes from the body; it runs in a thread."""
+        """Respond with the value that ``work`` computes from the body in a thread."""
         await self._limits.count_request(exchange)
         ignored: set[str] = set()
         with self.slot(), self.responses.share() as memory:
@@ -146,17 +165,17 @@ class GenerateHandler:
             memory.take(len(response))
             await exchange.respond(200, response, JSON_TYPE)
 
-    async def parsed_alone(
+    async def parse_detached(
         self, client: DetachedRequest, size: int, parse: Callable[[ServedModel], GenerationRequest]
     ) -> GenerationRequest:
-        """Parse a request of no connection, of a body of ``size`` bytes, in a thread."""
+        """Parse a request without a connection in a thread; its body has ``size`` bytes."""
         await self._limits.count_request(client)
         model = self._registry.model()
         request = await self.parsers.run(BACKGROUND_CLIENT, size, lambda: parse(model))
         self._unknown.note(request.ignored)
         return request
 
-    async def whole(
+    async def serve_detached(
         self,
         surface: Surface,
         request: GenerationRequest,
@@ -165,7 +184,8 @@ class GenerateHandler:
         memory: MemoryShare,
         deadline: float | None = None,
     ) -> Any:
-        """The response to a request of no connection, for ``dump``. It runs in its ``room``."""
+        """Serve a request without a connection, inside its ``room``. Returns the body for
+        ``dump``."""
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self._options.request_timeout
         with serving(self._tracer, "request", "", route=surface.path) as span:
@@ -174,14 +194,14 @@ class GenerateHandler:
             return await _by(deadline, self._whole(request, formatter, outputs, access, memory))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work that outlives its exchange; ``abort`` ends it."""
+        """Run work that outlives its exchange; ``abort`` cancels it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def ended(self) -> None:
-        """Wait for what is computed in the background."""
+    async def wait_for_background(self) -> None:
+        """Wait until all spawned work has ended."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
@@ -189,8 +209,8 @@ class GenerateHandler:
     async def room(
         self, client: LimitedRequest, request: GenerationRequest
     ) -> AsyncIterator[MemoryShare]:
-        """Reserve what a request takes while it is served: tokens of its key, room for its prompts
-        and for its response."""
+        """Reserve a request's tokens from its key's limit, and memory for its prompts and its
+        response."""
         tokens = request.prompt_tokens, request.output_token_limit
         with (
             await self._limits.reserve(client, *tokens),
@@ -202,7 +222,7 @@ class GenerateHandler:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """The place of one request among those in progress."""
+        """A slot of the limit on requests in progress."""
         if self.active >= self._options.max_concurrent_requests:
             raise OverloadedError(
                 f"The server has {self.active} requests in progress, which is its limit; try "
@@ -215,7 +235,7 @@ class GenerateHandler:
             self.active -= 1
 
     async def _read(self, exchange: HttpExchange, parse: Callable[[Any, ServedModel], T]) -> T:
-        """What ``parse`` makes of the JSON of the body, in a thread."""
+        """Parse the JSON of the body, and apply ``parse`` to it in a thread."""
         with self.bodies.share() as share:
             body = await exchange.body(share)
             model = self._registry.model()
@@ -228,28 +248,29 @@ class GenerateHandler:
     async def _unless_gone(
         self, exchange: HttpExchange, work: Coroutine[Any, Any, None], deadline: float
     ) -> None:
-        """Run ``work``, and cancel it at its deadline and when the client disconnects."""
-        left = deadline - asyncio.get_running_loop().time()
+        """Run ``work``; cancel it at its deadline, or when the client disconnects."""
+        remaining = deadline - asyncio.get_running_loop().time()
         task = asyncio.create_task(work)
-        gone = asyncio.create_task(exchange.disconnected())
+        disconnect = asyncio.create_task(exchange.wait_for_disconnect())
         self._tasks.add(task)
         try:
-            await asyncio.wait((task, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if (
-                exchange.complete and not task.done()
-            ):  # the end of a response looks like a disconnect
+            await asyncio.wait(
+                (task, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
+            )
+            # The end of a response looks like a disconnect.
+            if exchange.complete and not task.done():
                 await asyncio.wait((task,), timeout=CLEANUP_SECONDS)
             if not task.done():
-                raise ClientGoneError if gone.done() else DeadlineError(LATE)
+                raise ClientGoneError if disconnect.done() else DeadlineError(LATE)
             if task.cancelled():
                 message = "The server is stopping; send the request again."
                 raise DrainingError(message, code="server_draining")
             task.result()
         finally:
             self._tasks.discard(task)
-            for each in (task, gone):
+            for each in (task, disconnect):
                 each.cancel()
-            await asyncio.gather(task, gone, return_exceptions=True)
+            await asyncio.gather(task, disconnect, return_exceptions=True)
 
     async def _write(
         self,
@@ -264,9 +285,9 @@ class GenerateHandler:
             body = await self._whole(request, formatter, outputs, access, memory)
             await exchange.respond_json(200, body)
             return
-        formatter.hold(memory)
+        formatter.account_in(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            async with aclosing(outputs), kept_alive(exchange, formatter.ping()):
+            async with aclosing(outputs), keep_alive(exchange, formatter.ping()):
                 await stream_outputs(exchange, outputs, metrics, formatter)
 
     def _outputs(
@@ -292,7 +313,7 @@ class GenerateHandler:
         access: AccessRecord,
         memory: MemoryShare,
     ) -> Any:
-        """An answer that is not streamed, for ``dump``."""
+        """The body of a response that is not streamed, for ``dump``."""
         usage = access.usage
         collector = formatter.collector(request, memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
@@ -300,16 +321,16 @@ class GenerateHandler:
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         result = collector.result(usage)
-        if result.vectors:  # scores are products of many
-            whole = await asyncio.to_thread(formatter.whole, result)
+        if result.vectors:  # slow: scores are computed from many products
+            body = await asyncio.to_thread(formatter.whole, result)
         else:
-            whole = formatter.whole(result)
-        await formatter.keep()
-        return whole
+            body = formatter.whole(result)
+        await formatter.store()
+        return body
 
 
 async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work``. Raises ``DeadlineError`` if it lasts longer than the request may."""
+    """Await ``work``. Raises ``DeadlineError`` if it does not end by ``deadline``."""
     try:
         async with asyncio.timeout_at(deadline):
             return await work
@@ -318,7 +339,7 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _attributes(request: GenerationRequest) -> dict[str, Value]:
-    """The attributes of the request's span; none of its text."""
+    """Attributes of the request's span, without any text."""
     return {
         "answer_id": request.request_id,
         "model": request.model.name,

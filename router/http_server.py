@@ -18,8 +18,8 @@ from ..shared.process.acceptor import Acceptor
 from ..shared.process.open_files import room_for_connections, warn_of_few_connections
 from ..shared.telemetry.logs import RateLimitedFilter, logger
 from .app import App
-from .http.protocol import bounded
-from .openai.error_body import error_body
+from .http.protocol import bounded_protocol
+from .openai.errors import error_body
 from .options import RouterOptions
 
 log = logger("router")
@@ -30,7 +30,7 @@ BACKLOG = 2048
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process."""
+    """uvicorn without signal handlers, which belong to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,18 +38,18 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves an application on a socket that listens."""
+    """Serves an application on a listening socket."""
 
     def __init__(self, options: RouterOptions, app: App) -> None:
         self._options = options
         self._app = app
-        # Any client can send invalid requests, and open too many connections.
+        # Any client can cause warnings: by invalid requests, or by too many connections.
         self._log_filter = RateLimitedFilter()
-        self._room = 0  # for connections
+        self._max_connections = 0
         self._http: _Uvicorn | None = None
         self._acceptor: Acceptor | None = None
         self.serving: asyncio.Task[None] | None = None
-        self._taking: set[asyncio.Task[Any]] = set()
+        self._accepting: set[asyncio.Task[Any]] = set()
 
     @property
     def connections(self) -> set[Any]:
@@ -58,12 +58,14 @@ class HttpServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections. Raises ``StartupError`` if the server ends at once."""
-        wanted = self._options.max_connections
-        self._room = room_for_connections(wanted)
-        warn_of_few_connections(wanted, self._room)
+        limit = self._options.max_connections
+        self._max_connections = room_for_connections(limit)
+        warn_of_few_connections(limit, self._max_connections)
         config = uvicorn.Config(
             self._app,
-            http=bounded(self._options, error_body, self._app.services.metrics.count_error),
+            http=bounded_protocol(
+                self._options, error_body, self._app.services.metrics.count_error
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -71,15 +73,15 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=int(self._options.keep_alive_timeout),
-            # After ``abort``; whatever has not ended by then is cancelled.
+            # Two seconds after ``abort``, uvicorn cancels the tasks that have not ended.
             timeout_graceful_shutdown=int(self._options.drain_timeout) + 2,
         )
-        for filtered in (uvicorn_log, connections_log):
-            filtered.addFilter(self._log_filter)
+        for each in (uvicorn_log, connections_log):
+            each.addFilter(self._log_filter)
         if self._app.mcp is not None:
             self._app.mcp.start()
         self._http = server = _Uvicorn(config)
-        self._acceptor = Acceptor(listener, self.take, "a connection")
+        self._acceptor = Acceptor(listener, self.accept, "a connection")
         self.serving = asyncio.create_task(server.serve(sockets=[]))
         while not server.started:
             if self.serving.done():
@@ -88,12 +90,12 @@ class HttpServer:
             await asyncio.sleep(0.005)
         self._acceptor.start()
 
-    def take(self, accepted: socket.socket) -> None:
-        """Serve an accepted connection, unless there are as many as there may be."""
+    def accept(self, accepted: socket.socket) -> None:
+        """Serve an accepted connection, or close it if the maximum is reached."""
         assert self._http is not None
-        if len(self.connections) + len(self._taking) >= self._room:
+        if len(self.connections) + len(self._accepting) >= self._max_connections:
             connections_log.warning(
-                "closed a new connection: there are %d, as many as may be", self._room
+                "closed a new connection: %d are open, which is the limit", self._max_connections
             )
             accepted.close()
             return
@@ -107,8 +109,8 @@ class HttpServer:
         )
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(loop.connect_accepted_socket(make, accepted))
-        self._taking.add(task)
-        task.add_done_callback(self._taking.discard)
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
 
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""
@@ -125,17 +127,17 @@ class HttpServer:
             deadline = loop.call_later(self._options.drain_timeout, self._app.handler.abort)
             self._http.should_exit = True
             await asyncio.gather(self.serving, return_exceptions=True)
-            await self._app.handler.ended()  # in the background
+            await self._app.handler.wait_for_background()
             deadline.cancel()
         if self._app.mcp is not None:
             await self._app.mcp.close()
-        for filtered in (uvicorn_log, connections_log):
-            filtered.removeFilter(self._log_filter)
+        for each in (uvicorn_log, connections_log):
+            each.removeFilter(self._log_filter)
 
 
 def listen(options: RouterOptions) -> socket.socket:
-    """A socket that listens, beside those of the other routers if there are several. Raises
-    ``StartupError``."""
+    """A listening socket, which shares its port with other router processes if there are any.
+    Raises ``StartupError``."""
     host, port = options.host, options.port
     try:
         return acceptor.listen(host, port, BACKLOG, shared=options.router_workers > 1)

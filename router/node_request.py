@@ -1,4 +1,4 @@
-"""One request to a decode node, read event by event, with its failures as the router's errors."""
+"""One request to a decode node: reads its events, and translates its failures into our errors."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ log = logger("router")
 LATE = "The request did not finish within its deadline."
 
 ERROR = pb.FINISH_REASON_ERROR
-# The request failed on its way to the node, or was turned away by its credentials.
+# The request did not reach the node, or one of them rejected the other's credentials.
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
-_ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+# The node works, and has rejected the request.
+_REJECTED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class GenerationError(NodeError):
-    """A node failed one request; another node may succeed."""
+    """A node failed on one request; another node may succeed."""
 
 
 @contextmanager
 def node_request(
     nodes: NodeTable, node: Node, request: pb.GenerateRequest, patience: float
 ) -> Iterator[NodeRequest]:
-    """Start ``request`` on a node; leaving the block in any way cancels it there. The node has
-    ``patience`` seconds for its first event."""
+    """Start ``request`` on a node; leaving the block cancels it there. ``patience`` is how many
+    seconds to wait for the first event."""
     with branch("request_to_node", node=node.node_id) as span:
         attempt = NodeRequest(nodes, node, request, metadata(span), patience)
         attempt.start()
@@ -50,7 +51,7 @@ def node_request(
 
 
 class NodeRequest:
-    """A request; see ``node_request``."""
+    """One request on one node; see ``node_request``."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class NodeRequest:
         self._metadata = metadata
         self._patience = patience
         self._remote: RemoteRequest
-        self._answered = False
-        self._failed: GenerationError | None = None
+        self._has_events = False
+        self._error: GenerationError | None = None
 
     def start(self) -> None:
         self._remote = self._node.generate(self._request, self._metadata)
@@ -77,24 +78,24 @@ class NodeRequest:
 
     async def read(self) -> Sequence[NodeEvent]:
         """The next events; empty at the end. Raises one of the router's own errors."""
-        if self._failed is not None:
-            raise self._failed
+        if self._error is not None:
+            raise self._error
         try:
-            events = await (self._remote.read() if self._answered else self._first())
+            events = await (self._remote.read() if self._has_events else self._first())
         except TimeoutError:
-            self._nodes.unreachable(self._node, self._remote, "no answer")
+            self._nodes.back_off(self._node, self._remote, "no answer")
             message = f"A decode node did not answer within {self._patience:g} s."
             raise UnavailableError(message) from None
         except RequestFailedError as error:
             raise self._failure(error) from error
         for number, event in enumerate(events):
             if isinstance(event, pb.GenerateEvent) and _node_failed(event.finished):
-                self._failed = GenerationError(event.finished.error or "The generation failed.")
+                self._error = GenerationError(event.finished.error or "The generation failed.")
                 return events[:number] or await self.read()
         return events
 
     async def _first(self) -> Sequence[NodeEvent]:
-        begun = time.monotonic()
+        start = time.monotonic()
         async with asyncio.timeout(self._patience):
             try:
                 events = await self._remote.read()
@@ -103,45 +104,45 @@ class NodeRequest:
                     raise
                 log.info("the connection to node %s had died: %s", self._node.node_id, error)
                 self.end()
-                self._request.deadline_seconds -= time.monotonic() - begun
+                self._request.deadline_seconds -= time.monotonic() - start
                 self.start()
                 events = await self._remote.read()
-        self._node.ejection.answered(self._remote)
-        self._answered = True
+        self._node.ejection.on_reply(self._remote)
+        self._has_events = True
         return events
 
     async def _reconnects(self, error: RequestFailedError) -> bool:
-        """True if the request was lost with a connection that may have been dead before it, as idle
-        ones are that a firewall has forgotten, and there is another one. A node that is gone
-        refuses it."""
-        broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.answered
+        """True if the request failed on a connection that may have been dead before, such as an
+        idle one that a firewall has dropped, and a new connection is up. A node that has stopped
+        refuses the new connection."""
+        broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.by_node
         if not broken or not self._remote.reuses or self._node.lost:
             return False
         return await self._node.reconnect(self._remote) and not self._node.lost
 
     def _failure(self, error: RequestFailedError) -> Exception:
-        """Record the effect of a failure on the node's reachability, and translate it."""
-        if self._node.lost and error.code is grpc.StatusCode.CANCELLED:  # by the table
+        """Update the node's reachability after a failure, and translate the failure."""
+        if self._node.lost and error.code is grpc.StatusCode.CANCELLED:  # by the node table
             return UnavailableError("The decode node that served this request is gone.")
-        translated = _translated(error, self._node)
+        translated = _translate(error, self._node)
         if error.code in _UNREACHED and not isinstance(translated, DrainingError):
-            self._nodes.unreachable(self._node, self._remote, "unreachable")
-        elif error.code in _ANSWERS:
-            self._node.ejection.answered(self._remote)
+            self._nodes.back_off(self._node, self._remote, "unreachable")
+        elif error.code in _REJECTED:
+            self._node.ejection.on_reply(self._remote)
         return translated
 
 
 def _node_failed(finished: pb.Finished) -> bool:
-    """True for the end of a choice by an error that another node might not have."""
+    """True if the choice ended with an error that another node might not have."""
     return finished.reason == ERROR and not finished.unfollowable
 
 
-def _translated(error: RequestFailedError, node: Node) -> Exception:
-    """A node's status as one of the router's errors. Its details go into the log only, since they
-    contain addresses."""
+def _translate(error: RequestFailedError, node: Node) -> Exception:
+    """A node's status as one of our errors. The details go into the log only, since they contain
+    addresses."""
     details = error.details
-    gone = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    if gone and (node.draining or details.startswith(NODE_DRAINING)):
+    stopped = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if stopped and (node.draining or details.startswith(NODE_DRAINING)):
         log.info("node %s ended a request because it drains: %s", node.node_id, details)
         message = "The node that served this request was taken out of service; send it again."
         return DrainingError(message, code="node_draining")
@@ -165,8 +166,8 @@ def _translated(error: RequestFailedError, node: Node) -> Exception:
 
 
 def request_error(details: str) -> RequestError:
-    """A node's rejection of a request. The details are the message, or JSON with message, param
-    and code."""
+    """A node's rejection of a request. ``details`` is the message, or JSON with message, param and
+    code."""
     try:
         fields = json.loads(details)
         values = [fields.get(name) for name in ("message", "param", "code")]

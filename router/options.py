@@ -11,7 +11,7 @@ from ..shared.config.fields import json_object, served_names, split_names
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions(RouterConfig):
-    """The flags, and the limits without a flag."""
+    """The flags, and limits that have no flag."""
 
     max_header_bytes: int = 64 * 1024
     max_prompts: int = 1024
@@ -21,7 +21,8 @@ class RouterOptions(RouterConfig):
 
     @property
     def heartbeat_period(self) -> float:
-        """The period that nodes are given: two heartbeats may be lost before the node is."""
+        """Seconds between a node's heartbeats: short enough to lose two of them without losing the
+        node."""
         return min(self.heartbeat_seconds, self.node_timeout / 3)
 
     @property

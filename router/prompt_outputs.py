@@ -1,4 +1,4 @@
-"""One prompt while it is served: the events of its nodes become outputs."""
+"""The state of one prompt while it is served: turns the events of its nodes into outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .usage import ServedPrompt, Usage
 
 
 class PromptOutputs:
-    """One prompt and its n choices, on one node at a time. Another node continues them where the
-    one before has ended."""
+    """One prompt and its n choices, on one node at a time. After a failure, the next node continues
+    where the last one stopped."""
 
     def __init__(self, request: GenerationRequest, number: int) -> None:
         self.node: Node | None = None
@@ -35,41 +35,42 @@ class PromptOutputs:
         offset = len(self._echo.text) if self._echo else 0
         first = number * request.n
         self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
-        # Surfaces with one choice have no error for it alone; of the best choices none may fail.
+        # A response with one choice fails as a whole; best_of needs all choices to succeed.
         self._fails_as_one = request.choices == 1 or request.best is not None
         self.served = ServedPrompt(number)
         self.finished = False
         self.stopped: list[int] = []
-        self._scored = 0  # positions of the prompt whose logprobs have come
-        self._untold: list[Output] = []  # ends of choices, noticed between two nodes
-        self._repeated = 0  # of those, the ones that the present node sends again
+        self._scored = 0  # prompt positions with logprobs
+        self._pending: list[Output] = []  # ends of choices, found while moving to another node
+        self._repeated = 0  # scored positions that the present node will send again
 
     @property
-    def begun(self) -> bool:
-        """True once a node has sent output, which no other one must repeat."""
-        return self._scored > 0 or any(choice.begun for choice in self._choices)
+    def has_output(self) -> bool:
+        """True once a node has sent output, which other nodes must not repeat."""
+        return self._scored > 0 or any(choice.has_output for choice in self._choices)
 
     def move_to(self, node: Node) -> None:
-        """The events that follow are this node's."""
+        """Take the following events as this node's."""
         self.node = node
         self._repeated = self._scored
-        if not self.begun:
+        if not self.has_output:
             self.served.nodes.clear()
-            self.served.computed = pb.Usage()
+            self.served.prefill = pb.Usage()
         self.served.nodes.append(node.node_id)
 
     def resume(self, message: pb.GenerateRequest) -> bool:
-        """Have the next node continue where the present one has ended. False if nothing is left to
-        generate."""
+        """Write into ``message`` what the next node needs to continue from here. False if nothing
+        is left to generate."""
         running = [(i, choice) for i, choice in enumerate(self._choices) if not choice.finished]
         for i, choice in running:
-            if len(choice.taken) >= self._max_tokens:  # only the node's word for it is missing
-                ended = pb.Finished(index=i, reason=pb.FINISH_REASON_LENGTH)
-                self._untold += self._ended(ended)
+            # The node failed after the last token, before it could report the end.
+            if len(choice.token_ids) >= self._max_tokens:
+                finished = pb.Finished(index=i, reason=pb.FINISH_REASON_LENGTH)
+                self._pending += self._finish(finished)
         del message.resume[:]
-        if any(choice.begun for choice in self._choices):
+        if any(choice.has_output for choice in self._choices):
             message.resume.extend(
-                pb.Resumed(index=i, tokens=choice.taken)
+                pb.Resumed(index=i, tokens=choice.token_ids)
                 for i, choice in running
                 if not choice.finished
             )
@@ -78,13 +79,13 @@ class PromptOutputs:
         return not self.finished
 
     def take(self, events: Sequence[NodeEvent]) -> list[Output]:
-        """The outputs of events. Raises ``NodeError`` for a choice that was not requested and for
-        logprobs that cannot be read, and ``RequestError`` if the only choice cannot follow its
+        """Turn events into outputs. Raises ``NodeError`` for a choice that was not requested and
+        for malformed logprobs, and ``RequestError`` if the only choice cannot follow its
         grammar."""
-        outputs, self._untold = self._untold, []
+        outputs, self._pending = self._pending, []
         for event in events:
             if isinstance(event, PlainTokens):
-                outputs += self._tokens(event.index, event.tokens, ())
+                outputs += self._push(event.index, event.tokens, ())
             else:
                 outputs += self._take(event)
         return outputs
@@ -94,8 +95,8 @@ class PromptOutputs:
             case "admitted":
                 return [RequestAdmitted()]
             case "usage":
-                if not self.begun:
-                    self.served.computed = event.usage
+                if not self.has_output:
+                    self.served.prefill = event.usage
             case "prompt_logprobs":
                 check_logprobs(event.prompt_logprobs.positions)
                 return self._prompt_scores(event.prompt_logprobs.positions)
@@ -104,30 +105,30 @@ class PromptOutputs:
             case "tokens":
                 tokens = event.tokens
                 check_logprobs(tokens.logprobs, len(tokens.tokens))
-                return self._tokens(tokens.index, tokens.tokens, tokens.logprobs)
+                return self._push(tokens.index, tokens.tokens, tokens.logprobs)
             case "finished":
                 check_logprobs([event.finished.stop_logprobs])
-                return self._ended(event.finished)
+                return self._finish(event.finished)
         return ()
 
-    def _tokens(
+    def _push(
         self, index: int, tokens: Sequence[int], logprobs: Sequence[pb.PositionLogprobs]
     ) -> list[ChoiceDelta]:
         choice = self._choice(index)
         deltas = choice.push(tokens, logprobs)
         if choice.finished and deltas:
             self.stopped.append(index)
-            self._note_finished()
+            self._update_finished()
         return self._with_echo(deltas) if self._echo else deltas
 
-    def _ended(self, finished: pb.Finished) -> list[ChoiceDelta]:
+    def _finish(self, finished: pb.Finished) -> list[ChoiceDelta]:
         deltas = self._choice(finished.index).finish(finished)
         if deltas and deltas[-1].error is not None and self._fails_as_one:
             raise deltas[-1].error
-        self._note_finished()
+        self._update_finished()
         return self._with_echo(deltas) if self._echo else deltas
 
-    def _note_finished(self) -> None:
+    def _update_finished(self) -> None:
         self.finished = all(choice.finished for choice in self._choices)
 
     def _prompt_scores(self, positions: Sequence[pb.PositionLogprobs]) -> Iterable[Output]:
@@ -140,8 +141,8 @@ class PromptOutputs:
         return [PromptScores(self._number, positions)]
 
     def take_stopped(self) -> list[int]:
-        """The choices that stop strings have ended since the last call of this method, unknown to
-        the node. Empty once all choices have finished, which ends the whole request."""
+        """Take the choices that stop strings have ended since the last call; the node still
+        generates them. Empty once all choices have finished, since the whole request then ends."""
         stopped, self.stopped = self.stopped, []
         return [] if self.finished else stopped
 
@@ -152,15 +153,15 @@ class PromptOutputs:
         usage.add(self.served)
 
     def _with_echo(self, deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
-        """The deltas, the first of each choice after the echo of the prompt."""
-        made: list[ChoiceDelta] = []
+        """The deltas, with the prompt before the first delta of each choice."""
+        echoed: list[ChoiceDelta] = []
         for delta in deltas:
-            if self._echo and delta.index not in self._echo.shown:
-                made += self._echo.deltas(delta.index)
-            made.append(delta)
-        return made
+            if self._echo and delta.index not in self._echo.echoed:
+                echoed += self._echo.deltas(delta.index)
+            echoed.append(delta)
+        return echoed
 
     def _choice(self, index: int) -> ChoiceStream:
         if index >= len(self._choices):
-            raise NodeError("The node sent output of a choice that was not requested.")
+            raise NodeError("The node sent output for a choice that was not requested.")
         return self._choices[index]

@@ -1,4 +1,4 @@
-"""The gRPC side of a router: the registry at which nodes join."""
+"""The gRPC side of a router: the registry, where nodes join."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import grpc
 from prometheus_client.registry import Collector
 
 from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
-from ..shared.process.open_files import KEPT_PART, open_file_limit
-from ..shared.security.connection_limits import connection_limits
-from ..shared.security.credentials import PINGED, Credentials, check_exposure
+from ..shared.process.open_files import RESERVED_PART, open_file_limit
+from ..shared.security.credentials import PINGED, Credentials, check_exposure, connection_limits
 from ..shared.security.token_interceptor import TokenInterceptor
 from .options import RouterOptions
 
 if TYPE_CHECKING:
     from .cluster.registry_service import Registry
 
-# A node usually has one connection with one RPC at a time; only a flood has more.
+# A node usually has one connection with one RPC at a time.
 REGISTRY_RPCS_A_NODE = 2
 
 
 class RegistryServer:
-    """The registry's port, which can be bound before the registry exists. ``refused`` counts the
-    RPCs without the cluster's token."""
+    """The registry's gRPC server, whose port can be bound before the registry exists. ``refused``
+    counts RPCs without the cluster's token."""
 
     def __init__(self, options: RouterOptions, credentials: Credentials) -> None:
         self.port = 0
@@ -37,28 +36,28 @@ class RegistryServer:
         return self._interceptor.refused
 
     def bind(self) -> int:
-        """Bind the port, and return it: RPCs wait until ``start``. The running event loop is the
-        one that serves.
+        """Bind the port, and return it; RPCs wait until ``start``. Call in the event loop that will
+        serve.
 
-        Raises ``StartupError`` if it is taken, ``UsageError`` if it would be open to other
-        machines.
+        Raises ``StartupError`` if the port is in use, ``UsageError`` if it would be open to other
+        machines without credentials.
         """
         options, host = self._options, self._options.registry_host
         check_exposure(self._credentials, options.insecure, {"--registry-host": host})
-        most = max(1024, REGISTRY_RPCS_A_NODE * options.max_nodes)
-        connections = min(most, open_file_limit() // KEPT_PART)
-        # With SO_REUSEPORT a second router on the port would silently take half of the RPCs.
+        max_rpcs = max(1024, REGISTRY_RPCS_A_NODE * options.max_nodes)
+        connections = min(max_rpcs, open_file_limit() // RESERVED_PART)
+        # With SO_REUSEPORT a second router on the same port would silently take half of the RPCs.
         self._grpc = grpc.aio.server(
             options=(("grpc.so_reuseport", 0), *PINGED, *connection_limits(connections)),
             interceptors=(self._interceptor,),
-            maximum_concurrent_rpcs=most,
+            maximum_concurrent_rpcs=max_rpcs,
         )
         self.port = self._credentials.bind(self._grpc, host, options.registry_port, "the registry")
         return self.port
 
     async def start(self, registry: Registry) -> int:
-        """Serve a registry, and return the port, which is bound if it is not. Raises what ``bind``
-        does."""
+        """Serve ``registry``, and return the port. Binds the port first if needed, and raises as
+        ``bind`` does."""
         if self._grpc is None:
             self.bind()
         assert self._grpc is not None

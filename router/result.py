@@ -1,4 +1,4 @@
-"""The outputs of one request, collected for an answer that is not streamed."""
+"""The outputs of one request, collected for a response that is not streamed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ T = TypeVar("T", contravariant=True)
 
 
 class LogprobsEncoder(Protocol[T]):
-    """Logprobs in the shape of one surface, encoded as they arrive: JSON takes a tenth of the
-    memory of the objects."""
+    """Encodes logprobs in one API's format as they arrive: JSON takes a tenth of the memory of
+    objects."""
 
     def add(self, items: Collection[T]) -> None:
         """Encode the logprobs of the next tokens."""
 
     def body(self) -> Any:
-        """All of them, as a value that ``http.encoding.dump`` takes."""
+        """All logprobs so far, as a value for ``http.encoding.dump``."""
 
     def __len__(self) -> int:
-        """Bytes held."""
+        """Bytes of memory."""
 
 
 ChoiceLogprobs = LogprobsEncoder[ScoredToken]
@@ -66,14 +66,14 @@ class ChoiceResult:
     stop_reason: str | int | None = None
     error: RequestError | None = None
     scored: int = 0  # generated tokens with a logprob
-    logprob: float = 0.0  # sum over these
+    logprob: float = 0.0  # sum over the scored tokens
 
     @property
     def mean_logprob(self) -> float:
         return self.logprob / max(1, self.scored)
 
     def add(self, delta: ChoiceDelta, *, keep_tokens: bool) -> int:
-        """Add more output. Returns by how many bytes the result has grown."""
+        """Add more output. Returns the growth in bytes."""
         grown = len(delta.text) + len(delta.reasoning) + 4 * len(delta.tokens)
         self.text.write(delta.text)
         self.reasoning.write(delta.reasoning)
@@ -97,7 +97,8 @@ class ChoiceResult:
         return grown
 
     def _drop_empty_call(self) -> None:
-        """Drop a call that was cut off before its arguments, as vLLM does: clients parse them."""
+        """Drop a tool call that was cut off before its arguments, as vLLM does: clients would fail
+        to parse empty ones."""
         if self.calls and not self.calls[-1].arguments.tell():
             self.calls.pop()
 
@@ -110,8 +111,7 @@ class ChoiceResult:
 
 @dataclass(slots=True)
 class GenerationResult:
-    """All output of a request. ``prompt_logprobs`` and ``vectors`` have those of each prompt by its
-    number."""
+    """All output of a request. ``prompt_logprobs`` and ``vectors`` are by the prompt's number."""
 
     choices: list[ChoiceResult]
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class GenerationResult:
 
 
 class ResultCollector:
-    """Collects the outputs of one request; counts the bytes that it holds in ``memory``."""
+    """Collects the outputs of one request; accounts for its bytes in ``memory``."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class ResultCollector:
                 self._memory.take(self._add_scores(output))
             case PromptEmbedded():
                 self._result.vectors[output.prompt] = output.values
-                # With the JSON that it becomes: about 20 bytes for each of four.
+                # Including its JSON, which has about 20 bytes for each float of 4.
                 self._memory.take(6 * len(output.values))
 
     def result(self, usage: Usage) -> GenerationResult:
@@ -171,7 +171,7 @@ class ResultCollector:
         if encoder is None:
             encoder = self._prompt_logprobs()
             if encoder is None:
-                return 0  # these are for an echo, which has them in its deltas
+                return 0  # requested for the echo, whose deltas have them
             self._result.prompt_logprobs[scores.prompt] = encoder
         before = len(encoder)
         encoder.add(scores.positions)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def system_fingerprint(name: str, architecture: str) -> str:
-    """OpenAI's field of that name, in the form of vLLM's: the version of Tandem, and a digest of
-    the model's name and architecture."""
+    """The value of OpenAI's field of that name, in vLLM's format: the version of Tandem, and a
+    digest of the model's name and architecture."""
     digest = blake2b(f"{name}\n{architecture}".encode(), digest_size=4).hexdigest()
     return f"tandem-{version()}-{digest}"
 
 
 class ModelCard(BaseModel):
-    """A model's entry in /v1/models. ``default_sampling_params`` are those of requests that leave
-    them out; ``max_tokens`` is among them if the operator or the model has set it."""
+    """A model's entry in /v1/models. ``default_sampling_params`` apply to requests that omit them,
+    and include ``max_tokens`` if the operator or the model sets it."""
 
     id: str
     object: str = "model"
@@ -41,9 +41,9 @@ class ModelCard(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """``max_model_len`` is the smallest of all decode nodes, since any may get the request.
-    Requests may use the ``aliases`` too. Chat templates get the ``template_variables`` that a
-    request does not set. Answers have the ``system_fingerprint``. ``scoring`` is how it scores two
-    texts: as a ``Scoring``, or "" if it does not. ``labels`` are those of its classifier."""
+    ``aliases`` are further names for requests. ``template_variables`` are defaults for chat
+    templates. ``scoring`` is how the model scores two texts: a ``Scoring``, or "" if it cannot.
+    ``labels`` are the classes of a classifier."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class ServedModel:
     labels: tuple[str, ...] = ()
 
     def card(self, name: str = "") -> ModelCard:
-        """The entry in /v1/models of the model under one of its names."""
+        """The entry in /v1/models under one of the model's names."""
         return ModelCard(
             id=name or self.name,
             created=self.created,
@@ -70,28 +70,28 @@ class ServedModel:
 
     def _default_parameters(self) -> dict[str, int | float]:
         own = self.defaults.parameters
-        made = {name: own.get(name, number.default) for name, number in NUMBERS.items()}
-        most = self.defaults.max_tokens or self.defaults.limit
-        return made if most is None else made | {"max_tokens": most}
+        params = {name: own.get(name, number.default) for name, number in NUMBERS.items()}
+        max_tokens = self.defaults.max_tokens or self.defaults.limit
+        return params if max_tokens is None else params | {"max_tokens": max_tokens}
 
-    def default(self, name: str, given: float | None) -> float:
-        """A sampling parameter: as ``given``, else the model's default, else OpenAI's. Raises
-        ``RequestError`` for a default that no request may have."""
-        if given is not None:
-            return given
+    def default(self, name: str, requested: float | None) -> float:
+        """A sampling parameter: the ``requested`` value, else the model's default, else OpenAI's.
+        Raises ``RequestError`` for a default outside the range of requests."""
+        if requested is not None:
+            return requested
         number = NUMBERS[name]
         value = self.defaults.parameters.get(name, number.default)
-        if number.above and value <= number.least:
-            raise invalid(f"Invalid value for '{name}': must be above {number.least:g}.", name)
+        if number.above and value <= number.minimum:
+            raise invalid(f"Invalid value for '{name}': must be above {number.minimum:g}.", name)
         return value
 
     def check_name(self, name: str) -> None:
-        """Raise ``ApiError`` 404 for another model. An empty name stands for the served one."""
+        """Raise ``ApiError`` 404 for another model. An empty name means the served model."""
         if name not in ("", self.name, *self.aliases):
-            shown = name if len(name) <= 128 else name[:128] + "..."
+            short = name if len(name) <= 128 else name[:128] + "..."
             raise ApiError(
                 404,
-                f"The model '{shown}' does not exist; this server has '{self.name}'.",
+                f"The model '{short}' does not exist; this server has '{self.name}'.",
                 param="model",
                 code="model_not_found",
             )

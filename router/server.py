@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 
 from ..shared.host_port import join_host_port
-from ..shared.process.parts import first_end
 from ..shared.process.probe import ProbeServer
+from ..shared.process.tasks import first_end
 from ..shared.security.credentials import INSECURE, Credentials
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.process_metrics import ProcessMetrics
@@ -28,22 +28,20 @@ from .telemetry.metrics import Metrics
 
 log = logger("router")
 
-# How long a thread that parses or renders keeps the GIL from the event loop, each time that the
-# loop returns from the system. With Python's default of 5 ms, two such threads delay it by 30 to
-# 50 ms, with this by less than 15.
+# How long a thread that parses or renders may hold the GIL when the event loop returns from a
+# system call. With Python's default of 5 ms, two such threads delay the loop by 30 to 50 ms; with
+# this value by less than 15 ms.
 SWITCH_SECONDS = 0.0005
-# Of an integer in a body; no request needs one of as many.
+# Maximum digits of an integer in a body.
 MAX_DIGITS = 640
-# Nodes look for a router that is gone every three seconds.
+# Nodes try to reach a lost router every three seconds.
 REJOIN_SECONDS = 5.0
 REJOIN_POLL_SECONDS = 0.05
 
 
 class Router:
-    """One HTTP server, one registry, and the prefill nodes of --pd-url.
-
-    Call ``start``, then ``stop``; the ports are known in between.
-    """
+    """One HTTP server, one registry, and the prefill nodes of --pd-url. The ports are known after
+    ``start``."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Router:
         credentials: Credentials = INSECURE,
         registry_server: RegistryServer | None = None,
     ) -> None:
-        """``registry_server`` has the registry's port if it is bound already."""
+        """``registry_server`` is passed in if its port is bound already."""
         self.options = options
         self.http_port = 0
         self.registry_port = 0
@@ -61,7 +59,7 @@ class Router:
         self.registry = Registry(options, self.nodes)
         self.nodes.on_doubt = self.registry.reachability.doubt
         self.metrics = Metrics(self.nodes)
-        self.metrics.served = self.registry.served_name
+        self.metrics.served_model = self.registry.served_name
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._registry_server = registry_server or RegistryServer(options, credentials)
         self.metrics.add(self._registry_server.refused)
@@ -75,12 +73,12 @@ class Router:
 
     async def start(self) -> None:
         """Start listening. Raises ``StartupError`` if a port is taken, ``ModelError`` if the model
-        cannot be read, ``UsageError`` if the registry would be open to other machines; then, or if
-        it is cancelled, nothing is left open."""
+        cannot be read, ``UsageError`` if the registry would be open to other machines. On an error
+        or cancellation, everything is closed again."""
         # Texts are tokenized one at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
-            # First: probes are answered while the model is read, which may be a long download.
+            # First, so that probes get a response during the model's download.
             await self._start_metrics()
             self.registry.pin(await read_pinned(self.options))
             await self._serve()
@@ -106,22 +104,22 @@ class Router:
         if (batches := self.app.services.batches) is not None:
             self._loops.append(asyncio.create_task(batches.run()))
         if self.options.router_workers > 1:
-            await self._until_usable()
+            await self._wait_until_usable()
         listener = listen(self.options)
         self.http_port = listener.getsockname()[1]
         await self._http.start(listener)
 
-    async def _until_usable(self) -> None:
-        """Wait until a node can be called, or for a few seconds: other routers of the port may
-        serve already, and nodes that have lost this one are soon back."""
+    async def _wait_until_usable(self) -> None:
+        """Wait for a usable node, but only a few seconds. Until then, other routers on the same
+        port get all requests, and nodes of a restarted router rejoin."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REJOIN_SECONDS
         while self.registry.unready() and loop.time() < deadline:  # noqa: ASYNC110 (no event)
             await asyncio.sleep(REJOIN_POLL_SECONDS)
 
     async def retire(self) -> None:
-        """Turn /ready off, and keep serving for a while: a load balancer sends new requests until
-        it notices."""
+        """Fail /ready, and keep serving for --shutdown-delay: load balancers send requests until
+        they notice."""
         self.app.services.draining = True
         delay = self.options.shutdown_delay
         log.info("stopping: no longer ready, and serving for another %g s", delay)
@@ -146,7 +144,7 @@ class Router:
         await self.app.close()
 
     def parts(self) -> list[asyncio.Task[None]]:
-        """The tasks of a router that has started; if one of them ends, so does the router."""
+        """The tasks of a started router. It must stop if one of them ends."""
         assert self._http.serving is not None
         return [self._http.serving, *self._loops]
 
@@ -170,9 +168,9 @@ async def run_router(
     registry_server: RegistryServer | None = None,
 ) -> None:
     """Run until ``stop`` is set, then drain. The caller handles signals, and sets ``stop``.
-    ``registry_server`` has the registry's port if it is bound already.
+    ``registry_server`` is passed in if its port is bound already.
 
-    Raises ``StartupError``, and the error of any part of the router that ends by itself.
+    Raises ``StartupError``, and the error of any part of the router that ends on its own.
     """
     router = Router(options, tracer, credentials, registry_server)
     router.app.services.shut_down = stop.set
@@ -180,25 +178,25 @@ async def run_router(
 
 
 async def run(router: Router, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Run a router until ``stop`` is set, then drain it. One that has not started by then is not
-    ready, and ends without the delay of one that is."""
+    """Run a router until ``stop`` is set, then drain it. If ``stop`` is set during the start, end
+    at once, without the delay for load balancers."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    # The time of a conversion grows with their square.
+    # Conversion takes time quadratic in the number of digits.
     sys.set_int_max_str_digits(MAX_DIGITS)
-    if not await _started(router, stop):
+    if not await _start(router, stop):
         log.info("stopped while it was starting")
         return
-    # Imported objects live as long as the process: keep them out of garbage collections.
+    # Imported objects live as long as the process, so the garbage collector need not scan them.
     gc.freeze()
     log.info("listening on %s", join_host_port(router.options.host, router.http_port))
     if router.metrics_port:
         log.info("metrics on port %d", router.metrics_port)
 
-    async def until_retired() -> None:
+    async def retire_on_stop() -> None:
         await stop.wait()
         await router.retire()
 
-    retired = asyncio.create_task(until_retired())
+    retired = asyncio.create_task(retire_on_stop())
     failed = asyncio.create_task(first_end(router.parts()))
     try:
         on_ready()
@@ -212,8 +210,8 @@ async def run(router: Router, stop: asyncio.Event, on_ready: Callable[[], None])
         await router.stop()
 
 
-async def _started(router: Router, stop: asyncio.Event) -> bool:
-    """Start a router; cancel that, with its cleanup, if ``stop`` is set first."""
+async def _start(router: Router, stop: asyncio.Event) -> bool:
+    """Start a router. False if ``stop`` was set first, which cancels the start."""
     starting = asyncio.create_task(router.start())
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""The tables of what the routers of one host share besides files and batches."""
+"""The database schema of what the routers of one host share besides files and batches."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ CREATE INDEX approval_sizes ON approvals (number, size);
 )
 
 
-def oldest_in_the_way(
-    connection: sqlite3.Connection, table: str, *, most: int, max_size: int, now: float
+def rows_to_evict(
+    connection: sqlite3.Connection, table: str, *, max_rows: int, max_size: int, now: float
 ) -> list[int]:
-    """The numbers of a table's oldest rows that have expired, or make room for the others. Rows
-    expire in the order of their numbers, as far as all routers have the same lifetime."""
+    """The numbers of a table's oldest rows: those that have expired, and those over the limits.
+    Rows expire in the order of their numbers, provided that all routers have the same lifetime."""
     count, size = connection.execute(
         f"SELECT count(*), coalesce(sum(size), 0) FROM {table}"
     ).fetchone()
-    found = []
+    numbers = []
     for row in connection.execute(f"SELECT number, size, expires FROM {table} ORDER BY number"):
-        if count <= most and size <= max_size and row["expires"] > now:
+        if count <= max_rows and size <= max_size and row["expires"] > now:
             break
-        found.append(row["number"])
+        numbers.append(row["number"])
         count, size = count - 1, size - row["size"]
-    return found
+    return numbers

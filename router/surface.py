@@ -1,7 +1,7 @@
-"""The seam between serving and HTTP APIs.
+"""The interface between serving and HTTP APIs.
 
-A surface, such as those of ``openai/``, reads an API's requests, and writes results in its shape;
-an ``ErrorShape`` writes its errors. Everything in between is the same for all surfaces.
+A ``Surface`` parses an API's requests, its ``ResponseFormatter`` writes responses, and an
+``ErrorShape`` writes errors. Everything in between is the same for all APIs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .usage import Usage
 
 
 class Surface(ABC):
-    """One route of an HTTP API that generates text: the base of its class."""
+    """One route of an HTTP API that generates text."""
 
     path: str  # of its POST requests
 
     @abstractmethod
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
-        """Check the parsed JSON of a body, and tokenize it. Runs in a thread. Raises
+        """Check and tokenize a body, which is parsed JSON. Runs in a thread. Raises
         ``RequestError`` or ``ApiError``."""
 
     @abstractmethod
@@ -33,23 +33,23 @@ class Surface(ABC):
         """The formatter of one response; ``created`` is its Unix time."""
 
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
-        """The outputs of a request, by default those that ``generate`` computes."""
+        """The outputs of a request; by default ``generate``'s."""
         return generate(request)
 
 
 class ErrorShape(Protocol):
-    """The errors of one API."""
+    """Formats the errors of one API."""
 
     def error_body(self, error: ApiError) -> Any:
         """The JSON of an error response."""
 
     def error_event(self, error: ApiError) -> bytes:
-        """The end of a stream that fails."""
+        """The last event of a stream that fails."""
 
 
 class ResponseFormatter(ABC):
-    """Formats one response: the base of its class, which overrides what its API has. What it writes
-    of a stream are complete server-sent events; empty ones are not written."""
+    """Formats one response. A subclass overrides what its API has. Parts of a stream are complete
+    server-sent events, or empty."""
 
     def opening(self) -> bytes:
         """The first events of a stream, once a node has admitted the request."""
@@ -67,27 +67,28 @@ class ResponseFormatter(ABC):
         """The mark of a stream's regular end."""
         return b""
 
-    async def keep(self) -> None:  # noqa: B027
-        """Store what the client may ask for once it has the whole response; by default that is
-        nothing."""
+    async def store(self) -> None:  # noqa: B027
+        """Store what the client may request after the response. Called before the last byte is
+        sent."""
 
     def ping(self) -> bytes:
-        """An event without meaning, which keeps a stream alive."""
+        """An event that clients ignore, sent to keep a stream alive."""
         return b""
 
     def choice_logprobs(self) -> ChoiceLogprobs | None:
-        """An encoder for one choice's logprobs; ``None`` if the request wants none."""
+        """An encoder for one choice's logprobs; ``None`` unless requested."""
         return None
 
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """An encoder for one prompt's logprobs; ``None`` if the request wants none."""
+        """An encoder for one prompt's logprobs; ``None`` unless requested."""
         return None
 
-    def hold(self, memory: MemoryShare) -> None:  # noqa: B027
-        """Count what the formatter itself keeps in ``memory``; by default that is nothing."""
+    def account_in(self, memory: MemoryShare) -> None:  # noqa: B027
+        """Account in ``memory`` for what the formatter keeps of a stream."""
 
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> Collector:
-        """The collector of a response that is not streamed, which counts in ``memory``."""
+        """The collector of a response that is not streamed; accounts for its bytes in
+        ``memory``."""
         return ResultCollector(request, self.choice_logprobs, self.prompt_logprobs, memory)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The exceptions that Tandem raises on purpose.
+"""Tandem's own exceptions.
 
 ::
 
@@ -6,13 +6,13 @@
     ├── UsageError             invalid command line or config file               exit code 2
     ├── StartupError           a process cannot start                            exit code 1
     │   └── ModelError         the model folder is missing, broken, unsupported
-    │       └── UnsupportedWeightsError   ... other weights of the same model may not be
+    │       └── UnsupportedWeightsError   the same model may have weights in another form
     ├── RequestError           the request is invalid                            HTTP 400
     ├── OverloadedError        no room now; retry later                          HTTP 503
     ├── UnavailableError       no node can serve it                              HTTP 503
-    ├── BenchmarkError         a benchmark got nothing to measure                exit code 1
+    ├── BenchmarkError         a benchmark has nothing to measure                exit code 1
     └── TransferError          one attempt at a transfer failed
-        └── PeerRefusedError   the two sides must never hand over (other model)
+        └── PeerRefusedError   the two sides must never transfer (other model)
 
 Messages name the problem, the value, the limit and the remedy.
 """
@@ -23,28 +23,27 @@ from .causes import Cause
 
 # Prefix of the status details with which a draining node rejects or ends a request.
 NODE_DRAINING = "this node is draining"
-# Code of the error of an output that cannot follow its grammar any further.
+# Error code of an output that can no longer follow its grammar.
 UNFOLLOWABLE = "grammar_unfollowable"
 
+# Characters of a value in a message.
+_MAX_LENGTH = 200
 
-# Of a value that a message names.
-_MAX_SHOWN = 200
 
-
-def shown(value: object) -> str:
-    """The repr of a value for a message: of a long one, the beginning."""
+def brief(value: object) -> str:
+    """The repr of a value for a message, shortened if it is long."""
     text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 
 
 def in_line(value: object) -> str:
-    """A value for a message, without quotes if that is short and printable."""
+    """A value for a message, without quotes if it is short and printable."""
     text = str(value)
-    return text if text.isprintable() and len(text) <= _MAX_SHOWN else shown(text)
+    return text if text.isprintable() and len(text) <= _MAX_LENGTH else brief(text)
 
 
 class TandemError(Exception):
-    """Base of every error that Tandem raises on purpose."""
+    """Base of Tandem's own errors."""
 
 
 class UsageError(TandemError):
@@ -56,13 +55,13 @@ class StartupError(TandemError):
 
 
 class ModelError(StartupError):
-    """The model folder is missing, broken, or asks for something that is not implemented."""
+    """The model folder is missing or broken, or the model is not supported."""
 
 
 class UnsupportedWeightsError(ModelError):
-    """The weights are in a form that is not loaded; the same model may be there in another one.
+    """The weights have an unsupported form; the same model may be available in another one.
 
-    ``problem`` is followed by the ``remedy``.
+    The message is ``problem`` and then ``remedy``.
     """
 
     def __init__(self, problem: str, remedy: str) -> None:
@@ -76,8 +75,8 @@ class UnsupportedWeightsError(ModelError):
 class RequestError(TandemError):
     """The request is invalid; the same request will never succeed.
 
-    ``param`` names the field, as OpenAI's error body has it; ``code`` is a short machine-readable
-    word such as ``context_length_exceeded``.
+    ``param`` names the field, as in OpenAI's error body; ``code`` is a short machine-readable word
+    such as ``context_length_exceeded``.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -95,13 +94,13 @@ class UnavailableError(TandemError):
 
 
 class BenchmarkError(TandemError):
-    """A benchmark got nothing that it could measure: the server is unreachable, or refuses."""
+    """A benchmark has nothing to measure: the server is unreachable, or rejects the requests."""
 
 
 class TransferError(TandemError):
     """One attempt at a transfer failed; another node, or local prefill, may still succeed.
 
-    ``cause`` labels metrics; each subclass has a default. ``computing`` is true if the peer was
+    ``cause`` labels metrics; subclasses have defaults. ``computing`` is true if the peer was
     computing the prompt.
     """
 

@@ -25,7 +25,7 @@ _LOCK = "prefill.lock"
 _KV_NAME = re.compile(r"kv-\d{1,4}-(bulk|control)\.sock")
 # gRPC parses ? and # as query and fragment, % as an escape.
 _ADDRESS = re.compile(rf"{UNIX}/[^?#%\0]*{re.escape(_CONTROL)}")
-# A Unix socket's path has at most 108 bytes, with the terminator.
+# A Unix socket's path has at most 108 bytes, including the terminator.
 _LONGEST_NAME = "kv-9999-control.sock"
 _MAX_PATH = 107
 
@@ -43,12 +43,12 @@ def socket_address(flag: str, url: str) -> str:
 
 
 def is_socket_address(address: str) -> bool:
-    """True if gRPC would dial the control socket of a shared folder and nothing else."""
+    """True if gRPC would only connect to the control socket of a shared folder."""
     return len(address) <= _MAX_PATH + len(UNIX) and bool(_ADDRESS.fullmatch(address))
 
 
 def folder_of(address: str) -> str:
-    """The folder of such an address; empty for host:port."""
+    """The folder of a control socket's address; empty for host:port."""
     return address.removeprefix(UNIX).rpartition("/")[0] if address.startswith(UNIX) else ""
 
 
@@ -57,12 +57,12 @@ def kv_endpoint(folder: str, rank: int, name: str) -> str:
     return f"ipc://{folder}/kv-{rank}-{name}.sock"
 
 
-def kv_endpoint_of(announced: str, folder: str) -> str:
+def kv_endpoint_of(endpoint: str, folder: str) -> str:
     """A rank's announced endpoint, with this side's path of the folder. Raises ``ValueError`` for
     anything but a data-plane socket."""
-    name = announced.rpartition("/")[2]
-    if not announced.startswith("ipc://") or not _KV_NAME.fullmatch(name):
-        raise ValueError(f"{announced[:100]!r} is not a data-plane socket")
+    name = endpoint.rpartition("/")[2]
+    if not endpoint.startswith("ipc://") or not _KV_NAME.fullmatch(name):
+        raise ValueError(f"{endpoint[:100]!r} is not a data-plane socket")
     return f"ipc://{folder}/{name}"
 
 
@@ -77,7 +77,7 @@ def reserved_folder(address: str) -> Iterator[None]:
         yield
         return
     try:
-        held = os.open(f"{folder}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{folder}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartupError(
             f"cannot listen in {folder}: {error.strerror}; this user must be able to write to the "
@@ -85,15 +85,15 @@ def reserved_folder(address: str) -> Iterator[None]:
         ) from None
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StartupError(
-                f"another prefill node listens in {folder}; give each a folder of its own"
+                f"another prefill node listens in {folder}; give each node its own folder"
             ) from None
         yield
         _sweep(Path(folder))
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def _sweep(folder: Path) -> None:

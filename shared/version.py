@@ -1,4 +1,4 @@
-"""The installed package: its version, and how to install its optional parts."""
+"""The installed package: its version, and the command that installs optional parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 
 @cache
 def version() -> str:
-    """``unknown`` when it runs from a folder that was never installed."""
+    """The installed version; ``unknown`` if Tandem runs from a folder without installation."""
     try:
         return metadata.version("tandem-llm")
     except metadata.PackageNotFoundError:
@@ -16,5 +16,5 @@ def version() -> str:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an optional part. No package index has Tandem."""
+    """The command that installs an optional part; Tandem is on no package index."""
     return f"pip install '.[{extra}]' in Tandem's checkout"

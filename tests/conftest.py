@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tandem.__main__ import cli
-from tandem.commands.option_variables import option_variables
+from tandem.commands.part_command import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import ForkServerProcess, end_session_forker, fork_rank

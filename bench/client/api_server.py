@@ -18,21 +18,22 @@ from .pool import HttpClient, Target
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 SHORT_SECONDS = 60.0
-# As in vLLM. Servers that answer later are not measured.
+# As in vLLM; longer responses are not measured.
 REQUEST_SECONDS = 6 * 3600.0
 READY_INTERVAL = 1.0
-# Of an error's body: kept, and shown where it is not JSON.
-KEPT_BYTES = 8192
-SHOWN_CHARACTERS = 500
+# Bytes of an error's body that are read, and characters of it in a message if it is not JSON.
+MAX_ERROR_BYTES = 8192
+MAX_ERROR_CHARACTERS = 500
 CHAT = "openai-chat"
-# The names that vLLM has for servers of OpenAI's completions.
+# vLLM's names of servers with OpenAI's completions.
 COMPLETIONS = ("openai", "vllm", "sglang", "llama.cpp")
 ENDPOINTS = {CHAT: "/v1/chat/completions"} | dict.fromkeys(COMPLETIONS, "/v1/completions")
 
 
 @dataclass(slots=True)
 class ApiServer:
-    """``extra_body`` is added to each request, over the fields that are set here."""
+    """A server under measurement. ``extra_body`` is added to each request, and overrides its
+    fields."""
 
     client: HttpClient
     backend: str = "openai"
@@ -47,7 +48,7 @@ class ApiServer:
         return self.backend == CHAT
 
     def body(self, prompt: Prompt, max_tokens: int, **more: Any) -> bytes:
-        """A streamed request; ``more`` are fields of its own."""
+        """The body of a streamed request; ``more`` are additional fields."""
         fields: dict[str, Any] = {"model": self.model} if self.model else {}
         if self.is_chat:
             fields |= {"messages": as_messages(prompt), "max_completion_tokens": max_tokens}
@@ -59,33 +60,34 @@ class ApiServer:
         return json.dumps({**fields, **self.extra_body, **more}, separators=(",", ":")).encode()
 
     async def ask(
-        self, body: bytes, answer: MeasuredResponse | None = None, request_id: str = ""
+        self, body: bytes, response: MeasuredResponse | None = None, request_id: str = ""
     ) -> MeasuredResponse:
-        """Send a request and measure the answer, which grows meanwhile. Failures are in it."""
-        answer = answer or MeasuredResponse()
+        """Send a request and measure its response, which is updated as it arrives. Failures are
+        recorded in it."""
+        response = response or MeasuredResponse()
         headers = {"x-request-id": request_id} if request_id else {}
         request = self.client.request("POST", self.endpoint, body, headers)
         raw = bytearray()
 
-        def received(data: bytes, now: float) -> None:
-            # Events are not kept; an error, which is short and has none, is.
-            if len(raw) < KEPT_BYTES:
-                raw.extend(data[:KEPT_BYTES])
-            answer.feed(data, now)
+        def on_body(data: bytes, now: float) -> None:
+            # The beginning is kept for errors, which are short and have no events.
+            if len(raw) < MAX_ERROR_BYTES:
+                raw.extend(data[:MAX_ERROR_BYTES])
+            response.feed(data, now)
 
-        answer.sent = time.perf_counter()
+        response.sent_at = time.perf_counter()
         try:
             async with asyncio.timeout(self.request_seconds):
-                connection = await self.client.send(request, received)
+                connection = await self.client.send(request, on_body)
         except (OSError, ExchangeFailed, StreamError) as error:  # a timeout is an OSError
-            answer.error = str(error) or f"no end within {self.request_seconds:g} s"
-            return answer
-        answer.finished = True
+            response.error = str(error) or f"no end within {self.request_seconds:g} s"
+            return response
+        response.finished = True
         if connection.status != 200:
-            answer.error = _refusal(connection.status, bytes(raw), connection.location)
-        elif not answer.arrivals:
-            answer.error = f"no event with output came: {_shown(bytes(raw))}"
-        return answer
+            response.error = _refusal(connection.status, bytes(raw), connection.location)
+        elif not response.arrivals:
+            response.error = f"no event with output: {_excerpt(bytes(raw))}"
+        return response
 
     async def first_model(self) -> str:
         """The name of the first model of the server. Raises ``BenchmarkError``."""
@@ -98,8 +100,8 @@ class ApiServer:
             ) from None
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """The tokens of a text by the server's own tokenizer; ``None`` if it has no endpoint for
-        that. vLLM's and Tandem's servers read ``prompt``, that of llama.cpp ``content``."""
+        """The tokens of a text by the server's tokenizer; ``None`` if it has no such endpoint.
+        vLLM and Tandem read ``prompt``, llama.cpp reads ``content``."""
         body = {"prompt": text, "content": text, "add_special_tokens": False}
         content = await self._json("POST", "/tokenize", self._named(body), missing={})
         return _tokens(content)
@@ -116,16 +118,16 @@ class ApiServer:
         return tokens
 
     async def wait_ready(self, body: bytes, seconds: float) -> None:
-        """Repeat a request until it is answered. Raises ``BenchmarkError``."""
+        """Repeat a request until it succeeds. Raises ``BenchmarkError``."""
         deadline = time.monotonic() + seconds
         while True:
-            answer = await self.ask(body)
-            if answer.success:
+            response = await self.ask(body)
+            if response.success:
                 return
             if time.monotonic() + READY_INTERVAL > deadline:
                 raise BenchmarkError(
-                    f"{self.client.target.authority} answered no request within {seconds:g} s: "
-                    f"{answer.error}"
+                    f"{self.client.target.authority} is not ready within {seconds:g} s: "
+                    f"{response.error}"
                 )
             await asyncio.sleep(READY_INTERVAL)
 
@@ -135,7 +137,7 @@ class ApiServer:
     async def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, missing: Any = None
     ) -> Any:
-        """The JSON of an answer; ``missing``, unless ``None``, if it is not a success."""
+        """The JSON of a response; for an error ``missing``, unless that is ``None``."""
         where = f"{self.client.target.authority}{self.client.target.path}{path}"
         try:
             status, content = await self.client.whole(method, path, body, seconds=SHORT_SECONDS)
@@ -147,12 +149,12 @@ class ApiServer:
         except ValueError:
             raise BenchmarkError(f"{where} is not JSON") from None
         except (OSError, ExchangeFailed) as error:
-            reason = str(error) or f"no answer within {SHORT_SECONDS:g} s"
+            reason = str(error) or f"no response within {SHORT_SECONDS:g} s"
             raise BenchmarkError(f"cannot reach {where}: {reason}") from None
 
 
 def as_messages(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
-    """The messages of a chat; those of a text are one."""
+    """The messages of a chat; a text is a single message."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if prompt and all(isinstance(item, Mapping) for item in prompt):
@@ -169,7 +171,7 @@ def api_server(
     insecure: bool,
     **more: Any,
 ) -> ApiServer:
-    """The server at a URL. ``header`` has KEY=VALUE; OPENAI_API_KEY is sent if it is set."""
+    """The server at a URL. ``header`` has KEY=VALUE; the key of OPENAI_API_KEY is added if set."""
     headers = key_values("--header", header)
     key = os.environ.get("OPENAI_API_KEY")
     if key and "authorization" not in map(str.lower, headers):
@@ -178,7 +180,7 @@ def api_server(
     if not path.startswith("/") or not path.isprintable() or " " in path:
         raise UsageError(f"--endpoint {path!r} is not a path such as /v1/completions")
     client = HttpClient(Target.of_url(url, insecure=insecure), headers)
-    client.request("GET", "/", b"", {})  # the headers are checked before anything is sent
+    client.request("GET", "/", b"", {})  # checks the headers
     return ApiServer(client, backend, path, **more)
 
 
@@ -198,16 +200,19 @@ def _tokens(content: Any) -> list[int] | None:
 
 
 def _refusal(status: int, body: bytes, location: str) -> str:
-    """A status and the message of the error, in one line."""
+    """The status and message of an error, in one line."""
     if 300 <= status < 400:
         return f"HTTP {status}, a redirection to {location}; use that URL"
     try:
         error = json.loads(body)["error"]
         message = error["message"] if isinstance(error, dict) else str(error)
     except (ValueError, KeyError, TypeError):
-        message = _shown(body)
+        message = _excerpt(body)
     return f"HTTP {status}: {message}"
 
 
-def _shown(body: bytes) -> str:
-    return " ".join(body[:SHOWN_CHARACTERS].decode(errors="replace").split()) or "an empty response"
+def _excerpt(body: bytes) -> str:
+    return (
+        " ".join(body[:MAX_ERROR_CHARACTERS].decode(errors="replace").split())
+        or "an empty response"
+    )

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection of the measuring client, read by httptools.
+"""One HTTP/1.1 connection of the measuring client, parsed by httptools.
 
-A general client spends more on a token than a server does. Here each read from the socket is parsed
-in place, and gets one timestamp, taken before anything else.
+A general-purpose client spends more time on a token than a server does. Here each read from the
+socket is parsed in place, with a timestamp taken before anything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OnBody = Callable[[bytes, float], None]
 
 
 class ExchangeFailed(Exception):
-    """The connection broke, or what came is not HTTP. ``untouched`` if nothing had come yet."""
+    """The connection broke, or the response is not HTTP. ``untouched`` if no byte had arrived."""
 
     def __init__(self, message: str, *, untouched: bool = False) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class ExchangeFailed(Exception):
 
 
 class HttpConnection(asyncio.Protocol):
-    """Sends one request at a time, and hands out the body of its response as it arrives."""
+    """Sends one request at a time, and passes on the body of its response as it arrives."""
 
     def __init__(self) -> None:
         self._parser = HttpResponseParser(self)
@@ -70,7 +70,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
-            # An error of a callback is the cause; it has been seen already.
+            # If a callback raised, its error is the cause.
             self._fail(error.__context__ or ExchangeFailed(f"not an HTTP response: {error}"))
             self.close()
 

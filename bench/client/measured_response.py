@@ -1,6 +1,6 @@
-"""One request and the answer to it, as a client saw them.
+"""The response to one request, as measured by the client.
 
-All times are those of ``time.perf_counter``, in seconds.
+All times are in seconds, by ``time.perf_counter``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class StreamError(Exception):
 
 @dataclass(slots=True)
 class MeasuredResponse:
-    """What came, and when. ``arrivals`` has an entry for each event with output, and ``times`` one
-    for each token, as far as the server tells them apart."""
+    """The response and its times. ``arrivals`` has an entry for each event with output, ``times``
+    one for each token if the server distinguishes them."""
 
     planned: float = 0.0
-    sent: float = 0.0
+    sent_at: float = 0.0
     arrivals: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -41,12 +41,12 @@ class MeasuredResponse:
     @property
     def ttft(self) -> float:
         """Seconds to the first output; 0 without any, as in vLLM."""
-        return self.arrivals[0] - self.sent if self.arrivals else 0.0
+        return self.arrivals[0] - self.sent_at if self.arrivals else 0.0
 
     @property
     def latency(self) -> float:
         """Seconds to the last output."""
-        return self.arrivals[-1] - self.sent if self.arrivals else 0.0
+        return self.arrivals[-1] - self.sent_at if self.arrivals else 0.0
 
     @property
     def itl(self) -> list[float]:
@@ -55,8 +55,8 @@ class MeasuredResponse:
 
     @property
     def queue_time(self) -> float:
-        """Seconds by which it was sent later than planned."""
-        return self.sent - self.planned
+        """Seconds between the planned and the actual time of sending."""
+        return self.sent_at - self.planned
 
     @property
     def text(self) -> str:
@@ -97,7 +97,7 @@ class MeasuredResponse:
             self.remote_tokens = int(placement.get("remote_tokens", 0))
 
     def _choice(self, choice: dict[str, Any]) -> int:
-        """The number of tokens that a choice of an event has, at least one if it has output."""
+        """The number of tokens in a choice of an event, at least one if it has output."""
         delta = choice.get("delta") or choice
         text = delta.get("text") or delta.get("content") or ""
         if text:
@@ -109,7 +109,7 @@ class MeasuredResponse:
 
 
 def _has_output(delta: dict[str, Any]) -> bool:
-    """True for reasoning, tool calls, and a token of a text completion whose text comes later."""
+    """True for reasoning, tool calls, and a token of a text completion without text yet."""
     if "text" in delta:
         return not delta.get("finish_reason")
     return any(delta.get(name) for name in ("reasoning", "reasoning_content", "tool_calls"))

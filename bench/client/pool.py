@@ -1,4 +1,4 @@
-"""Connections to one server, reused from request to request."""
+"""A pool of connections to one server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...shared.host_port import join_host_port
 from .connection import ExchangeFailed, HttpConnection, OnBody
 
 CONNECT_SECONDS = 30.0
-# Of a response that is kept whole: an error, or a list of tokens.
+# Maximum size of a response that is read as a whole: an error, or a list of tokens.
 MAX_WHOLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The host that requests go to, and the path that all of their paths are under."""
+    """The host of all requests, and the common prefix of their paths."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class Target:
 
     @classmethod
     def of_url(cls, url: str, *, insecure: bool = False) -> Target:
-        """Raises ``UsageError`` for anything but an http or https URL."""
+        """Parse a URL. Raises ``UsageError`` unless it is an http or https URL."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
@@ -58,16 +58,16 @@ def _tls(insecure: bool) -> ssl.SSLContext:
 
 @dataclass(slots=True)
 class HttpClient:
-    """Sends requests to one target; ``headers`` go with each of them."""
+    """Sends requests with ``headers`` to one target."""
 
     target: Target
     headers: Mapping[str, str] = field(default_factory=dict)
     _idle: list[HttpConnection] = field(default_factory=list)
-    # The address that answered: names are resolved in threads, which would delay requests.
+    # The resolved address: resolving the name again, in a thread, would delay requests.
     _address: str = ""
 
     def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """The bytes of a request. Raises ``UsageError`` for an invalid header."""
+        """A request as bytes. Raises ``UsageError`` for an invalid header."""
         lines = [f"{method} {self.target.path}{path} HTTP/1.1", f"host: {self.target.authority}"]
         if body:
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
@@ -80,7 +80,7 @@ class HttpClient:
     async def send(self, request: bytes, on_body: OnBody) -> HttpConnection:
         """Send a request, and return the connection once the response is complete.
 
-        A reused connection that the server had closed meanwhile is replaced by a new one.
+        If the server has closed an idle connection, another one is used.
         """
         while self._idle:
             try:

@@ -1,1 +1,1 @@
-"""The requests that a benchmark sends: random prompts, files of prompts, traces."""
+"""Requests of benchmarks: random prompts, files of prompts, traces."""

@@ -1,4 +1,4 @@
-"""Files of requests: lines of JSON, and values that are checked with the place they stand at."""
+"""Files of requests, and checks of their values with the place in error messages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Place:
     unit: str = "line"
 
     def error(self, field: str, problem: str) -> UsageError:
-        """The error of one field, or of the whole line."""
-        what = f"{field} {problem}" if field else problem
-        return UsageError(f"{self.path}, {self.unit} {self.line}: {what}")
+        """The error of a field, or of the whole line."""
+        details = f"{field} {problem}" if field else problem
+        return UsageError(f"{self.path}, {self.unit} {self.line}: {details}")
 
     def whole_number(self, record: Mapping[str, Any], field: str, low: int, high: int) -> int:
-        """A field that must be a whole number within bounds."""
-        value = _number(self._given(record, field))
+        """A field that must be an integer within bounds."""
+        value = _number(self._value(record, field))
         if value is None or int(value) != value or not low <= value <= high:
             raise self.error(
                 field, f"is {record[field]!r}; a whole number from {low} to {high:,} is expected"
@@ -37,19 +37,19 @@ class Place:
 
     def number(self, record: Mapping[str, Any], field: str) -> float:
         """A field that must be a number."""
-        value = _number(self._given(record, field))
+        value = _number(self._value(record, field))
         if value is None:
             raise self.error(field, f"is {record[field]!r}; a number is expected")
         return value
 
     def text(self, record: Mapping[str, Any], field: str) -> str:
-        """A field that must be a text that is not empty."""
-        value = self._given(record, field)
+        """A field that must be a non-empty string."""
+        value = self._value(record, field)
         if not isinstance(value, str) or not value:
             raise self.error(field, f"is {str(value)[:80]!r}; a text is expected")
         return value
 
-    def _given(self, record: Mapping[str, Any], field: str) -> Any:
+    def _value(self, record: Mapping[str, Any], field: str) -> Any:
         if field not in record:
             raise self.error(
                 field, f"is missing; there are {', '.join(map(str, record)) or 'none'}"
@@ -58,7 +58,7 @@ class Place:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, also one in a column of a CSV file."""
+    """A finite number, or a string with one, as in CSV files."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -70,7 +70,7 @@ def _number(value: Any) -> float | None:
 
 def json_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """The objects of a JSONL file; empty lines are skipped. Raises ``UsageError``."""
-    with _opened(path) as file:
+    with _open(path) as file:
         for number, line in enumerate(_lines(file, path), 1):
             if not line.strip():
                 continue
@@ -86,15 +86,15 @@ def json_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 def csv_lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Place, dict[str, Any]]]:
     """The rows of a CSV file whose first line names the columns. Raises ``UsageError``."""
-    with _opened(path) as file:
+    with _open(path) as file:
         reader = csv.DictReader(_lines(file, path))
-        named = [name.strip() for name in reader.fieldnames or ()]
-        missing = [name for name in columns if name not in named]
+        names = [name.strip() for name in reader.fieldnames or ()]
+        missing = [name for name in columns if name not in names]
         if missing:
             raise Place(path, 1).error(
                 missing[0], f"is not a column; the first line must name {','.join(columns)}"
             )
-        reader.fieldnames = named
+        reader.fieldnames = names
         try:
             for row in reader:
                 yield Place(path, reader.line_num), {k: v for k, v in row.items() if v is not None}
@@ -104,7 +104,7 @@ def csv_lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Place, dic
 
 def json_list(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """The objects of a file with one JSON list. Raises ``UsageError``."""
-    with _opened(path) as file:
+    with _open(path) as file:
         try:
             items = json.load(file)
         except UnicodeDecodeError:
@@ -120,7 +120,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
         yield place, item
 
 
-def _opened(path: Path) -> TextIO:
+def _open(path: Path) -> TextIO:
     try:
         return path.open(encoding="utf-8", newline="")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A request of a benchmark before it is sent."""
+"""A planned request of a benchmark."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ..client.api_server import Prompt
 
-# More than any model's context: a larger number is a mistake in a file or on the command line.
+# More than any model's context, so a larger length must be a mistake.
 MAX_LENGTH = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """``at`` is when a trace has it, in seconds from the begin. A length of 0 is unknown."""
+    """A prompt and its lengths; 0 means unknown. ``at`` is its time in a trace, in seconds."""
 
     prompt: Prompt
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""Prompts out of files: ShareGPT's conversations, and lines of JSON of one's own."""
+"""Prompts from files: ShareGPT's conversations, and custom JSONL."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .data_lines import Place, json_lines, json_list
 from .planned_request import MAX_LENGTH, PlannedRequest
 from .text_tokens import TextTokens
 
-# The bounds within which vLLM uses a conversation of ShareGPT.
+# Limits of vLLM for the conversations of ShareGPT, in tokens.
 SHORTEST, LONGEST_PROMPT, LONGEST_TOTAL = 4, 1024, 2048
 OUTPUT_OF_LINE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """How many prompts of a file are used, and in which order; all of them if ``count`` is 0."""
+    """Number and order of the prompts used from a file; ``count`` 0 means all."""
 
     path: Path
     count: int
@@ -34,35 +34,35 @@ class Selection:
             Random(self.seed).shuffle(items)
         return items
 
-    def complete(self, found: list[PlannedRequest]) -> list[PlannedRequest]:
-        """``count`` requests: with ``oversample``, some of ``found`` again if it has fewer."""
-        if not found:
+    def complete(self, requests: list[PlannedRequest]) -> list[PlannedRequest]:
+        """``count`` requests: if there are fewer, with ``oversample`` some are repeated."""
+        if not requests:
             raise UsageError(f"--dataset-path {self.path} has no usable prompt")
-        missing = self.count - len(found)
+        missing = self.count - len(requests)
         if missing > 0 and self.oversample:
-            found += Random(self.seed).choices(found, k=missing)
-        return found
+            requests += Random(self.seed).choices(requests, k=missing)
+        return requests
 
-    def full(self, found: list[PlannedRequest]) -> bool:
-        return 0 < self.count <= len(found)
+    def is_complete(self, requests: list[PlannedRequest]) -> bool:
+        return 0 < self.count <= len(requests)
 
 
 async def read_sharegpt(
     selection: Selection, tokens: TextTokens, output_len: int | None
 ) -> list[PlannedRequest]:
-    """The first prompt of each conversation, and the length of the answer to it. Conversations
-    that are very short or long are left out, as in vLLM. Raises ``UsageError``."""
+    """The first prompt of each conversation, and the length of the reply to it. Very short or long
+    conversations are skipped, as in vLLM. Raises ``UsageError``."""
     turns = [pair for place, item in json_list(selection.path) if (pair := _turns(place, item))]
-    found: list[PlannedRequest] = []
-    for prompt, answer in selection.order(turns):
-        if selection.full(found):
+    requests: list[PlannedRequest] = []
+    for prompt, reply in selection.order(turns):
+        if selection.is_complete(requests):
             break
         length = len(await tokens.encode(prompt))
-        output = output_len or len(await tokens.encode(answer))
+        output = output_len or len(await tokens.encode(reply))
         too_short = min(length, output if output_len is None else SHORTEST) < SHORTEST
         if not too_short and length <= LONGEST_PROMPT and length + output <= LONGEST_TOTAL:
-            found.append(PlannedRequest(prompt, length, output))
-    return selection.complete(found)
+            requests.append(PlannedRequest(prompt, length, output))
+    return selection.complete(requests)
 
 
 def _turns(place: Place, item: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -82,21 +82,21 @@ async def read_custom(
     selection: Selection, output_len: int, render: TextTokens | None
 ) -> list[PlannedRequest]:
     """Lines with ``prompt``: a text, token ids, or the messages of a chat. An ``output_len`` of -1
-    stands for the line's ``output_tokens``. ``render`` applies the chat template to texts. Raises
+    means the line's ``output_tokens``. ``render`` applies the chat template to texts. Raises
     ``UsageError``."""
     lines = [
         (_prompt(place, record), _output_tokens(place, record, output_len))
         for place, record in json_lines(selection.path)
     ]
-    found: list[PlannedRequest] = []
+    requests: list[PlannedRequest] = []
     for prompt, output in selection.order(lines):
-        if selection.full(found):
+        if selection.is_complete(requests):
             break
         if render and isinstance(prompt, str):
             prompt = await render.render(prompt)
         ids = isinstance(prompt, list) and isinstance(prompt[0], int)
-        found.append(PlannedRequest(prompt, len(prompt) if ids else 0, output))
-    return selection.complete(found)
+        requests.append(PlannedRequest(prompt, len(prompt) if ids else 0, output))
+    return selection.complete(requests)
 
 
 def _output_tokens(place: Place, record: Mapping[str, Any], output_len: int) -> int:

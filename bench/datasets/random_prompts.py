@@ -1,8 +1,8 @@
-"""Prompts of ordinary words in random order, of a given number of tokens.
+"""Random prompts of common words, with a given number of tokens.
 
-A server of completions gets token ids, so that lengths are exact; which ids are ordinary is what
-its tokenizer, or a local one, makes of the words. Chats are text, and so is everything for a server
-without a tokenizer: how many tokens a word has is then read off two short requests' usage.
+For text completions a prompt is token ids, so that lengths are exact; the ids are those of the
+words, by the server's or a local tokenizer. For chats, and servers without a tokenizer, it is text,
+and the tokens per word are estimated from the usage of two short requests.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _TEXT = (
     "week wheel wind window winter woman wood word world year yellow"
 )
 WORDS = _TEXT.split()
-# Words of the two requests that tell how long a word is, and how long the template.
+# Words of the two requests that measure the tokens of a word and of the chat template.
 FEW, MANY = 40, 240
 
 
 class PromptMaker(Protocol):
-    """Makes random prompts of a length in tokens."""
+    """Makes random prompts of a length given in tokens."""
 
     def make(self, random: Random, tokens: int) -> Prompt: ...
 
 
 @dataclass(frozen=True, slots=True)
 class IdPrompts:
-    """Exactly as many ids out of ``pool``."""
+    """Prompts of exactly the given number of ids, from ``pool``."""
 
     pool: Sequence[int]
 
@@ -52,7 +52,7 @@ class IdPrompts:
 
 @dataclass(frozen=True, slots=True)
 class WordPrompts:
-    """About as many tokens, of which ``overhead`` are not the text's."""
+    """Prompts of about the given number of tokens, of which ``overhead`` are the template's."""
 
     tokens_per_word: float
     overhead: float = 0.0
@@ -63,7 +63,7 @@ class WordPrompts:
 
 
 async def find_prompt_maker(server: ApiServer, local: LocalTokens | None) -> PromptMaker:
-    """The most exact prompts that a server takes. Raises ``BenchmarkError``."""
+    """The most exact prompts that a server supports. Raises ``BenchmarkError``."""
     if server.is_chat:
         return await _word_prompts(server, local)
     text = " ".join(WORDS)
@@ -88,9 +88,9 @@ async def _word_prompts(server: ApiServer, local: LocalTokens | None) -> WordPro
 
 
 async def _prompt_tokens(server: ApiServer, text: str) -> int:
-    answer = await server.ask(server.body(text, 1))
-    if answer.error and not answer.prompt_tokens:
-        raise BenchmarkError(f"{server.client.target.authority}: {answer.error}")
-    if not answer.prompt_tokens:
+    response = await server.ask(server.body(text, 1))
+    if response.error and not response.prompt_tokens:
+        raise BenchmarkError(f"{server.client.target.authority}: {response.error}")
+    if not response.prompt_tokens:
         raise BenchmarkError("the server reports no usage; give --tokenizer")
-    return answer.prompt_tokens
+    return response.prompt_tokens

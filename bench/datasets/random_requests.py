@@ -1,4 +1,4 @@
-"""The dataset ``random``: prompts and answers of given lengths, all with one prefix if wanted."""
+"""The dataset ``random``: prompts and outputs of given lengths, with an optional common prefix."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .random_prompts import PromptMaker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomLengths:
-    """Tokens of prompts and answers; a ratio r draws them from length x (1 - r) to x (1 + r). The
-    common prefix comes on top."""
+    """Tokens of prompts and outputs; a ratio r draws them from length x (1 - r) to x (1 + r). The
+    common prefix is added to that."""
 
     input_len: int
     output_len: int

@@ -1,7 +1,7 @@
-"""Traces of requests: when each came, and how long its prompt and its answer were.
+"""Traces of requests: the arrival times, and the lengths of prompts and outputs.
 
-Mooncake's have a hash for each block of a prompt; prompts with the same hashes in the beginning
-share that prefix. Azure's have lengths alone.
+Mooncake's traces have a hash for each block of a prompt; prompts whose first hashes are equal share
+that prefix. Azure's only have lengths.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .planned_request import MAX_LENGTH, PlannedRequest
 from .random_prompts import IdPrompts, PromptMaker
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-# Blocks that are kept; others are drawn again from their hash.
-KEPT_BLOCKS = 65_536
-# A trace may begin late, but none is replayed for longer than a year.
+# Cached blocks; others are generated again from their hash.
+MAX_BLOCKS = 65_536
+# Maximum duration of a replay.
 LONGEST_SECONDS = 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """Names of a JSONL trace's fields, seconds of a unit of its timestamps, tokens of a hash."""
+    """Names of a JSONL trace's fields, unit of its timestamps in seconds, tokens of each hash."""
 
     timestamp: str = "timestamp"
     input_length: str = "input_length"
@@ -52,7 +52,7 @@ class TracedRequest:
 
 
 def read_jsonl_trace(path: Path, form: TraceFormat) -> list[TracedRequest]:
-    """Mooncake's format, and those that differ in names and units. Raises ``UsageError``."""
+    """Read a trace in Mooncake's format or a variant of it. Raises ``UsageError``."""
     return [
         TracedRequest(
             place.number(record, form.timestamp) * form.seconds,
@@ -72,12 +72,12 @@ def _hashes(place: Place, record: Mapping[str, Any], field: str) -> tuple[int | 
 
 
 def read_azure_trace(path: Path) -> list[TracedRequest]:
-    """Azure's CSV files of 2023 and 2024. Raises ``UsageError``."""
+    """Read one of Azure's CSV files of 2023 and 2024. Raises ``UsageError``."""
     return [
         TracedRequest(
             _seconds(place, place.text(record, "TIMESTAMP")),
             place.whole_number(record, "ContextTokens", 1, MAX_LENGTH),
-            # A request without output is one whose prompt alone was computed.
+            # Some requests only computed their prompt.
             max(1, place.whole_number(record, "GeneratedTokens", 0, MAX_LENGTH)),
         )
         for place, record in csv_lines(path, AZURE_COLUMNS)
@@ -104,7 +104,7 @@ def planned(
     block_tokens: int,
     path: Path,
 ) -> Iterator[PlannedRequest]:
-    """The first ``count`` requests (all if it is 0), ``speed`` times as fast as they came."""
+    """The first ``count`` requests (0: all), at ``speed`` times the original speed."""
     ordered = sorted(trace, key=lambda one: one.at)[: count if count > 0 else None]
     if not ordered:
         raise UsageError(f"--dataset-path {path} has no request")
@@ -118,12 +118,12 @@ def planned(
 
 
 class _Prompts:
-    """Prompts of a trace. Blocks with one hash have one content; tokens behind the last block, and
-    prompts without hashes, are their own."""
+    """Prompts of a trace. Blocks with the same hash have the same content; tokens after the last
+    block, and prompts without hashes, are unique."""
 
     def __init__(self, maker: PromptMaker, seed: int, block_tokens: int) -> None:
         self._maker, self._seed, self._block_tokens = maker, seed, block_tokens
-        self._block = lru_cache(KEPT_BLOCKS)(self._make_block)
+        self._block = lru_cache(MAX_BLOCKS)(self._make_block)
 
     def prompt(self, number: int, request: TracedRequest) -> Any:
         shared = [self._block(one) for one in request.hashes]

@@ -1,4 +1,4 @@
-"""Tokenizers of benchmarks: a local one, or that of the server."""
+"""Tokenizers of benchmarks: a local one, or the server's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class TextTokens(Protocol):
-    """Text to tokens."""
+    """A tokenizer."""
 
     async def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
+        """The tokens of a text, without special tokens."""
 
     async def render(self, prompt: str) -> list[int]:
-        """The tokens of a chat whose only message is ``prompt``, up to the answer."""
+        """The tokens of a chat with the only message ``prompt``, up to the reply."""
 
 
 class ServerTokens:
@@ -46,12 +46,12 @@ class LocalTokens:
     @classmethod
     def load(cls, name: str) -> LocalTokens:
         """The tokenizer of a model by its folder, file or name. Raises ``ModelError``."""
-        # Only those who name a tokenizer wait for its libraries.
+        # Imported late: only --tokenizer needs these.
         from ...shared.text.tokenizer import Tokenizer
         from ...shared.weights.locate import find_model
         from ...shared.weights.source import open_source
 
-        with find_model(name) as found, open_source(found.path) as source:
+        with find_model(name) as model, open_source(model.path) as source:
             return cls(Tokenizer.load(source.tokenizer_files()))
 
     async def encode(self, text: str) -> list[int]:

@@ -1,1 +1,1 @@
-"""Results: figures, tables, files and plots."""
+"""Results of benchmarks: figures, tables, files and plots."""

@@ -1,4 +1,4 @@
-"""Mean, deviation and percentiles, as numpy computes them, without numpy."""
+"""Mean, deviation and percentiles, with numpy's results but without numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import floor
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of nothing, as vLLM has it."""
+    """The mean; 0 without values, as in vLLM."""
     return statistics.fmean(values) if values else 0.0
 
 
@@ -17,7 +17,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of all values, not of a sample."""
+    """Standard deviation of a population, not of a sample."""
     if not values:
         return 0.0
     middle = statistics.fmean(values)
@@ -25,7 +25,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolated linearly between the two values around it."""
+    """The percentile, interpolated linearly between the two nearest values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -42,5 +42,5 @@ def percentiles(values: Sequence[float], percents: Sequence[float]) -> list[tupl
 
 
 def percent_word(percent: float) -> str:
-    """99 for 99.0, and 99.9 for 99.9."""
+    """The number as text: 99 for 99.0, 99.9 for 99.9."""
     return str(int(percent)) if int(percent) == percent else str(percent)

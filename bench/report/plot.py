@@ -1,6 +1,6 @@
-"""One HTML page about one or two results: figures, timeline and distributions.
+"""An HTML page about one or two results: figures, timeline and distributions.
 
-The page is self-contained: its script and styles are in ``plot.html``, and it loads nothing.
+The page is self-contained: its script and styles are in ``plot.html``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .figures import percentile
 
 TEMPLATE = Path(__file__).with_name("plot.html")
 PLACEHOLDER = "/*RESULTS*/[]"
-# Requests in the timeline, and points of a distribution: more cannot be told apart on a screen.
+# Requests in the timeline, and points of a distribution: more cannot be distinguished on a screen.
 MAX_REQUESTS = 2000
 POINTS = 400
-# A gap is drawn as a stall if it is this many times the median gap, and this many seconds.
+# A gap of at least this multiple of the median gap, and this many seconds, is drawn as a stall.
 STALL_TIMES, STALL_SECONDS = 4.0, 0.03
 NAMES = ("label", "model_id", "backend", "date", "duration", "completed", "failed")
 
@@ -32,7 +32,7 @@ def write_plot(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
         data = json.dumps([_plotted(one, stall) for one in results], separators=(",", ":"))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"a result has no valid details: {error!r}") from None
-    # No text of a result may end the script that it stands in.
+    # Escaped, so that no text of a result can end the script element.
     page = TEMPLATE.read_text(encoding="utf-8").replace(PLACEHOLDER, data.replace("<", "\\u003c"))
     try:
         path.write_text(page, encoding="utf-8")
@@ -41,7 +41,7 @@ def write_plot(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _stall(results: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds from which on a gap is a stall: the same in all results, by the faster one."""
+    """Minimum seconds of a stall: the same for all results, by the faster one."""
     gaps = [[gap for itl in result["itls"] for gap in itl] for result in results]
     return max(STALL_TIMES * min((median(one) for one in gaps if one), default=0.0), STALL_SECONDS)
 
@@ -78,7 +78,7 @@ def _distribution(values: Sequence[float]) -> list[float]:
 
 
 def _requests(result: Mapping[str, Any], stall: float) -> list[dict[str, Any]]:
-    """The first requests by the time at which they were sent, in seconds from the first."""
+    """The first requests by their start, with times in seconds from the first start."""
     names = ("start_times", "ttfts", "itls", "input_lens", "output_lens", "errors")
     rows = sorted(zip(*(result[name] for name in names), strict=True), key=lambda row: row[0])
     begin = rows[0][0] if rows else 0.0
@@ -97,7 +97,7 @@ def _requests(result: Mapping[str, Any], stall: float) -> list[dict[str, Any]]:
 
 
 def _stalls(ttft: float, itl: Sequence[float], stall: float) -> list[list[float]]:
-    """Begin, from sending on, and length of each long gap."""
+    """Start, relative to the request's, and length of each stall."""
     begins = accumulate(itl, initial=ttft)
     return [
         [round(t, 4), round(gap, 4)] for t, gap in zip(begins, itl, strict=False) if gap > stall

@@ -1,4 +1,4 @@
-"""Result files: named, written and read as vLLM does."""
+"""Result files with vLLM's names and format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...shared.errors import UsageError
 
-# Lists with an entry for each request, which only --save-detailed keeps.
+# Lists with an entry for each request, only written with --save-detailed.
 DETAILS = (
     "input_lens",
     "output_lens",
@@ -23,7 +23,7 @@ DETAILS = (
 
 
 def default_name(settings: Mapping[str, Any], model: str, now: str) -> str:
-    """The name of a result file by vLLM's pattern; ``settings`` are those of the command."""
+    """The name of a result file by vLLM's pattern, from the options of the command."""
     label = settings["label"] or settings["backend"]
     if settings["ramp_up_strategy"]:
         first, last = settings["ramp_up_start_rps"], settings["ramp_up_end_rps"]
@@ -36,8 +36,8 @@ def default_name(settings: Mapping[str, Any], model: str, now: str) -> str:
 
 
 def check_writable(*names: str | None) -> None:
-    """Raise ``UsageError`` for a file that could not be written later, when all has been measured.
-    Makes its folder."""
+    """Create the folders of files. Raises ``UsageError`` if a file cannot be written, before
+    anything is measured."""
     for path in (Path(name) for name in names if name):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

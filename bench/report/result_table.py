@@ -1,4 +1,4 @@
-"""The table that `tandem bench serve` prints, line by line as vLLM has it."""
+"""The table of `tandem bench serve`, with vLLM's lines."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ def heading(title: str, fill: str = "=") -> str:
 
 
 def line(label: str, value: float) -> str:
-    """Whole numbers as they are, others with two digits."""
-    shown = f"{value:<10}" if isinstance(value, int) else f"{value:<10.2f}"
-    return f"{label:<40} {shown}"
+    """A line with an integer, or a number with two decimals."""
+    number = f"{value:<10}" if isinstance(value, int) else f"{value:<10.2f}"
+    return f"{label:<40} {number}"
 
 
 def result_table(
-    result: Mapping[str, Any], wanted: Evaluation, request_rate: float, max_concurrency: int | None
+    result: Mapping[str, Any],
+    evaluation: Evaluation,
+    request_rate: float,
+    max_concurrency: int | None,
 ) -> str:
-    """The whole table."""
+    """All lines of the table."""
     lines = [heading(" Serving Benchmark Result ")]
     lines += _totals(result, request_rate, max_concurrency)
     lines += _probe_lines(result)
-    lines += _distribution_lines(result, wanted)
+    lines += _distribution_lines(result, evaluation)
     lines += _client_lines(result)
     return "\n".join([*lines, "=" * WIDTH])
 
@@ -67,14 +70,14 @@ def _probe_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield line("Max probe E2EL (ms):", float(result["probe_max_e2el_ms"]))
 
 
-def _distribution_lines(result: Mapping[str, Any], wanted: Evaluation) -> Iterator[str]:
+def _distribution_lines(result: Mapping[str, Any], evaluation: Evaluation) -> Iterator[str]:
     for metric, (name, title) in METRICS.items():
-        if metric not in wanted.metrics:
+        if metric not in evaluation.metrics:
             continue
         yield heading(title, "-")
         yield line(f"Mean {name} (ms):", float(result[f"mean_{metric}_ms"]))
         yield line(f"Median {name} (ms):", float(result[f"median_{metric}_ms"]))
-        for percent in wanted.percents:
+        for percent in evaluation.percents:
             word = percent_word(percent)
             yield line(f"P{word} {name} (ms):", float(result[f"p{word}_{metric}_ms"]))
 

@@ -24,13 +24,13 @@ from typing import Any
 
 import click
 
-from tandem.bench.chosen_requests import check_no_path, custom_of, random_of, sharegpt_of
 from tandem.bench.datasets.planned_request import PlannedRequest
 from tandem.bench.datasets.random_prompts import WORDS, IdPrompts
 from tandem.bench.datasets.text_tokens import LocalTokens
 from tandem.bench.grouped_command import text, whole
 from tandem.bench.report.figures import deviation, mean, percent_word, percentiles
 from tandem.bench.report.result_file import check_writable, write_result
+from tandem.bench.requests import check_no_path, custom_of, random_of, sharegpt_of
 from tandem.bench.serving_options import dataset_options
 from tandem.commands.failures import exit_with
 from tandem.commands.part_command import part_command
@@ -43,7 +43,7 @@ from tandem.shared.text.tokenizer import Tokenizer
 
 Values = Mapping[str, Any]
 PERCENTS = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
-# Tokens that no tokenizer of real models keeps for special purposes.
+# Token ids below which real tokenizers keep their special tokens.
 MAX_TOKEN_IDS = 10_000
 LONGEST_SECONDS = 24 * 3600.0
 
@@ -73,9 +73,9 @@ def run_latency(values: Values) -> dict[str, Any]:
         prompts = [random.choices(ids, k=values["input_len"]) for _ in range(batch)]
 
         def seconds() -> float:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             engine.generate_sync(prompts, params, timeout=LONGEST_SECONDS)
-            return time.perf_counter() - begun
+            return time.perf_counter() - start
 
         for _ in range(values["num_iters_warmup"]):
             seconds()
@@ -104,9 +104,9 @@ def run_throughput(values: Values) -> dict[str, Any]:
             for one in requests
         ]
         prompts = [one.prompt for one in requests]
-        begun = time.perf_counter()
+        start = time.perf_counter()
         answers = engine.generate_sync(prompts, params, timeout=LONGEST_SECONDS)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     return throughput_result(
         seconds,
         prompt_tokens=sum(choices[0].prompt_tokens for choices in answers),

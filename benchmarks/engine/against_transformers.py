@@ -55,7 +55,7 @@ CONFIG: dict[str, Any] = {
     "dtype": "bfloat16",
 }
 PARAMETERS = 596e6
-# A prompt's tokens need no logits, but for the last one's.
+# Only the last token of a prompt needs logits.
 PREFILL_PARAMETERS = PARAMETERS - CONFIG["vocab_size"] * CONFIG["hidden_size"]
 WEIGHT_BYTES = 2 * PARAMETERS
 PREFILL_GOALS = {512: ">=1.4", 2048: ">=1.4"}
@@ -65,9 +65,9 @@ Figures = Iterator[tuple[str, float]]
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def warm_seconds(work: Callable[[], Any]) -> float:
@@ -78,7 +78,7 @@ def warm_seconds(work: Callable[[], Any]) -> float:
     return statistics.median(seconds(work) for _ in range(PREFILLS))
 
 
-def measure_tandem(kernels: str, folder: str, wanted: set[str]) -> Figures:
+def measure_tandem(kernels: str, folder: str, names: set[str]) -> Figures:
     """Tokens per second through the Python API; nothing is cached between prompts."""
     from tandem import Engine, EngineConfig, SamplingParams
 
@@ -92,7 +92,7 @@ def measure_tandem(kernels: str, folder: str, wanted: set[str]) -> Figures:
         max_num_seqs=32,
         num_blocks=640,
         enable_prefix_caching=False,
-        itl_target=0,  # all streams of a batch shall begin soon after each other
+        itl_target=0,  # streams of a batch start together
     )
     with Engine(config) as engine:
 
@@ -103,15 +103,15 @@ def measure_tandem(kernels: str, folder: str, wanted: set[str]) -> Figures:
         prefill(64)
         for length in PREFILL_GOALS:
             name = f"prefill {length}"
-            if name in wanted:
+            if name in names:
                 yield name, length / warm_seconds(partial(prefill, length))
         for batch in DECODE_GOALS:
-            if f"decode {batch}" in wanted:
+            if f"decode {batch}" in names:
                 prompts = [[1 + stream, *range(CONTEXT - 1)] for stream in range(batch)]
                 yield f"decode {batch}", decode_rate(engine, prompts, STEPS)
 
 
-def measure_transformers(folder: str, wanted: set[str]) -> Figures:
+def measure_transformers(folder: str, names: set[str]) -> Figures:
     """Tokens per second of the same shape in transformers, with its default cache."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -135,22 +135,22 @@ def measure_transformers(folder: str, wanted: set[str]) -> Figures:
     forward(torch.arange(64)[None])
     for length in PREFILL_GOALS:
         name, ids = f"prefill {length}", torch.arange(length)[None]
-        if name in wanted:
+        if name in names:
             yield name, length / warm_seconds(partial(forward, ids))
     for batch in DECODE_GOALS:
         name = f"decode {batch}"
-        if name not in wanted:
+        if name not in names:
             continue
         cache, token = DynamicCache(), torch.full((batch, 1), 7)
         for layer in range(config.num_hidden_layers):
             filled = torch.randn(batch, 8, CONTEXT, 128).bfloat16()
             cache.update(filled, filled.clone(), layer)
         forward(token, cache)
-        spent = sum(seconds(partial(forward, token, cache)) for _ in range(STEPS))
-        yield name, batch * STEPS / spent
+        elapsed = sum(seconds(partial(forward, token, cache)) for _ in range(STEPS))
+        yield name, batch * STEPS / elapsed
 
 
-def measure_limits(folder: str, wanted: set[str]) -> Figures:
+def measure_limits(folder: str, names: set[str]) -> Figures:
     """GFLOP/s of a large product, GB/s of a read larger than the caches."""
     import torch
 
@@ -161,9 +161,9 @@ def measure_limits(folder: str, wanted: set[str]) -> Figures:
     for dtype in (torch.float32, torch.bfloat16):
         a, b = (x.to(dtype) for x in wide)
         small = min(seconds(partial(torch.matmul, a[:256], b.T)) for _ in range(3))
-        if small < 1.0:  # else a type that this CPU does not multiply
-            spent = min(seconds(partial(torch.matmul, a, b.T)) for _ in range(5))
-            best = max(best, 2 * 2048**3 / spent / 1e9)
+        if small < 1.0:  # otherwise the CPU has no products of this dtype
+            elapsed = min(seconds(partial(torch.matmul, a, b.T)) for _ in range(5))
+            best = max(best, 2 * 2048**3 / elapsed / 1e9)
     yield "GFLOP/s", best
     yield "GB/s", buffer.nbytes / min(seconds(buffer.sum) for _ in range(5)) / 1e9
 
@@ -177,7 +177,7 @@ SIDES: dict[str, Callable[[str, set[str]], Figures]] = {
 NAMES = {f"prefill {n}" for n in PREFILL_GOALS} | {f"decode {n}" for n in DECODE_GOALS}
 
 
-def run_side(side: str, folder: str, wanted: set[str]) -> dict[str, tuple[float, float]]:
+def run_side(side: str, folder: str, names: set[str]) -> dict[str, tuple[float, float]]:
     """Each figure of a side, and the seconds that it took."""
     command = [
         sys.executable,
@@ -185,37 +185,37 @@ def run_side(side: str, folder: str, wanted: set[str]) -> dict[str, tuple[float,
         "tandem.benchmarks.engine.against_transformers",
         side,
         folder,
-        *wanted,
+        *names,
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def print_side(side: str, folder: str, wanted: set[str]) -> None:
+def print_side(side: str, folder: str, names: set[str]) -> None:
     """Entry point of a side's own process."""
-    figures, begun = {}, time.perf_counter()
-    for name, value in SIDES[side](folder, wanted):
-        figures[name] = (value, time.perf_counter() - begun)
-        begun = time.perf_counter()
+    figures, start = {}, time.perf_counter()
+    for name, value in SIDES[side](folder, names):
+        figures[name] = (value, time.perf_counter() - start)
+        start = time.perf_counter()
         print(f"{side}: {name}: {value:.1f}", file=sys.stderr, flush=True)
     print(json.dumps(figures))
 
 
 def measure_all(folder: str) -> dict[str, dict[str, float]]:
     """The median of each side's figures over the rounds."""
-    seen: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
-    wanted = {side: set(NAMES) for side in SIDES}
+    figures_by_side: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
+    names = {side: set(NAMES) for side in SIDES}
     for _ in range(ROUNDS):
         for side in SIDES:
-            if not wanted[side]:
+            if not names[side]:
                 continue
-            for name, (value, spent) in run_side(side, folder, wanted[side]).items():
-                seen[side].setdefault(name, []).append(value)
-                if spent > ONCE_ABOVE_SECONDS:
-                    wanted[side].discard(name)
+            for name, (value, elapsed) in run_side(side, folder, names[side]).items():
+                figures_by_side[side].setdefault(name, []).append(value)
+                if elapsed > ONCE_ABOVE_SECONDS:
+                    names[side].discard(name)
     return {
         side: {name: statistics.median(values) for name, values in figures.items()}
-        for side, figures in seen.items()
+        for side, figures in figures_by_side.items()
     }
 
 

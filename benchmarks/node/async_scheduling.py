@@ -42,7 +42,7 @@ def engine(model: str, device: str, threads: int | None, setting: str) -> Engine
             max_model_len=256,
             max_num_seqs=max(BATCHES),
             enable_prefix_caching=False,
-            itl_target=0,  # all streams of a batch shall begin soon after each other
+            itl_target=0,  # streams of a batch start together
             async_scheduling=setting,
         )
     )
@@ -52,9 +52,9 @@ def rate(one: Engine, batch: int) -> float:
     """Tokens per second of a batch of streams, from their start to their end."""
     prompts = [[1 + stream, *range(1, PROMPT)] for stream in range(batch)]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     one.generate_sync(prompts, params)
-    return batch * TOKENS / (time.perf_counter() - begun)
+    return batch * TOKENS / (time.perf_counter() - start)
 
 
 def compare(engines: dict[str, Engine], batch: int, rounds: int) -> tuple[float, float, float]:

@@ -63,8 +63,8 @@ def cache(load: AttentionLoad, dtype: torch.dtype) -> CachedKV:
     """Keys, or values, of all sequences."""
     dtype = torch.float32 if load.device == "cpu" and dtype == torch.bfloat16 else dtype
     slots = load.sequences * -(-load.tokens // BLOCK) * BLOCK
-    made = torch.randn(KV_HEADS, slots, DIM, device=load.device)
-    return ScaledKV(*quantize(made)) if dtype == INT8 else made.to(dtype)
+    values = torch.randn(KV_HEADS, slots, DIM, device=load.device)
+    return ScaledKV(*quantize(values)) if dtype == INT8 else values.to(dtype)
 
 
 def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
@@ -88,20 +88,20 @@ def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable
 def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
     """The median time on the device."""
     if load.device == "cpu":
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
     for _ in range(3):
         work()
-    spent = []
+    samples = []
     for _ in range(load.rounds):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         work()
         last.record()
         last.synchronize()
-        spent.append(first.elapsed_time(last) / 1e3)
-    return statistics.median(spent)
+        samples.append(first.elapsed_time(last) / 1e3)
+    return statistics.median(samples)
 
 
 def size(cached: CachedKV) -> int:
@@ -128,10 +128,10 @@ def sweep(load: AttentionLoad, work: Callable[[], None]) -> None:
             kernels.constants = partial(_with_tile, constants, each["tile"])
             kernels.ATTEND_OPTIONS.update({k: v for k, v in each.items() if k != "tile"})
             try:
-                told = f"{seconds(load, work) * 1e6:.0f} us"
-            except Exception as error:  # more shared memory than there is, for one
-                told = type(error).__name__
-            print(f"  {' '.join(f'{k} {v}' for k, v in each.items())}: {told}", flush=True)
+                result = f"{seconds(load, work) * 1e6:.0f} us"
+            except Exception as error:  # for example, too much shared memory
+                result = type(error).__name__
+            print(f"  {' '.join(f'{k} {v}' for k, v in each.items())}: {result}", flush=True)
     finally:
         kernels.constants = constants
         kernels.ATTEND_OPTIONS.update(options)
@@ -149,12 +149,12 @@ def measured(load: AttentionLoad) -> Iterator[dict[str, Any]]:
     for name, dtype in FORMATS.items():
         keys, values = cache(load, dtype), cache(load, dtype)
         work = attention(load, keys, values)
-        spent = seconds(load, work)
-        plain = plain or spent
-        rate = (size(keys) + size(values)) / spent
+        duration = seconds(load, work)
+        plain = plain or duration
+        rate = (size(keys) + size(values)) / duration
         metric = f"{ATTENTION}, {name}"
-        told = f"predicted {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
-        against = f"a copy's {limit / 1e9:.4g} GB/s; {plain / spent:.2f} x bf16; {told}"
+        result = f"predicted {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
+        against = f"a copy's {limit / 1e9:.4g} GB/s; {plain / duration:.2f} x bf16; {result}"
         yield {
             "metric": metric,
             "value": rate / limit,

@@ -59,7 +59,7 @@ SMALL = {
 CONTEXT_LIMIT = 16384
 BLOCK = 16
 WARM_UP = 3
-# Kernels that a profile lists.
+# Number of kernels in a profile.
 LISTED = 10
 # Tokens of a generation through the API: the difference of two lengths is decoding alone.
 SHORT, LONG = 16, 144
@@ -136,13 +136,13 @@ def median_seconds(work: Callable[[], Any], device: str, rounds: int) -> float:
     for _ in range(WARM_UP):
         work()
     settle(device)
-    spent = []
+    elapsed = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
         settle(device)
-        spent.append(time.perf_counter() - begun)
-    return statistics.median(spent)
+        elapsed.append(time.perf_counter() - start)
+    return statistics.median(elapsed)
 
 
 # ---- what the device can do --------------------------------------------------------------------
@@ -209,20 +209,20 @@ def profile(step: Callable[[], Any], device: str) -> str:
     on_gpu = device == "cuda"
     step()
     settle(device)
-    # Of a GPU its kernels alone: to record the calls as well would slow down their launches.
-    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as taken:
-        begun = time.perf_counter()
+    # Only kernels on a GPU: recording the launches would slow them down.
+    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
+        start = time.perf_counter()
         step()
         settle(device)
-        spent = (time.perf_counter() - begun) * 1e6
+        elapsed = (time.perf_counter() - start) * 1e6
 
     def of(event: Any) -> float:
         return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
 
-    kernels = sorted(taken.key_averages(), key=of, reverse=True)
+    kernels = sorted(record.key_averages(), key=of, reverse=True)
     busy = sum(map(of, kernels))
     lines = [
-        f"one step under the profiler: {spent:.0f} us, of which no kernel runs {spent - busy:.0f}"
+        f"one step under the profiler: {elapsed:.0f} us, {elapsed - busy:.0f} of it between kernels"
     ]
     lines += [f"{of(each):8.0f} us  {each.count:5}x  {each.key[:90]}" for each in kernels[:LISTED]]
     return "\n".join(lines)
@@ -249,19 +249,19 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
         def seconds(rows: int, length: int, tokens: int) -> float:
             prompts = [[1 + row % 99, *range(length - 1)] for row in range(rows)]
             wrapped = [[token % 255 for token in prompt] for prompt in prompts]
-            asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-            begun = time.perf_counter()
-            engine.generate_sync(wrapped, asked)
-            return time.perf_counter() - begun
+            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+            start = time.perf_counter()
+            engine.generate_sync(wrapped, params)
+            return time.perf_counter() - start
 
         seconds(most, 8, 4)
         for length in load.prompts:
-            spent = statistics.median(seconds(1, length, 1) for _ in range(3))
-            yield f"prefill {length}", length / spent
+            elapsed = statistics.median(seconds(1, length, 1) for _ in range(3))
+            yield f"prefill {length}", length / elapsed
         for rows, context in load.decodes:
             length = max(2, context - LONG // 2)
-            spent = seconds(rows, length, LONG) - seconds(rows, length, SHORT)
-            yield f"decode {rows} x {context}", rows * (LONG - SHORT) / spent
+            elapsed = seconds(rows, length, LONG) - seconds(rows, length, SHORT)
+            yield f"decode {rows} x {context}", rows * (LONG - SHORT) / elapsed
 
 
 # ---- the run -----------------------------------------------------------------------------------
@@ -297,12 +297,12 @@ def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
 
 def _row(metric: str, value: float, unit: str, limit: float | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {"metric": metric, "value": value, "unit": unit}
-    told = [] if limit is None else [f"limit of {limit:.0f} {unit}"]
+    parts = [] if limit is None else [f"limit of {limit:.0f} {unit}"]
     if metric in PREDICTIONS:
-        told.append(f"predicted {PREDICTIONS[metric]}")
+        parts.append(f"predicted {PREDICTIONS[metric]}")
     if limit is not None:
         row["ratio"] = value / limit
-    return row | {"against": ", ".join(told)}
+    return row | {"against": ", ".join(parts)}
 
 
 def main() -> int:
@@ -318,7 +318,7 @@ def main() -> int:
     for row in measured(EMULATED if emulated else ON_GPU, emulated):
         print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {row['against']}", flush=True)
         rows.append(row)
-        # Each at once: what was measured before a failure or a time limit is kept.
+        # Printed at once, so that a failure or a time limit loses no earlier result.
         if not emulated:
             write("gpu_engine", rows, options.out)
     return 0

@@ -49,7 +49,7 @@ OTHERS = {
     "NF4": group_format("nf4", 4, 64, "F32"),
 }
 GGUF = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_NL", "MXFP4", "NVFP4")
-# Whose codebooks are in a library.
+# Formats whose codebooks are in a library.
 BOOKS = ("IQ3_XXS", "IQ2_XS") if find_spec("gguf") else ()
 KINDS: dict[str, BlockFormat] = {name: BLOCK_FORMATS[name] for name in (*GGUF, *BOOKS)} | OTHERS
 OF_EXPERTS = (BF16, "Q4_0", "Q4_K", "MXFP4")
@@ -62,7 +62,7 @@ class ProductLoad:
     device: str
     outputs: int
     inputs: int
-    # Bytes of all copies of a weight.
+    # Total bytes of the copies of a weight.
     uncached: int
     rows: tuple[int, ...]
     wide: tuple[int, ...]
@@ -84,14 +84,14 @@ def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
     """The median time of one replay of all that ``work`` launches."""
     work()
     if load.device == "cpu":
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = work()
-    spent = []
+        output = work()
+    samples = []
     for number in range(load.rounds + 2):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
@@ -99,9 +99,9 @@ def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
         last.record()
         last.synchronize()
         if number >= 2:
-            spent.append(first.elapsed_time(last) / 1e3)
-    del kept
-    return statistics.median(spent)
+            samples.append(first.elapsed_time(last) / 1e3)
+    del output
+    return statistics.median(samples)
 
 
 def eager_seconds(load: ProductLoad, work: Callable[[], Any], count: int = 50) -> float:
@@ -109,11 +109,11 @@ def eager_seconds(load: ProductLoad, work: Callable[[], Any], count: int = 50) -
     count = count if load.device == "cuda" else 1
     work()
     _settle(load)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         work()
     _settle(load)
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - start) / count
 
 
 def _settle(load: ProductLoad) -> None:
@@ -128,11 +128,11 @@ def copied(load: ProductLoad) -> float:
     target = torch.empty_like(source)
     target.copy_(source)
     _settle(load)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(10):
         target.copy_(source)
     _settle(load)
-    return 20 * source.nbytes / (time.perf_counter() - begun)
+    return 20 * source.nbytes / (time.perf_counter() - start)
 
 
 def dtype_of(load: ProductLoad) -> torch.dtype:
@@ -227,15 +227,15 @@ def products(load: ProductLoad, copy: float, names: list[str]) -> Iterator[dict[
             if rows in load.wide and name not in (BF16, SCALED, "Q4_0", "Q4_K"):
                 continue
             x = torch.randn(rows, load.inputs, device=load.device, dtype=dtype_of(load))
-            spent = seconds(load, lambda sides=sides, x=x: [side(x) for side in sides])  # type: ignore[misc]
-            spent /= len(sides)
-            plain.setdefault(rows, spent)
+            duration = seconds(load, lambda sides=sides, x=x: [side(x) for side in sides])  # type: ignore[misc]
+            duration /= len(sides)
+            plain.setdefault(rows, duration)
             yield {
                 "metric": f"product {name}, {rows} rows",
-                "value": spent * 1e6,
+                "value": duration * 1e6,
                 "unit": "us",
-                "ratio": size / spent / copy,
-                "against": f"a copy of {size / 1e6:.1f} MB; {plain[rows] / spent:.2f} x bf16",
+                "ratio": size / duration / copy,
+                "against": f"a copy of {size / 1e6:.1f} MB; {plain[rows] / duration:.2f} x bf16",
             }
 
 
@@ -249,13 +249,13 @@ def mixtures(load: ProductLoad, copy: float) -> Iterator[dict[str, Any]]:
             weights, chosen = scores.topk(load.chosen)
             out = torch.zeros_like(x)
             work = lambda e=experts, a=(x, weights, chosen, out): e(*a)  # noqa: E731
-            spent, eager = seconds(load, work), eager_seconds(load, work)
+            duration, eager = seconds(load, work), eager_seconds(load, work)
             read = len(chosen.unique()) * size
             yield {
                 "metric": f"experts {name}, {rows} rows",
-                "value": spent * 1e6,
+                "value": duration * 1e6,
                 "unit": "us",
-                "ratio": read / spent / copy,
+                "ratio": read / duration / copy,
                 "against": f"a copy of {read / 1e6:.1f} MB; {eager * 1e6:.0f} us from Python",
             }
 
@@ -273,12 +273,12 @@ def compile_all() -> None:
     from tandem.kernels.gpu.quantized_linear import ROWS
 
     cases = [(name, rows) for rows in (*ROWS, max(ROWS) + 1) for name in KINDS]
-    begun = time.monotonic()
+    start = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(min(12, os.cpu_count() or 1)) as pool:
-        for said in pool.imap_unordered(_compile, cases):
-            if said:
-                print(f"  {said}", flush=True)
-    print(f"{len(cases)} kernels compiled in {time.monotonic() - begun:.0f} s", flush=True)
+        for line in pool.imap_unordered(_compile, cases):
+            if line:
+                print(f"  {line}", flush=True)
+    print(f"{len(cases)} kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def measured(load: ProductLoad) -> Iterator[dict[str, Any]]:
@@ -305,8 +305,8 @@ def main() -> int:
     with torch.inference_mode():
         for row in measured(EMULATED if emulated else ON_GPU):
             share = f"{row['ratio']:.2f} of a copy, " if "ratio" in row else ""
-            told = f"{share}{row.get('against', '')}"
-            print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {told}", flush=True)
+            text = f"{share}{row.get('against', '')}"
+            print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {text}", flush=True)
             rows.append(row)
             if not emulated:
                 write("gpu_products", rows, options.out)

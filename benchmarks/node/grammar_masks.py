@@ -41,10 +41,10 @@ def tokenizer_of(vocab_size: int) -> TokenizerFiles:
             vocabulary[left + right] = len(vocabulary)
             merges.append((left, right))
             known.append(left + right)
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|end|>"])
-    return TokenizerFiles(made.to_str(), "made up")
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return TokenizerFiles(tokenizer.to_str(), "made up")
 
 
 def schema_of(size: int) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def schema_of(size: int) -> dict[str, Any]:
 
 def seconds(work: Callable[[], object]) -> float:
     """CPU seconds of this thread, which does all the work: others on the machine do not matter."""
-    begun = time.thread_time()
+    start = time.thread_time()
     work()
-    return time.thread_time() - begun
+    return time.thread_time() - start
 
 
 def allowed(mask: bytes, rng: random.Random, vocab_size: int) -> int:
@@ -102,16 +102,18 @@ def steps(grammar: Grammar, vocab_size: int, rows: int) -> tuple[float, float]:
     """CPU seconds of a step for computing and for applying its masks, as medians."""
     rng, table = random.Random(1), TokenMask()
     constraints = [Constraint(grammar, [vocab_size - 1]) for _ in range(rows)]
-    drawn: list[list[int]] = [[] for _ in constraints]
+    tokens_by_row: list[list[int]] = [[] for _ in constraints]
     logits, computing, applying = torch.randn(rows, vocab_size), [], []
     for _ in range(STEPS):
-        begun = time.thread_time()
-        found = [row.next_mask(tokens) for row, tokens in zip(constraints, drawn, strict=True)]
-        computing.append(time.thread_time() - begun)
-        masks = [mask or bytes(-(-vocab_size // 8)) for mask in found]
+        start = time.thread_time()
+        masks_or_none = [
+            row.next_mask(tokens) for row, tokens in zip(constraints, tokens_by_row, strict=True)
+        ]
+        computing.append(time.thread_time() - start)
+        masks = [mask or bytes(-(-vocab_size // 8)) for mask in masks_or_none]
         copy = logits.clone()
         applying.append(seconds(lambda: table.apply(copy, list(range(rows)), masks)))  # noqa: B023
-        drawn = [[allowed(mask, rng, vocab_size)] if any(mask) else [] for mask in masks]
+        tokens_by_row = [[allowed(mask, rng, vocab_size)] if any(mask) else [] for mask in masks]
     return statistics.median(computing), statistics.median(applying)
 
 
@@ -119,8 +121,8 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rows", type=int, default=32)
-    given = parser.parse_args()
-    publish("node/grammar_masks", measure(given.vocab, given.rows), dry=given.dry)
+    options = parser.parse_args()
+    publish("node/grammar_masks", measure(options.vocab, options.rows), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ PROMPT, CONTEXT = 16, 1024
 THIS = "tandem.benchmarks.node.served_rate"
 
 
-class Spent(NamedTuple):
+class Cost(NamedTuple):
     """What one round took."""
 
     seconds: float
@@ -50,7 +50,7 @@ def prompts(streams: int, number: int) -> list[list[int]]:
     return [[3 + stream, 3 + number, *range(3, PROMPT + 1)] for stream in range(streams)]
 
 
-def spent(process: psutil.Process, work: Callable[[], None]) -> Spent:
+def cost(process: psutil.Process, work: Callable[[], None]) -> Cost:
     """What ``work`` takes, and of the CPU by a process and those that it has started."""
     family = [process, *process.children(recursive=True)]
 
@@ -59,18 +59,18 @@ def spent(process: psutil.Process, work: Callable[[], None]) -> Spent:
 
     begun, before = time.monotonic(), cpu()
     work()
-    return Spent(time.monotonic() - begun, cpu() - before)
+    return Cost(time.monotonic() - begun, cpu() - before)
 
 
 async def computed(core: EngineCore, options: argparse.Namespace, number: int) -> None:
     """All tokens of all streams, thrown away."""
     ended = asyncio.get_running_loop().create_future()
-    left = options.streams
+    remaining = options.streams
 
     def listen(output: StepOutput) -> None:
-        nonlocal left
-        left -= output.finish_reason is not None
-        if not left:
+        nonlocal remaining
+        remaining -= output.finish_reason is not None
+        if not remaining:
             ended.set_result(None)
 
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
@@ -96,7 +96,7 @@ def run_engine(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Callable[[int], Spent]]:
+def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Callable[[int], Cost]]:
     """A function that runs a round of the engine alone."""
     counts = [f"--streams={options.streams}", f"--tokens={options.tokens}"]
     with pinned(cores[1:]):
@@ -107,16 +107,16 @@ def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Call
             text=True,
         )
     assert process.stdin is not None and process.stdout is not None
-    asked, told = process.stdin, process.stdout
+    commands, results = process.stdin, process.stdout
 
     def run(number: int) -> None:
-        asked.write(f"{number}\n")
-        asked.flush()
-        told.readline()
+        commands.write(f"{number}\n")
+        commands.flush()
+        results.readline()
 
     try:
-        assert told.readline() == "ready\n"
-        yield lambda number: spent(psutil.Process(process.pid), lambda: run(number))
+        assert results.readline() == "ready\n"
+        yield lambda number: cost(psutil.Process(process.pid), lambda: run(number))
     finally:
         process.terminate()
         process.communicate()
@@ -139,8 +139,8 @@ def served(port: int, options: argparse.Namespace, number: int) -> None:
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The report's rows."""
     cores = two_cores()
-    alone: list[Spent] = []
-    over_http: list[Spent] = []
+    alone: list[Cost] = []
+    over_http: list[Cost] = []
     flags = (f"--max-num-seqs={options.streams}", f"--max-model-len={CONTEXT}")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -154,12 +154,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         served(port, options, 0)
         for number in range(1, options.rounds + 1):
             alone.append(engine(number))
-            over_http.append(spent(node, lambda number=number: served(port, options, number)))  # type: ignore[misc]
+            over_http.append(cost(node, lambda number=number: served(port, options, number)))  # type: ignore[misc]
     return rows(options, alone, over_http)
 
 
 def rows(
-    options: argparse.Namespace, alone: list[Spent], over_http: list[Spent]
+    options: argparse.Namespace, alone: list[Cost], over_http: list[Cost]
 ) -> list[dict[str, Any]]:
     streams = f"{options.streams} streams of the built-in model"
     tokens = options.streams * options.tokens

@@ -58,7 +58,7 @@ ORDINARY: Cases = {
     "20 logprobs": (CHAT, body(messages=HI, logprobs=True, top_logprobs=20, max_tokens=200)),
     "16 choices": (COMPLETIONS, body(prompt="hi", n=16, max_tokens=200, stream=True)),
 }
-# Bodies of the largest size and answers near their bounds, refused or not.
+# Bodies of the largest size and responses near their limits, accepted or rejected.
 LARGE: Cases = {
     "one text": (COMPLETIONS, full("wor ", '{"prompt":"', '"}')),
     "one text of escapes": (COMPLETIONS, full("\\u00e9", '{"prompt":"', '"}')),
@@ -98,9 +98,9 @@ class Hold:
 
     async def watch(self) -> None:
         while True:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             await asyncio.sleep(PERIOD)
-            self.seconds = max(self.seconds, time.perf_counter() - begun - PERIOD)
+            self.seconds = max(self.seconds, time.perf_counter() - start - PERIOD)
 
 
 @asynccontextmanager
@@ -111,7 +111,7 @@ async def watched() -> AsyncIterator[Hold]:
     try:
         yield hold
     finally:
-        await asyncio.sleep(2 * PERIOD)  # what was held up sees how long
+        await asyncio.sleep(2 * PERIOD)  # lets the probe notice its delay
         watching.cancel()
 
 
@@ -130,7 +130,7 @@ def post(port: int, path: str, content: bytes) -> int:
 
 async def longest(c: Cluster, cases: Cases, rounds: int) -> tuple[float, str]:
     """The longest hold of all requests, each in its best round, and the one that causes it."""
-    found = []
+    best = []
     for case, (path, content) in cases.items():
         holds = []
         for _ in range(rounds):
@@ -140,8 +140,8 @@ async def longest(c: Cluster, cases: Cases, rounds: int) -> tuple[float, str]:
                 status = await asyncio.to_thread(post, c.router.http_port, path, content)
             holds.append(hold.seconds)
         print(f"  {case}: {min(holds) * 1000:.1f} ms, status {status}")
-        found.append((min(holds), case))
-    return max(found)
+        best.append((min(holds), case))
+    return max(best)
 
 
 async def measure(rounds: int) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from tandem.shared.kv.prefix_keys import chain, pack_keys, short_key
 
 BLOCK = 16
 PROMPT_TOKENS = 512
-KEYS = 16_384  # that a node holds, besides shared prefixes
+KEYS = 16_384  # of one node, besides shared prefixes
 SHARED_PROMPTS = 8
 GOAL_SECONDS = 0.3e-3
 
@@ -55,10 +55,10 @@ class SimulatedFleet:
 
     def _join(self, number: int) -> pb.JoinRequest:
         busy = self._random.randrange(64)
-        held = {self._random.getrandbits(64) for _ in range(KEYS)}
+        keys = {self._random.getrandbits(64) for _ in range(KEYS)}
         if number % 5 == 0:
             shared = self._random.choice(self.shared)
-            held |= {short_key(key) for key in chain(shared, BLOCK)}
+            keys |= {short_key(key) for key in chain(shared, BLOCK)}
         return pb.JoinRequest(
             node_id=f"node-{number}",
             epoch=1,
@@ -73,19 +73,19 @@ class SimulatedFleet:
                 block_size=BLOCK,
             ),
             prefixes=pb.Prefixes(
-                version=1, block_size=BLOCK, stride=1, added=pack_keys(sorted(held))
+                version=1, block_size=BLOCK, stride=1, added=pack_keys(sorted(keys))
             ),
         )
 
 
 def timed(work: Callable[[Prompt], object], prompts: Sequence[Prompt]) -> list[float]:
     """Seconds of each call."""
-    found = []
+    samples = []
     for prompt in prompts:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work(prompt)
-        found.append(time.perf_counter() - begun)
-    return found
+        samples.append(time.perf_counter() - start)
+    return samples
 
 
 def placing(fleet: SimulatedFleet, name: str) -> Callable[[Prompt], object]:
@@ -106,8 +106,8 @@ def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
         work, simplest = placing(fleet, name), next_of(fleet)
         timed(work, fleet.prompts(20))
         prompts = fleet.prompts(rounds)
-        found, least = timed(work, prompts), timed(simplest, prompts)
-        for part, figure in (("p50", statistics.median(found)), ("p99", _p99(found))):
+        samples, least = timed(work, prompts), timed(simplest, prompts)
+        for part, figure in (("p50", statistics.median(samples)), ("p99", _p99(samples))):
             rows.append(
                 {
                     "metric": f"placement, {name}, {nodes} nodes, {part}",

@@ -36,7 +36,7 @@ EVENT = (
     b'"created":1700000000,"model":"tiny","choices":[{"index":0,"delta":{"content":" word%s"},'
     b'"logprobs":null,"finish_reason":null}]}\n\n' % MARK
 )
-# Events of one stream after which the bare server lets the others go on.
+# Events of one stream before the bare server turns to the others.
 TURN = 8
 
 

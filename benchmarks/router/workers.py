@@ -71,14 +71,14 @@ def _passed(process: subprocess.Popen[str], expected: int, serving: list[psutil.
         json.loads(process.stdout.readline())
         before = [_cpu(one) for one in serving]
         counted = json.loads(process.stdout.readline())
-        spent = [_cpu(one) - was for one, was in zip(serving, before, strict=True)]
+        cpu_seconds = [_cpu(one) - was for one, was in zip(serving, before, strict=True)]
         process.wait(RUN_SECONDS)
     finally:
         process.kill()
         process.communicate()
     if counted["received"] != expected:
         raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Round(expected, counted["events"], tuple(spent))
+    return Round(expected, counted["events"], tuple(cpu_seconds))
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -107,8 +107,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     add_dry(parser)
     options = parser.parse_args()
-    found = [measure(streams, options) for streams in options.streams]
-    publish("router/router_workers", found, dry=options.dry)
+    rounds = [measure(streams, options) for streams in options.streams]
+    publish("router/router_workers", rounds, dry=options.dry)
 
 
 def measure(streams: int, options: argparse.Namespace) -> dict[str, Any]:

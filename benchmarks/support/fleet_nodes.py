@@ -108,7 +108,7 @@ class SimulatedNode(DecodeServicer, PrefillServicer):
         self._beats += 1
         now = self._beats
         first, last = (now - 1) * self._changes, (now - 1) * self._changes + self._keys
-        known = (version - 1) * self._changes
+        first_known = (version - 1) * self._changes
         if not version or now - version > self._keys:
             return pb.Prefixes(
                 version=now,
@@ -121,8 +121,8 @@ class SimulatedNode(DecodeServicer, PrefillServicer):
             base=version,
             block_size=BLOCK,
             stride=1,
-            added=self._range(known + self._keys, last),
-            removed=self._range(known, first),
+            added=self._range(first_known + self._keys, last),
+            removed=self._range(first_known, first),
         )
 
     def _range(self, first: int, last: int, ordered: bool = False) -> bytes:
@@ -138,7 +138,7 @@ class _Joins(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        self.late = 0.0  # the worst delay of this process's own loop
+        self.late = 0.0  # the largest delay of this process's own loop
         self.troubles: dict[str, int] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -151,9 +151,9 @@ class _Joins(logging.Handler):
 
 async def _watch_loop(joins: _Joins) -> None:
     while True:
-        begun = time.monotonic()
+        start = time.monotonic()
         await asyncio.sleep(0.05)
-        joins.late = max(joins.late, time.monotonic() - begun - 0.05)
+        joins.late = max(joins.late, time.monotonic() - start - 0.05)
 
 
 async def simulate(arguments: argparse.Namespace) -> None:
@@ -183,17 +183,17 @@ async def simulate(arguments: argparse.Namespace) -> None:
         await asyncio.sleep(1 / JOINS_A_SECOND)
     while joins.count < arguments.nodes:  # noqa: ASYNC110 (a log handler has no event)
         await asyncio.sleep(0.1)
-    begun, joins.late = time.process_time(), 0.0
+    start, joins.late = time.process_time(), 0.0
     print(json.dumps({"joins": joins.count}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     counted = {
         "joins": joins.count,
-        "cpu_seconds": time.process_time() - begun,
+        "cpu_seconds": time.process_time() - start,
         "troubles": joins.troubles,
         "late": joins.late,
     }
     print(json.dumps(counted), flush=True)
-    os._exit(0)  # a thousand goodbyes would take a while, and are not measured
+    os._exit(0)  # skips a thousand leaves, which are not measured
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def _number(low: float, high: float) -> str:
     return f"{low:,g}" if low == high else f"{low:,g} to {high:,g}"
 
 
-# Of a copy on the GPU.
+# Rate of a copy on the GPU.
 CARRIER = "carrier alone: out of the ring, of a copy's speed"
 # Over 64 sequences of 8,192 tokens; of a copy on the GPU.
 ATTENTION = "decode attention 64 x 8192"
@@ -63,7 +63,7 @@ PREDICTIONS: dict[str, Prediction] = {
     f"{ATTENTION}, bf16": Prediction(0.6, 0.8, "", 1),
     f"{ATTENTION}, fp8": Prediction(0.5, 0.7, "", 1),
     f"{ATTENTION}, int8": Prediction(0.3, 0.5, "", 1),
-    # It copies a frame at a time, and waits for each. Nothing better is to be expected of it.
+    # Copies one frame at a time and waits for each, so no better rate is expected.
     CARRIER: Prediction(0.1, 0.15, "", 1, ">=0.1"),
 }
 UNMEASURED = "to be measured"
@@ -80,8 +80,8 @@ def table(measured: Mapping[str, float]) -> str:
     for metric, one in PREDICTIONS.items():
         limit = "" if one.limit is None else f"{one.limit:,g} {one.unit}"
         value = measured.get(metric)
-        found = UNMEASURED if value is None else f"{value:,.4g} {one.unit}".strip()
-        lines.append(f"| {metric} | {str(one).strip()} | {one.goal} | {limit.strip()} | {found} |")
+        text = UNMEASURED if value is None else f"{value:,.4g} {one.unit}".strip()
+        lines.append(f"| {metric} | {str(one).strip()} | {one.goal} | {limit.strip()} | {text} |")
     rest = {metric: value for metric, value in measured.items() if metric not in PREDICTIONS}
     lines += [f"| {metric} | | | | {value:,.4g} |" for metric, value in rest.items()]
     return "\n".join(lines) + "\n"
@@ -89,14 +89,14 @@ def table(measured: Mapping[str, float]) -> str:
 
 def products_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """What ``gpu_products`` measured as Markdown: microseconds, and the share of a copy's speed."""
-    found: dict[str, dict[str, str]] = {}
+    by_name: dict[str, dict[str, str]] = {}
     for row in rows:
         name, _, count = row["metric"].partition(", ")
         if count.endswith(" rows"):
             figure = f"{row['value']:.0f} us, {row['ratio']:.2f}"
-            found.setdefault(name, {})[count.removesuffix(" rows")] = figure
-    counts = sorted({count for each in found.values() for count in each}, key=int)
-    if not found:
+            by_name.setdefault(name, {})[count.removesuffix(" rows")] = figure
+    counts = sorted({count for each in by_name.values() for count in each}, key=int)
+    if not by_name:
         return ""
     lines = [
         "",
@@ -105,7 +105,7 @@ def products_table(rows: Sequence[Mapping[str, Any]]) -> str:
         f"| weights | {' | '.join(counts)} |",
         f"|---|{'---|' * len(counts)}",
     ]
-    for name, each in found.items():
+    for name, each in by_name.items():
         lines.append(f"| {name} | {' | '.join(each.get(count, '') for count in counts)} |")
     return "\n".join(lines) + "\n"
 

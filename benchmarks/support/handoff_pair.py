@@ -74,7 +74,7 @@ class Ranks:
 
     make: Callable[[int, int], tuple[CachePort, Device | None]] = host_cache
     window: int = WINDOW
-    table: Callable[[int, int], tuple[int, ...]] = shuffled  # of so many tokens, by a seed
+    table: Callable[[int, int], tuple[int, ...]] = shuffled  # of a number of tokens, by a seed
     layers: int = LAYERS
 
 
@@ -121,10 +121,12 @@ def whole_transfers(
     carrier: str, *, curve: bool = False, ranks: Ranks = ON_HOST
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """Both sides of pack, checksum, carrier, verify and scatter."""
-    # What the control plane is otherwise: the way of the receiver's key to the sender.
-    told, telling = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    # In place of the control plane: carries the receiver's key to the sender.
+    curve_pipe, telling = multiprocessing.get_context("spawn").Pipe(duplex=False)
     return (
-        functools.partial(_full_sender, carrier=carrier, ranks=ranks, told=told if curve else None),
+        functools.partial(
+            _full_sender, carrier=carrier, ranks=ranks, curve_pipe=curve_pipe if curve else None
+        ),
         functools.partial(
             _full_receiver, carrier=carrier, ranks=ranks, telling=telling if curve else None
         ),
@@ -137,13 +139,13 @@ def _full_sender(
     rounds: int,
     carrier: str,
     ranks: Ranks,
-    told: Connection | None,
+    curve_pipe: Connection | None,
 ) -> None:
     tokens = size // LAYERS // CELL
-    curve = told is not None
+    curve = curve_pipe is not None
     plane, events = plane_of("p", 1, tokens, carrier, listen=True, ranks=ranks, curve=curve)
-    if told is not None:
-        plane.submit(AdmitKeys(version=1, keys=(told.recv(),)))
+    if curve_pipe is not None:
+        plane.submit(AdmitKeys(version=1, keys=(curve_pipe.recv(),)))
         await_event(events, KeysAdmitted)
     pipe.send(plane.endpoints)
     for number in range(rounds):
@@ -250,7 +252,7 @@ class Variant:
 def control_overhead(carrier: str, count: int = 200) -> float:
     """Milliseconds at the median from Expect to Received, for one block of one layer."""
     ranks = Ranks(layers=1)
-    sender, sent = plane_of("p", 1, 4 * BLOCK, carrier, ranks=ranks, listen=True)
+    sender, sender_events = plane_of("p", 1, 4 * BLOCK, carrier, ranks=ranks, listen=True)
     receiver, received = plane_of("d", 2, 4 * BLOCK, carrier, ranks=ranks, listen=False)
     times = []
     for number in range(count):
@@ -261,7 +263,7 @@ def control_overhead(carrier: str, count: int = 200) -> float:
         layer_ready(sender, number, 1, 0, 0, BLOCK)
         await_event(received, Received)
         times.append(time.perf_counter() - began)
-        await_event(sent, SendFinished)
+        await_event(sender_events, SendFinished)
     receiver.stop()
     sender.stop()
     return 1e3 * statistics.median(times[1:])

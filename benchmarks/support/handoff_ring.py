@@ -139,7 +139,7 @@ class SendingEnd:
         """Wait until the peer has joined."""
         while not self._listener.is_live(self._peer):
             self._listener.receive_control(time.monotonic())
-        # Read by every loop; unread, they would wake this one.
+        # Every loop must read them; unread bytes would wake it again.
         self._listener.notices(time.monotonic())
         _register(self._listener, self._poller)
 
@@ -187,8 +187,8 @@ class ReceivingEnd:
     def messages(self) -> Iterator[Any]:
         while True:
             _await(self._dialer, self._poller)
-            while taken := self._dialer.receive_bulk(time.monotonic()):
-                yield taken[1]
+            while frames := self._dialer.receive_bulk(time.monotonic()):
+                yield frames[1]
 
     def close(self) -> None:
         self._dialer.close()

@@ -24,37 +24,37 @@ class Side:
         settings.n_batch = settings.n_ubatch = 512
         settings.n_threads = settings.n_threads_batch = threads
         self.context = api.llama_init_from_model(self.model, settings)
-        self.prefilled: tuple[int, int] | None = None  # streams and context that are cached
+        self.prefilled: tuple[int, int] | None = None  # cached streams and context
         self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
 
     def compute(self, rows: list[tuple[int, int, int, bool]]) -> None:
         """Rows of token, position, stream, and whether there are logits of it."""
         batch = api.llama_batch_init(len(rows), 0, 1)
         batch.n_tokens = len(rows)
-        for index, (token, position, stream, wanted) in enumerate(rows):
+        for index, (token, position, stream, wants_logits) in enumerate(rows):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, stream
-            batch.logits[index] = wanted
+            batch.logits[index] = wants_logits
         assert api.llama_decode(self.context, batch) == 0
         api.llama_synchronize(self.context)
         api.llama_batch_free(batch)
 
     def best(self, row: int) -> int:
         """The token of the largest of a row's logits."""
-        found = api.llama_get_logits_ith(self.context, row)
+        logits = api.llama_get_logits_ith(self.context, row)
         return int(
             np.ctypeslib.as_array(
-                ctypes.cast(found, ctypes.POINTER(ctypes.c_float)), (self.vocab,)
+                ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self.vocab,)
             ).argmax()
         )
 
     def prefill(self, length: int) -> float:
         api.llama_memory_clear(api.llama_get_memory(self.context), True)
         self.prefilled = None
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.compute([(at, at, 0, at == length - 1) for at in range(length)])
         self.best(length - 1)
-        return length / (time.perf_counter() - begun)
+        return length / (time.perf_counter() - start)
 
     def decode(self, streams: int, context: int, steps: int) -> float:
         memory = api.llama_get_memory(self.context)
@@ -67,12 +67,12 @@ class Side:
         for stream in range(streams):
             api.llama_memory_seq_rm(memory, stream, context, -1)
         tokens = [1 + stream for stream in range(streams)]
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for step in range(steps):
             rows = enumerate(tokens)
             self.compute([(token, context + step, stream, True) for stream, token in rows])
             tokens = [self.best(row) for row in range(streams)]
-        return streams * steps / (time.perf_counter() - begun)
+        return streams * steps / (time.perf_counter() - start)
 
 
 def main() -> None:

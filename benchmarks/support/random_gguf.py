@@ -43,7 +43,7 @@ SHAPES = {
     "random-layers-of-8B": Shape(
         architecture="llama", hidden=4096, layers=4, heads=32, kv_heads=8, ffn=14336
     ),
-    # Qwen3-30B-A3B's layers.
+    # Layers of Qwen3-30B-A3B.
     "random-experts": Shape(
         architecture="qwen3moe",
         hidden=2048,
@@ -74,11 +74,11 @@ def write_random_gguf(path: Path, shape: Shape, kind: str, vocabulary: Path | in
     _write_shape(writer, shape, words)
     writer.add_file_type(LlamaFileType[f"MOSTLY_{kind}"])
     for name, size in _tensors(shape, words):
-        made = _matrix(size, _kind_of(name, shape, kind)) if len(size) > 1 else None
-        if made is None:
+        matrix = _matrix(size, _kind_of(name, shape, kind)) if len(size) > 1 else None
+        if matrix is None:
             writer.add_tensor(name, np.ones(size, np.float32))
         else:
-            data, stored = made
+            data, stored = matrix
             writer.add_tensor(name, data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -190,7 +190,7 @@ _SCALED: dict[str, Callable[[np.ndarray, float], Any]] = {
     "BF16": _scale_bfloat16,
     "Q8_0": _halves_at((0, 74.0)),
     "Q4_0": _halves_at((0, 4.6)),
-    # Scales and minimums are of 6 bits, codes of 4: a minimum of half the codes centres them.
+    # Scales and minimums have 6 bits, codes 4: a minimum of half the codes centres them.
     "Q4_K": _halves_at((0, 180.0), (2, 24.0)),
     "Q6_K": _halves_at((208, 1360.0)),
 }

@@ -47,7 +47,7 @@ QWEN3_42M = Shape(
     head_dim=64,
     ffn=1536,
 )
-# SmolLM2-135M's.
+# The shape of SmolLM2-135M.
 LLAMA_135M = Shape(
     family="llama",
     vocab=49_152,

@@ -87,8 +87,8 @@ def benchmark_parser(
 ) -> argparse.ArgumentParser:
     """The options that benchmarks have: that of ``publish``, and where there are rounds, how
     many. The description is a module's, of which the first paragraph is shown."""
-    shown = (description or "").partition("\n\n")[0]
-    parser = argparse.ArgumentParser(description=shown)
+    summary = (description or "").partition("\n\n")[0]
+    parser = argparse.ArgumentParser(description=summary)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
     add_dry(parser)
@@ -107,10 +107,12 @@ def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
-        told = {name.strip(): value.split() for name, _, value in lines}
-        model = " ".join(told.get("model name", [model]))
-        known = [name for name in ("avx512f", "avx512_bf16") if name in told.get("flags", [])]
-        model = " ".join([model, *known])
+        fields = {name.strip(): value.split() for name, _, value in lines}
+        model = " ".join(fields.get("model name", [model]))
+        extensions = [
+            name for name in ("avx512f", "avx512_bf16") if name in fields.get("flags", [])
+        ]
+        model = " ".join([model, *extensions])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = f"{model}, {cores} cores"
     torch = sys.modules.get("torch")

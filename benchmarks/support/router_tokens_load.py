@@ -71,7 +71,9 @@ class LoadNode(DecodeServicer):
         self._over = asyncio.Event()
         self._open: list[RouterStream] = []
 
-    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
+    async def Stream(  # type: ignore[override]  # writes to its context
+        self, requests: AsyncIterator[pb.StreamRequest], context: Any
+    ) -> None:
         stream = RouterStream(self._serve)
         self._open.append(stream)
         await stream.run(requests, context)
@@ -140,12 +142,12 @@ def request_of(path: str, **fields: Any) -> bytes:
 async def read_all(port: int, requests: Iterable[bytes], pace: Pace) -> None:
     """A client for each request, to the ends of all streams."""
     loop = asyncio.get_running_loop()
-    made = [
+    connections = [
         await loop.create_connection(partial(Client, request, pace), "127.0.0.1", port)
         for request in requests
     ]
-    await asyncio.gather(*(client.ended for _, client in made))
-    for transport, _ in made:
+    await asyncio.gather(*(client.ended for _, client in connections))
+    for transport, _ in connections:
         transport.close()
 
 
@@ -205,7 +207,7 @@ async def run(options: argparse.Namespace) -> None:
             asyncio.create_task(join(options, address, port, token + 1))
             for address in options.registry.split(",")
         ]
-        await asyncio.sleep(1.5)  # the routers have read the tokenizer
+        await asyncio.sleep(1.5)  # until the routers have read the tokenizer
         await clients(options, pace)
         print(json.dumps({"received": pace.received, "events": pace.events}), flush=True)
         for each in beats:

@@ -1,4 +1,4 @@
-"""The requests of a batch: a JSONL file, checked before the first one is sent."""
+"""The requests of a batch: a JSONL file, which is checked before the first request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BatchFile:
     """A file of requests."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """``name`` stands for the file in errors."""
+        """``name`` is the file's name in errors."""
         self._path = path
         self._name = name
         self.count = 0
@@ -40,7 +40,7 @@ class BatchFile:
         digest = hashlib.sha256()
         for number, line in self._lines():
             digest.update(line)
-            self._parsed(number, line)
+            self._parse(number, line)
             self.count += 1
         if not self.count:
             raise UsageError(f"{self._name} has no request")
@@ -49,7 +49,7 @@ class BatchFile:
     def lines(self) -> Iterator[BatchLine]:
         """The requests in their order, after ``check``."""
         for number, line in self._lines():
-            yield self._parsed(number, line)
+            yield self._parse(number, line)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         try:
@@ -64,7 +64,7 @@ class BatchFile:
         except OSError as error:
             raise UsageError(f"--input-file {self._name}: {error.strerror}") from None
 
-    def _parsed(self, number: int, line: bytes) -> BatchLine:
+    def _parse(self, number: int, line: bytes) -> BatchLine:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
@@ -79,15 +79,15 @@ class BatchFile:
 
 
 def _problem(value: dict[str, Any]) -> str:
-    """What is wrong with a line, if anything."""
-    for name, kind, what in (
+    """The problem of a line; empty if it is valid."""
+    for name, kind, expected in (
         ("custom_id", str, "a string"),
         ("method", str, "'POST'"),
         ("url", str, "a path"),
         ("body", dict, "an object"),
     ):
         if not isinstance(value.get(name), kind):
-            return f"'{name}' must be {what}"
+            return f"'{name}' must be {expected}"
     if value["method"] != "POST":
         return f"'method' must be 'POST', not {value['method'][:20]!r}"
     if not value["url"].startswith(PREFIX) or ".." in value["url"]:

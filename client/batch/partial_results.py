@@ -1,4 +1,4 @@
-"""Results of a batch that is not complete: kept beside its output, so that a run can go on."""
+"""Results of an incomplete batch, kept beside its output, so that another run can continue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...shared.errors import UsageError
-from ..json_text import json_text
+from ..text import json_text
 
 
 class PartialResults:
-    """A JSONL file whose first line names the input, and others are results by line number.
+    """A JSONL file whose first line identifies the input; the others are results by line number.
 
-    A line that a crash has cut is dropped, and written again.
+    A line that a crash has truncated is dropped.
     """
 
     def __init__(self, path: Path, digest: str) -> None:
@@ -31,10 +31,10 @@ class PartialResults:
         return set(self._places)
 
     def open(self) -> None:
-        """Read what is there, or begin. Raises ``UsageError`` if it cannot be written, or belongs
-        to another input."""
+        """Read the file, or create it. Raises ``UsageError`` if it cannot be written, or belongs to
+        another input."""
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # the folder may be one of all users
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # other users may write to the folder
             self._file = os.fdopen(os.open(self._path, flags, 0o600), "r+b")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -44,13 +44,13 @@ class PartialResults:
         head = self._file.readline()
         if not head.endswith(b"\n"):
             self._restart()
-        elif _parsed(head) != {"input": self._digest}:
+        elif _parse(head) != {"input": self._digest}:
             raise UsageError(f"{self._path} has results of another input; remove or rename it")
         else:
             self._read()
 
     def add(self, number: int, result: dict[str, Any]) -> None:
-        """Keep the result of a line."""
+        """Append the result of a line."""
         assert self._file is not None
         data = json_text({"line": number, "result": result}).encode() + b"\n"
         self._places[number] = self._file.tell(), len(data)
@@ -66,7 +66,7 @@ class PartialResults:
             yield json_text(result) + "\n"
 
     def close(self, *, remove: bool = False) -> None:
-        """Close the file, and remove it when its results are elsewhere."""
+        """Close the file, and ``remove`` it once its results are elsewhere."""
         if self._file is not None:
             self._file.close()
         if remove:
@@ -83,7 +83,7 @@ class PartialResults:
         assert self._file is not None
         at = self._file.tell()
         for line in self._file:
-            value = _parsed(line) if line.endswith(b"\n") else None
+            value = _parse(line) if line.endswith(b"\n") else None
             if not isinstance(value, dict) or not isinstance(value.get("line"), int):
                 break
             self._places[value["line"]] = at, len(line)
@@ -92,7 +92,7 @@ class PartialResults:
         self._file.truncate()
 
 
-def _parsed(line: bytes) -> Any:
+def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

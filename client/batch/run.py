@@ -1,4 +1,4 @@
-"""``tandem run-batch``: the requests of a file, and a file of their results."""
+"""``tandem run-batch``: requests from a file, and results to another."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ..whole_file import check_target, whole_file
 from ..worker_threads import WorkerThreads
 from .file import BatchFile, BatchLine
 from .partial_results import PartialResults
-from .web_file import WebFileError, check_url, downloaded, is_url, shown, upload
+from .web_file import WebFileError, check_url, download, is_url, upload, without_secrets
 
-# They say nothing about the request: it is tried again, for so long.
-PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-PATIENCE_SECONDS = 600.0
+# Transient statuses, for which a request is retried until the time limit.
+TRANSIENT = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+RETRY_SECONDS = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 MAX_FAILURES = 3
 Response = dict[str, Any]
@@ -43,27 +43,27 @@ class BatchError(TandemError):
 
 
 class BatchRunner:
-    """Answers the lines that have no result yet, several at once."""
+    """Sends the requests of lines without a result, several at once."""
 
     def __init__(self, server: OpenAIServer, results: PartialResults, concurrency: int) -> None:
         self._server = server
         self._results = results
         self._threads = WorkerThreads(concurrency)
-        self._most = 2 * concurrency
-        self._answers: queue.SimpleQueue[tuple[BatchLine, Response | Exception | None]] = (
+        self._max_running = 2 * concurrency
+        self._responses: queue.SimpleQueue[tuple[BatchLine, Response | Exception | None]] = (
             queue.SimpleQueue()
         )
         self._stopped = threading.Event()
         self.failed = 0
 
     def run(self, lines: Iterator[BatchLine], progress: Progress) -> None:
-        """Raises ``ServerError`` if the server cannot be reached any more."""
+        """Raises ``ServerError`` if the server can no longer be reached."""
         running = 0
         try:
             for line in lines:
                 self._threads.submit(partial(self._serve, line))
                 running += 1
-                if running >= self._most:
+                if running >= self._max_running:
                     self._collect(progress)
                     running -= 1
             for _ in range(running):
@@ -73,8 +73,8 @@ class BatchRunner:
             self._threads.stop()
 
     def _collect(self, progress: Progress) -> None:
-        """Keep the next result."""
-        line, response = self._answers.get()
+        """Wait for the next result, and add it to the results."""
+        line, response = self._responses.get()
         if isinstance(response, Exception):
             raise response
         self.failed += response is None or response["status_code"] != HTTPStatus.OK
@@ -83,18 +83,18 @@ class BatchRunner:
 
     def _serve(self, line: BatchLine) -> None:
         try:
-            self._answers.put((line, self._answer(line)))
+            self._responses.put((line, self._send(line)))
         except Exception as error:
-            self._answers.put((line, error))
+            self._responses.put((line, error))
 
-    def _answer(self, line: BatchLine) -> Response | None:
-        """The response to a line, from a server that may be busy or restart; ``None`` if it takes
-        too long."""
+    def _send(self, line: BatchLine) -> Response | None:
+        """Send a request, again while the server is busy or restarts; returns ``None`` at the
+        ``--timeout``."""
         backoff, failures = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
-                answer = self._server.post(line.path, line.body)
+                response = self._server.post(line.path, line.body)
             except httpx.ReadTimeout:
                 return None
             except httpx.HTTPError as error:
@@ -103,26 +103,27 @@ class BatchRunner:
                         f"{self._server.url}: {error or type(error).__name__}"
                     ) from None
             else:
-                failures += answer.status_code not in PASSING
-                passing = answer.status_code >= 500 or answer.status_code in PASSING
-                if not passing or failures >= MAX_FAILURES or time.monotonic() > deadline:
-                    return _response(answer)
+                status = response.status_code
+                failures += status not in TRANSIENT
+                may_retry = status >= 500 or status in TRANSIENT
+                if not may_retry or failures >= MAX_FAILURES or time.monotonic() > deadline:
+                    return _response(response)
             if self._stopped.wait(backoff.pause()):
                 raise ServerError("the run ends")
 
 
-def _response(answer: httpx.Response) -> Response:
+def _response(response: httpx.Response) -> Response:
     try:
-        body = answer.json()
+        body = response.json()
     except ValueError:
-        body = {"error": {"message": answer.text[:1000], "type": "invalid_response"}}
-    request_id = answer.headers.get("x-request-id") or secrets.token_hex(16)
-    return {"status_code": answer.status_code, "request_id": request_id, "body": body}
+        body = {"error": {"message": response.text[:1000], "type": "invalid_response"}}
+    request_id = response.headers.get("x-request-id") or secrets.token_hex(16)
+    return {"status_code": response.status_code, "request_id": request_id, "body": body}
 
 
 def _result(line: BatchLine, response: Response | None) -> dict[str, Any]:
-    """A line of the output, as in OpenAI's API."""
-    late = {"code": "request_timeout", "message": "The server did not answer within --timeout."}
+    """A line of the output, in the format of OpenAI's API."""
+    late = {"code": "request_timeout", "message": "The server did not respond within --timeout."}
     return {
         "id": f"batch_req_{secrets.token_hex(12)}",
         "custom_id": line.custom_id,
@@ -132,15 +133,15 @@ def _result(line: BatchLine, response: Response | None) -> dict[str, Any]:
 
 
 def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
-    """Answer the requests of the input, and write the output when all are. Raises ``TandemError``;
-    another run keeps what is answered."""
+    """Run the requests of the input, and write the output once all have results. Raises
+    ``TandemError``; another run then continues with the remaining requests."""
     source, target = config.files
     if is_url(target):
         check_url("--output-file", target)
     else:
         check_target("--output-file", target)
     with contextlib.ExitStack() as until_end:
-        file = BatchFile(until_end.enter_context(_local(source)), shown(source))
+        file = BatchFile(until_end.enter_context(_local(source)), without_secrets(source))
         file.check()
         results = PartialResults(_partial_path(config, target, file.digest), file.digest)
         until_end.callback(results.close)
@@ -152,21 +153,21 @@ def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
                 runner.run((line for line in file.lines() if line.number not in done), progress)
             except ServerError as error:
                 raise BatchError(
-                    f"{error}; {len(results.done)} of {file.count} requests are answered, and the "
-                    "same command continues with the others"
+                    f"{error}; {len(results.done)} of {file.count} requests have results; run the "
+                    "same command again to continue with the others"
                 ) from None
         _write(target, results)
         results.close(remove=True)
     failed = f", {runner.failed} of them with an error" if runner.failed else ""
-    print(f"{file.count} requests answered{failed}: {shown(target)}", file=sys.stderr)
+    print(f"{file.count} requests done{failed}: {without_secrets(target)}", file=sys.stderr)
 
 
 def _partial_path(config: RunBatchConfig, target: str, digest: str) -> Path:
     if not is_url(target):
         folder, name = Path(target).parent, Path(target).name
     else:
-        # The same for the same run, and for no other.
-        run = hashlib.sha256(f"{digest} {shown(target)}".encode()).hexdigest()[:16]
+        # The same name for the same input and output.
+        run = hashlib.sha256(f"{digest} {without_secrets(target)}".encode()).hexdigest()[:16]
         folder, name = Path(tempfile.gettempdir()), f"tandem-{run}.jsonl"
     return Path(config.output_tmp_dir or folder) / f"{name}.partial"
 
@@ -174,11 +175,11 @@ def _partial_path(config: RunBatchConfig, target: str, digest: str) -> Path:
 def _progress(total: int, done: int) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
-    made = Progress(
+    progress = Progress(
         *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
     )
-    made.add_task("requests", total=total, completed=done)
-    return made
+    progress.add_task("requests", total=total, completed=done)
+    return progress
 
 
 @contextlib.contextmanager
@@ -188,7 +189,7 @@ def _local(source: str) -> Iterator[Path]:
         yield Path(source)
         return
     check_url("--input-file", source)
-    with downloaded("--input-file", source) as path:
+    with download("--input-file", source) as path:
         yield path
 
 
@@ -202,4 +203,4 @@ def _write(target: str, results: PartialResults) -> None:
         try:
             upload("--output-file", target, whole)
         except WebFileError as error:
-            raise BatchError(f"{error}; the same command tries it again") from None
+            raise BatchError(f"{error}; run the same command to try again") from None

@@ -1,4 +1,4 @@
-"""Files of ``tandem run-batch`` that are at http(s) URLs."""
+"""Files of ``tandem run-batch`` at http(s) URLs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...shared.process.backoff import Backoff
 from ..openai_server import CONNECT_SECONDS
 
 SCHEMES = ("http://", "https://")
-# Of a whole transfer, and without a byte in between.
+# Time limits of a transfer, and of a pause in it.
 TRANSFER_SECONDS, SILENCE_SECONDS = 1000.0, 120.0
 MAX_BYTES = 4 << 30
 CHUNK = 1 << 20
@@ -36,35 +36,35 @@ def is_url(name: str) -> bool:
 
 
 def check_url(flag: str, url: str) -> None:
-    """Raise ``UsageError`` if nothing can be at ``url``."""
+    """Raise ``UsageError`` for an invalid URL."""
     try:
         host = httpx.URL(url).host
     except httpx.InvalidURL as error:
-        raise UsageError(f"{flag} {shown(url)}: {error}") from None
+        raise UsageError(f"{flag} {without_secrets(url)}: {error}") from None
     if not host:
-        raise UsageError(f"{flag} {shown(url)} has no host")
+        raise UsageError(f"{flag} {without_secrets(url)} has no host")
 
 
-def shown(url: str) -> str:
-    """A path as it is, a URL without what may be secret: a password, a signature in its query."""
+def without_secrets(url: str) -> str:
+    """A path, or a URL without its password and its query, which may have a signature."""
     if not is_url(url):
         return url
     scheme, _, rest = url.partition("://")
-    place = rest.partition("?")[0].partition("#")[0]
-    host, slash, path = place.partition("/")
+    location = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = location.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 @contextlib.contextmanager
-def downloaded(flag: str, url: str) -> Iterator[Path]:
-    """A copy of the file at ``url``, until the block ends. Raises ``WebFileError``."""
+def download(flag: str, url: str) -> Iterator[Path]:
+    """A copy of the file at ``url`` that is removed after the block. Raises ``WebFileError``."""
     with tempfile.NamedTemporaryFile() as copy:
         _repeat(flag, url, lambda client: _download(client, url, copy))
         yield Path(copy.name)
 
 
 def upload(flag: str, url: str, file: IO[bytes]) -> None:
-    """PUT all of ``file``. Its length is sent ahead, as object stores want it. Raises
+    """PUT ``file``, with the content length that object stores require. Raises
     ``WebFileError``."""
     _repeat(flag, url, lambda client: _upload(client, url, file))
 
@@ -72,9 +72,9 @@ def upload(flag: str, url: str, file: IO[bytes]) -> None:
 def _download(client: httpx.Client, url: str, copy: IO[bytes]) -> None:
     copy.seek(0)
     copy.truncate()
-    with client.stream("GET", url, follow_redirects=True) as answer:
-        answer.raise_for_status()
-        for data in _in_time(answer.iter_bytes(CHUNK)):
+    with client.stream("GET", url, follow_redirects=True) as response:
+        response.raise_for_status()
+        for data in _in_time(response.iter_bytes(CHUNK)):
             copy.write(data)
             if copy.tell() > MAX_BYTES:
                 raise WebFileError(f"it has more than {MAX_BYTES} bytes; give a path instead")
@@ -90,7 +90,7 @@ def _upload(client: httpx.Client, url: str, file: IO[bytes]) -> None:
 
 
 def _in_time(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks, for as long as a transfer may take."""
+    """The chunks. Raises ``WebFileError`` at the time limit of a transfer."""
     deadline = time.monotonic() + TRANSFER_SECONDS
     for chunk in chunks:
         if time.monotonic() > deadline:
@@ -99,23 +99,23 @@ def _in_time(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _repeat(flag: str, url: str, transfer: Callable[[httpx.Client], None]) -> None:
-    """Run ``transfer``, again if it fails in a way that may pass."""
+    """Run ``transfer``, again after a transient failure."""
     backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
     with httpx.Client(timeout=timeout, trust_env=not is_loopback(httpx.URL(url).host)) as client:
-        for left in reversed(range(MAX_ATTEMPTS)):
+        for retries in reversed(range(MAX_ATTEMPTS)):
             try:
                 transfer(client)
                 return
             except WebFileError as error:
-                raise WebFileError(f"{flag} {shown(url)}: {error}") from None
+                raise WebFileError(f"{flag} {without_secrets(url)}: {error}") from None
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                if not left or not _may_pass(error):
-                    raise WebFileError(f"{flag} {shown(url)}: {_reason(error)}") from None
+                if not retries or not _is_transient(error):
+                    raise WebFileError(f"{flag} {without_secrets(url)}: {_reason(error)}") from None
             time.sleep(backoff.pause())
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
         return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS

@@ -13,6 +13,8 @@ NOTE = "the answer is 42"
 
 def program(pattern: str) -> Path:
     """The binary for this machine, which npm has picked."""
-    found = [path for path in MODULES.glob(pattern) if os.access(path, os.X_OK) and path.is_file()]
-    assert found, f"npm has installed no {pattern}"
-    return min(found, key=lambda path: ("baseline" in str(path), "musl" in path.parts[-4]))
+    binaries = [
+        path for path in MODULES.glob(pattern) if os.access(path, os.X_OK) and path.is_file()
+    ]
+    assert binaries, f"npm has installed no {pattern}"
+    return min(binaries, key=lambda path: ("baseline" in str(path), "musl" in path.parts[-4]))

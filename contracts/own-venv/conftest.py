@@ -16,18 +16,18 @@ def run(tmp_path):
     home.mkdir()
     (project / "note.txt").write_text("the answer is 42")
 
-    def ran(binary: Path, *arguments: str, told: str = "", **environment: str) -> str:
-        made = subprocess.run(
+    def ran(binary: Path, *arguments: str, stdin: str = "", **environment: str) -> str:
+        process = subprocess.run(
             [binary, *arguments],
-            input=told,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=300,
             cwd=project,
             env=os.environ | {"HOME": str(home), "PWD": str(project)} | environment,
         )
-        assert made.returncode == 0, made.stdout + made.stderr
-        return made.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     ran.home, ran.project = home, project
     return ran

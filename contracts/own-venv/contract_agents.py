@@ -45,8 +45,8 @@ def codex(run, tmp_path):
 
 
 def test_claude_code_runs_tools(claude, run):
-    wanted = {"file_path": str(run.project / "made.txt"), "content": "made"}
-    orders = f'[[Write {json.dumps(wanted)}]] [[Bash {{"command": "cat note.txt"}}]]'
+    arguments = {"file_path": str(run.project / "made.txt"), "content": "made"}
+    orders = f'[[Write {json.dumps(arguments)}]] [[Bash {{"command": "cat note.txt"}}]]'
     assert NOTE in claude("-p", orders, "--allowedTools", "Bash,Write")
     assert (run.project / "made.txt").read_text() == "made"
 
@@ -84,4 +84,4 @@ def test_opencode_runs_tools(run, api):
     (run.project / "opencode.json").write_text(json.dumps(config))
     order = '[[bash {"command": "cat note.txt", "description": "reads"}]]'
     binary = program("opencode-*/bin/opencode")
-    assert NOTE in run(binary, "run", "-m", f"tandem/{MODEL}", told=order)
+    assert NOTE in run(binary, "run", "-m", f"tandem/{MODEL}", stdin=order)

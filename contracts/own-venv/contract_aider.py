@@ -36,10 +36,10 @@ QUIET = (
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_aider_edits(run, provider, form, edit, stream):
     order = f"[[say {json.dumps({'text': edit})}]]"
-    said = run(
+    output = run(
         *(shutil.which("aider"), f"--model={provider}/{MODEL}", f"--edit-format={form}"),
         *(stream, *QUIET, f"--message={order}", "note.txt"),
         **PROVIDERS[provider],
     )
-    assert "Applied edit to note.txt" in said
+    assert "Applied edit to note.txt" in output
     assert (run.project / "note.txt").read_text().strip() == "the answer is 43"

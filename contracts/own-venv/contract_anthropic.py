@@ -20,13 +20,13 @@ TOOL = {
 
 @pytest.fixture
 def client():
-    with anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120) as made:
-        yield made
+    with anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120) as response:
+        yield response
 
 
 def test_a_message(client):
-    made = client.messages.create(model=MODEL, max_tokens=8, messages=HI, system="Be brief.")
-    assert made.content[0].text and made.usage.output_tokens <= 8
+    response = client.messages.create(model=MODEL, max_tokens=8, messages=HI, system="Be brief.")
+    assert response.content[0].text and response.usage.output_tokens <= 8
 
 
 def test_a_stream(client):

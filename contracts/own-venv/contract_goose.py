@@ -16,11 +16,11 @@ SETTINGS = {"GOOSE_MODEL": MODEL, "GOOSE_MODE": "auto", "GOOSE_DISABLE_KEYRING":
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_goose_runs_its_shell(run, provider):
     order = '[[shell {"command": "cat note.txt"}]]'
-    said = run(
+    output = run(
         program("@aaif/goose-binary-*/bin/goose"),
         *("run", "--no-session", "--with-builtin", "developer", "--text", order),
         **SETTINGS,
         **PROVIDERS[provider],
         GOOSE_PROVIDER=provider,
     )
-    assert f"Done: {NOTE}" in said
+    assert f"Done: {NOTE}" in output

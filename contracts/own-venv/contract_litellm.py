@@ -20,8 +20,8 @@ WAYS = {
 
 @pytest.mark.parametrize("model", WAYS)
 def test_chat(model):
-    made = litellm.completion(model=model, messages=HI, max_tokens=8, **WAYS[model])
-    assert made.choices[0].message.content and made.usage.total_tokens
+    response = litellm.completion(model=model, messages=HI, max_tokens=8, **WAYS[model])
+    assert response.choices[0].message.content and response.usage.total_tokens
 
 
 @pytest.mark.parametrize("model", WAYS)
@@ -34,20 +34,20 @@ async def test_stream(model):
 
 
 def test_text_completion():
-    made = litellm.text_completion(
+    response = litellm.text_completion(
         model=f"text-completion-openai/{MODEL}", prompt="one", max_tokens=4, **OPENAI
     )
-    assert made.choices[0].text
+    assert response.choices[0].text
 
 
 def test_embedding():
-    made = litellm.embedding(model=f"openai/{MODEL}", input=["one"], **OPENAI)
-    assert made.data[0]["embedding"]
+    response = litellm.embedding(model=f"openai/{MODEL}", input=["one"], **OPENAI)
+    assert response.data[0]["embedding"]
 
 
 def test_tools():
     function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
-    made = litellm.completion(
+    response = litellm.completion(
         model=f"openai/{MODEL}",
         messages=HI,
         tools=[{"type": "function", "function": function}],
@@ -55,7 +55,7 @@ def test_tools():
         max_tokens=200,
         **OPENAI,
     )
-    assert made.choices[0].message.tool_calls[0].function.name == "f"
+    assert response.choices[0].message.tool_calls[0].function.name == "f"
 
 
 def test_errors():

@@ -20,17 +20,17 @@ FORMATS = {
 
 def results(form):
     """What the tester says of each of its tests."""
-    asked = ("-u", f"{URL}/v1", "-k", KEY, "-m", MODEL, "--format", form, "--timeout", "120")
-    command = [shutil.which("llm-comply"), "run", "--json", *asked, *FORMATS[form]]
+    arguments = ("-u", f"{URL}/v1", "-k", KEY, "-m", MODEL, "--format", form, "--timeout", "120")
+    command = [shutil.which("llm-comply"), "run", "--json", *arguments, *FORMATS[form]]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.stdout, ran.stderr
     return json.loads(ran.stdout)["results"]
 
 
 def pytest_generate_tests(metafunc):
-    found = [(form, result) for form in FORMATS for result in results(form)]
-    names = [f"{form}-{result['id']}" for form, result in found]
-    metafunc.parametrize("result", [result for _, result in found], ids=names)
+    cases = [(form, result) for form in FORMATS for result in results(form)]
+    names = [f"{form}-{result['id']}" for form, result in cases]
+    metafunc.parametrize("result", [result for _, result in cases], ids=names)
 
 
 def test_complies(result):

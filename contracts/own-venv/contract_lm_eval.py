@@ -56,7 +56,7 @@ WRITING = {
 }
 ONLINE = {"model": MODEL, "max_length": 2048, "timeout": 120}
 TEXTS = {"base_url": f"{URL}/v1/completions", **ONLINE}
-# Ways to ask: prompts of token ids, several at once; prompts of text; the server's own tokenizer.
+# Kinds of requests: token ids, several at once; text; the server's own tokenizer.
 WAYS = {
     "ids": {"tokenizer": FOLDER, "tokenizer_backend": "huggingface", "batch_size": 4},
     "text": {"tokenizer": FOLDER, "tokenizer_backend": "huggingface", "tokenized_requests": False},
@@ -67,22 +67,22 @@ WAYS = {
 @pytest.fixture(scope="session")
 def evaluated(tmp_path_factory):
     """Evaluates a model on a task, each combination once."""
-    folder, made = tmp_path_factory.mktemp("tasks"), {}
+    folder, tasks = tmp_path_factory.mktemp("tasks"), {}
     facts = [{"question": question, "choices": choices} for question, *choices in FACTS]
     for name, rows in (("facts", facts), ("passages", [{"text": text} for text in PASSAGES])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def evaluate(model, model_args, task, **options):
         key = json.dumps((model, model_args, task, options))
-        if key not in made:
+        if key not in tasks:
             rows = "passages" if task is PERPLEXITY else "facts"
             files = {"data_files": {"test": str(folder / f"{rows}.jsonl")}}
-            asked = {"task": "small", "dataset_path": "json", "dataset_kwargs": files}
-            asked |= {"test_split": "test", "target_delimiter": " ", **task}
-            made[key] = lm_eval.simple_evaluate(
-                model=model, model_args=model_args, tasks=[asked], bootstrap_iters=0, **options
+            config = {"task": "small", "dataset_path": "json", "dataset_kwargs": files}
+            config |= {"test_split": "test", "target_delimiter": " ", **task}
+            tasks[key] = lm_eval.simple_evaluate(
+                model=model, model_args=model_args, tasks=[config], bootstrap_iters=0, **options
             )
-        return made[key]
+        return tasks[key]
 
     return evaluate
 
@@ -96,11 +96,11 @@ def expected(evaluated):
 
 def metrics(results):
     """The figures of the task, without their errors."""
-    found = results["results"]["small"].items()
-    return {name: value for name, value in found if isinstance(value, (int, float))}
+    figures = results["results"]["small"].items()
+    return {name: value for name, value in figures if isinstance(value, (int, float))}
 
 
-def answers(results):
+def outputs(results):
     """What the model gave for each document, in their order."""
     samples = sorted(results["samples"]["small"], key=lambda sample: sample["doc_id"])
     return [sample["resps"] for sample in samples]
@@ -111,16 +111,16 @@ def answers(results):
 def test_likelihoods_are_those_of_transformers(evaluated, expected, task, way):
     args = TEXTS | WAYS[way]
     batch = args.pop("batch_size", 1)
-    given = evaluated("local-completions", args, task, batch_size=batch)
-    wanted = expected(task)
-    assert metrics(given) == pytest.approx(metrics(wanted), rel=1e-4)
-    for one, other in zip(flat(answers(given)), flat(answers(wanted)), strict=True):
+    result = evaluated("local-completions", args, task, batch_size=batch)
+    reference = expected(task)
+    assert metrics(result) == pytest.approx(metrics(reference), rel=1e-4)
+    for one, other in zip(flat(outputs(result)), flat(outputs(reference)), strict=True):
         assert float(one) == pytest.approx(float(other), abs=2e-3)
 
 
-def flat(answers):
+def flat(outputs):
     """The likelihoods in nested answers; a choice has a second value, its being greedy."""
-    for answer in answers:
+    for answer in outputs:
         if isinstance(answer, (list, tuple)):
             yield from flat(answer)
         elif not isinstance(answer, bool):
@@ -131,13 +131,13 @@ def flat(answers):
 def test_texts_are_those_of_transformers(evaluated, expected, way):
     args = TEXTS | WAYS[way]
     batch = args.pop("batch_size", 1)
-    given = evaluated("local-completions", args, WRITING, batch_size=batch)
-    assert answers(given) == answers(expected(WRITING))
-    assert metrics(given) == metrics(expected(WRITING))
+    result = evaluated("local-completions", args, WRITING, batch_size=batch)
+    assert outputs(result) == outputs(expected(WRITING))
+    assert metrics(result) == metrics(expected(WRITING))
 
 
 def test_chats_are_those_of_transformers(evaluated, expected):
     args = {"base_url": f"{URL}/v1/chat/completions", **ONLINE}
-    given = evaluated("local-chat-completions", args, WRITING, apply_chat_template=True)
-    wanted = expected(WRITING, apply_chat_template=True)
-    assert answers(given) == answers(wanted) and metrics(given) == metrics(wanted)
+    result = evaluated("local-chat-completions", args, WRITING, apply_chat_template=True)
+    reference = expected(WRITING, apply_chat_template=True)
+    assert outputs(result) == outputs(reference) and metrics(result) == metrics(reference)

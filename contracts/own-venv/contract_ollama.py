@@ -20,8 +20,8 @@ def client():
 
 
 def test_chat(client):
-    made = client.chat(MODEL, messages=HI, options=SHORT)
-    assert made.message.content and made.done and made.eval_count <= 8
+    response = client.chat(MODEL, messages=HI, options=SHORT)
+    assert response.message.content and response.done and response.eval_count <= 8
     parts = list(client.chat(MODEL, messages=HI, options=SHORT, stream=True))
     assert parts[-1].done and "".join(part.message.content for part in parts)
 
@@ -41,8 +41,8 @@ async def test_asynchronous_chat():
 def test_a_format(client):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
-    made = client.chat(MODEL, messages=HI, format=schema, options={"num_predict": 200})
-    assert made.message.content.startswith("{")
+    response = client.chat(MODEL, messages=HI, format=schema, options={"num_predict": 200})
+    assert response.message.content.startswith("{")
 
 
 def test_models(client):

@@ -38,20 +38,22 @@ class City(BaseModel):
 
 @pytest.fixture
 def client():
-    with openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=120) as made:
-        yield made
+    with openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=120) as response:
+        yield response
 
 
 @pytest.fixture
 async def later():
-    async with openai.AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=120) as made:
-        yield made
+    async with openai.AsyncOpenAI(
+        base_url=URL, api_key=KEY, max_retries=0, timeout=120
+    ) as response:
+        yield response
 
 
 def test_chat(client):
-    made = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=8, logprobs=True)
-    assert made.choices[0].message.content and made.usage.total_tokens > 8
-    assert made.choices[0].logprobs.content[0].token
+    response = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=8, logprobs=True)
+    assert response.choices[0].message.content and response.usage.total_tokens > 8
+    assert response.choices[0].logprobs.content[0].token
 
 
 def test_chat_stream_helper(client):
@@ -74,14 +76,14 @@ async def test_chat_stream_async(later):
 
 
 def test_parse(client):
-    made = client.chat.completions.parse(
+    response = client.chat.completions.parse(
         model=MODEL, messages=HI, response_format=City, max_tokens=200, temperature=0.2, seed=1
     )
-    assert isinstance(made.choices[0].message.parsed, City)
+    assert isinstance(response.choices[0].message.parsed, City)
 
 
 def test_forced_tool(client):
-    made = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=MODEL,
         messages=HI,
         tools=[WEATHER],
@@ -89,14 +91,14 @@ def test_forced_tool(client):
         max_tokens=200,
         parallel_tool_calls=False,
     )
-    [call, *_] = made.choices[0].message.tool_calls
+    [call, *_] = response.choices[0].message.tool_calls
     assert json.loads(call.function.arguments)["city"] in ("Ys", "Oz")
     messages = [
         *HI,
-        made.choices[0].message.model_dump(exclude_none=True),
+        response.choices[0].message.model_dump(exclude_none=True),
         *(
             {"role": "tool", "tool_call_id": each.id, "content": "sunny"}
-            for each in made.choices[0].message.tool_calls
+            for each in response.choices[0].message.tool_calls
         ),
     ]
     again = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8)
@@ -118,11 +120,11 @@ def test_streamed_tool(client):
 
 
 def test_completions(client):
-    made = client.completions.create(
+    response = client.completions.create(
         model=MODEL, prompt=["one", "two"], max_tokens=4, n=2, logprobs=2, echo=True, stop=["."]
     )
-    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
-    assert made.choices[2].text.startswith("two")
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    assert response.choices[2].text.startswith("two")
     stream = client.completions.create(model=MODEL, prompt="one", max_tokens=4, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream)
 
@@ -147,8 +149,10 @@ def test_responses_stream(client):
 
 
 def test_embeddings(client):
-    made = client.embeddings.create(model=MODEL, input=["one", "two"])
-    assert len(made.data) == 2 and abs(sum(x * x for x in made.data[0].embedding) - 1) < 1e-3
+    response = client.embeddings.create(model=MODEL, input=["one", "two"])
+    assert (
+        len(response.data) == 2 and abs(sum(x * x for x in response.data[0].embedding) - 1) < 1e-3
+    )
 
 
 def test_models(client):
@@ -170,9 +174,9 @@ def test_a_batch(client):
     line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions"}
     body = {"model": MODEL, "messages": HI, "max_tokens": 4}
     lines = io.BytesIO(json.dumps(line | {"body": body}).encode())
-    given = client.files.create(file=("in.jsonl", lines), purpose="batch")
+    file = client.files.create(file=("in.jsonl", lines), purpose="batch")
     batch = client.batches.create(
-        input_file_id=given.id, endpoint="/v1/chat/completions", completion_window="24h"
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
     for _ in range(120):
         if (batch := client.batches.retrieve(batch.id)).status == "completed":
@@ -180,4 +184,4 @@ def test_a_batch(client):
         time.sleep(0.5)
     result = json.loads(client.files.content(batch.output_file_id).text)
     assert result["response"]["status_code"] == 200
-    client.files.delete(given.id)
+    client.files.delete(file.id)

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import pytest
 
 URL = urlsplit(os.environ["TARGET_URL"])
-# Paths that llama.cpp also has without their version.
+# Paths that llama.cpp also serves without a version.
 VERSIONED = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
 OWN_PATHS = (
     *("/completion", "/apply-template", "/props", "/slots", "/embedding"),
     *("/chat/completions/input_tokens",),
 )
-# What a test starts its server with, for which there is no other one here.
+# Options of a server that a test starts and that is not available here.
 OWN_OPTIONS = (
     *("chat_template", "chat_template_file", "model_tags", "no_ui", "api_key", "gcp_compat"),
     *("backend_sampling", "mmproj_url"),

@@ -22,8 +22,8 @@ def started(*options):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        kept = (f"--log-dir={folder}/logs", f"--batch-dir={folder}/batches", f"--port={port}")
-        command = [*json.loads(os.environ["TARGET_COMMAND"]), *kept, *options]
+        folders = (f"--log-dir={folder}/logs", f"--batch-dir={folder}/batches", f"--port={port}")
+        command = [*json.loads(os.environ["TARGET_COMMAND"]), *folders, *options]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         try:

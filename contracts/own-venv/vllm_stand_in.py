@@ -23,16 +23,16 @@ from transformers import AutoTokenizer
 URL = os.environ["TARGET_URL"]
 KEY = "EMPTY"
 CLIENT = {"api_key": KEY, "max_retries": 0}
-# Slow machines: the tests' own timeouts are for GPUs.
+# The tests' own timeouts are for GPUs.
 SECONDS = 120
-# Read before torch is a mock, which transformers would take for the real one.
+# Imported before torch is mocked, which transformers would take for the real one.
 TOKENIZER = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"])
 UTILITIES = ("tests.utils", "others.utils")
 MOCKED = ("vllm", "torch", "tests")
 SERVED = ("RemoteOpenAIServer", "server", "client")
-# What the shared server does not have.
+# Options that the shared server lacks.
 OWN_OPTIONS = ("--enable-per-request-metrics", "--return-tokens-as-token-ids")
-# Servers with an option that Tandem does not have.
+# Servers with an option that Tandem lacks.
 LEFT_OUT = ("watermarked",)
 
 

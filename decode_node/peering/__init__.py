@@ -1,1 +1,1 @@
-"""Prefill nodes that a decode node knows: greetings, canaries, leases, backoff, measured links."""
+"""Known prefill nodes: greetings, canaries, leases, backoff, measured links."""

@@ -1,4 +1,4 @@
-"""Canaries of greeted peers: one for each pair of epochs, however many requests wait for it."""
+"""Canaries of greeted peers: one for each pair of epochs, shared by the requests that wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .refused_peers import RefusedPeers
 
 log = logging.getLogger("tandem.decode")
 
-# Requests wait for a canary this long after it has begun, and no longer.
+# Time after the start of a canary that requests wait for it.
 WAIT_SECONDS = 5.0
 
 
@@ -25,14 +25,14 @@ class _CanaryRun:
     """A canary under way, or its result."""
 
     task: asyncio.Task[TransferError | None]
-    begun: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=time.monotonic)
 
 
 class CanaryRuns:
-    """Runs ``check`` once for each start of a peer.
+    """Runs ``check`` once for each start of a peer's process.
 
     ``check`` raises ``PeerRefusedError`` if the peer computes different KV than this node, and
-    ``TransferError`` if that could not be determined.
+    ``TransferError`` if the two could not be compared.
     """
 
     def __init__(
@@ -47,27 +47,27 @@ class CanaryRuns:
         self._metrics = metrics
         self._max_peers = max_peers
         self._runs: dict[Peer, _CanaryRun] = {}
-        self._passed: dict[str, int] = {}  # node to epoch
+        self._passed: dict[str, int] = {}  # epochs by node
 
     async def result(self, peer: Peer) -> TransferError | None:
-        """Wait for the peer's canary; ``None`` if it has passed.
+        """Wait for the peer's canary; returns ``None`` if it passed.
 
-        Raises ``TransferError`` instead of waiting long for a slow one.
+        Raises ``TransferError`` if it takes longer than ``WAIT_SECONDS``.
         """
         run = self._runs.get(peer)
         if run is None:
             run = self._runs[peer] = _CanaryRun(asyncio.create_task(self._run(peer)))
-        left = run.begun + WAIT_SECONDS - time.monotonic()
-        await asyncio.wait([run.task], timeout=max(0.0, left))
+        remaining = run.start + WAIT_SECONDS - time.monotonic()
+        await asyncio.wait([run.task], timeout=max(0.0, remaining))
         if not run.task.done():
-            waiting = f"{peer.address}: its canary is still under way"
-            raise TransferError(waiting, cause=Cause.CANARY)
+            reason = f"{peer.address}: its canary is still under way"
+            raise TransferError(reason, cause=Cause.CANARY)
         if run.task.cancelled():
             raise TransferError("the node is shutting down", cause=Cause.STOPPING)
         return run.task.result()
 
     def forget(self, peer: Peer) -> None:
-        """Drop a peer's run, once it has ended; the next greeting starts another one."""
+        """Drop a peer's run once it has ended; the next greeting starts another one."""
         run = self._runs.get(peer)
         if run is not None:
             run.task.add_done_callback(lambda _: self._runs.pop(peer, None))
@@ -79,10 +79,10 @@ class CanaryRuns:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, peer: Peer) -> TransferError | None:
-        """Run the canary unless it has passed before; returns why the peer cannot be used now."""
+        """Run the canary unless it has passed before; returns the error if it fails."""
         if self._passed.get(peer.node_id) == peer.epoch:
             return None
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             await self._check(peer)
         except TransferError as error:
@@ -93,7 +93,7 @@ class CanaryRuns:
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
             return error
-        log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
+        log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - start)
         self._metrics.canaries.labels(PASSED).inc()
         if len(self._passed) >= self._max_peers:
             del self._passed[next(iter(self._passed))]

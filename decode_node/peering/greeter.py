@@ -1,9 +1,10 @@
-"""Greetings: how a decode node learns who is behind a prefill node's address."""
+"""Greetings of prefill nodes, which identify the process at an address."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,15 +21,18 @@ from ...shared.security.credentials import INSECURE, LASTING, Credentials
 from .peer import Peer, endpoints_of
 from .refused_peers import RefusedPeers
 
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import PrefillAsyncStub
+
 HELLO_SECONDS = 2.0
-# For the reply of a process that may have ended.
+# Time limit of the reply of a process that may have ended.
 ENDED_SECONDS = 1.0
 
 _CHANNEL = (*LASTING, ("grpc.max_receive_message_length", 4 << 20))
 
 
 class Greeter:
-    """Says hello to prefill nodes. Peers that were refused before are refused again."""
+    """Greets prefill nodes. Peers that were refused before are refused again."""
 
     def __init__(
         self,
@@ -43,27 +47,29 @@ class Greeter:
         self._credentials = credentials
 
     async def greet(self, address: str) -> Peer:
-        """A peer with a channel of its own. Raises ``TransferError``, or ``PeerRefusedError`` for a
-        node with which no transfer can work."""
+        """Greet the node at an address. The peer owns its channel.
+
+        Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
+        """
         channel = self._credentials.channel(address, _CHANNEL)
         stub = self._credentials.stub(PrefillStub, channel)
-        asked_at = time.monotonic()
+        start = time.monotonic()
         try:
             reply = await stub.Hello(
                 introduction(self._engine, self._identity), timeout=HELLO_SECONDS
             )
             self._refused.check(address, reply.node.epoch)
-            peer = self.introduced(address, reply, stub, channel)
-            peer.link.answered(time.monotonic() - asked_at)
+            peer = self.peer_from(address, reply, stub, channel)
+            peer.link.add_round_trip(time.monotonic() - start)
             return peer
         except grpc.aio.AioRpcError as error:
             await channel.close(grace=0)
-            raise self._explained(address, error) from None
+            raise self._explain(address, error) from None
         except BaseException:
             await channel.close(grace=0)
             raise
 
-    def _explained(self, address: str, error: grpc.aio.AioRpcError) -> TransferError:
+    def _explain(self, address: str, error: grpc.aio.AioRpcError) -> TransferError:
         details = error.details()
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             return PeerRefusedError(f"{address}: {details}")
@@ -72,19 +78,19 @@ class Greeter:
             return TransferError(full, cause=Cause.NO_PLACE)
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return TransferError(f"{address} refuses this node: {details}", cause=Cause.REFUSED)
-        silent = f"{address} does not answer: {self._credentials.explain(error)}"
-        return TransferError(silent, cause=Cause.PEER_LOST)
+        reason = f"{address} does not answer: {self._credentials.explain(error)}"
+        return TransferError(reason, cause=Cause.PEER_LOST)
 
-    def introduced(
-        self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
+    def peer_from(
+        self, address: str, reply: pb.HelloReply, stub: PrefillAsyncStub, channel: grpc.aio.Channel
     ) -> Peer:
-        """The peer that a reply describes. Raises ``TransferError`` for an invalid reply."""
+        """The peer described by a reply. Raises ``TransferError`` for an invalid reply."""
         heads = self._engine.kv_heads(len(reply.ranks))
         if not 0 < reply.lease_seconds < math.inf:  # also rejects NaN
             raise TransferError(
                 f"{address}: lease_seconds is {reply.lease_seconds}; it must be positive and finite"
             )
-        # Encrypted if and only if this node is: KV must not be sent in the clear by accident.
+        # Both nodes must encrypt or neither: KV must not be sent in the clear by accident.
         expected = len(reply.ranks) if self._engine.curve_keys else 0
         check_keys(reply.node.curve_keys, expected, address)
         return Peer(
@@ -97,24 +103,25 @@ class Greeter:
             stub=stub,
             channel=channel,
             trust=LeaseTrust(reply.lease_seconds, time.monotonic),
-            # A node that does not announce it keeps KV in the dtype of its weights.
+            # A node that does not announce a weight format keeps KV in the dtype of its weights.
             weight_format=reply.node.weight_format or reply.node.kv_dtype,
         )
 
-    async def answers(self, address: str, rpc: pb.LiveRequest) -> float:
-        """The seconds that a node takes to answer an RPC of a few bytes; 0 if it does not."""
-        asked_at = time.monotonic()
+    async def ping(self, address: str, request: pb.LiveRequest) -> float:
+        """Seconds that a node takes to reply to a small request; 0 if it does not reply."""
+        start = time.monotonic()
         async with self._credentials.channel(address, _CHANNEL) as channel:
             try:
-                await self._credentials.stub(PrefillStub, channel).Live(rpc, timeout=ENDED_SECONDS)
+                stub = self._credentials.stub(PrefillStub, channel)
+                await stub.Live(request, timeout=ENDED_SECONDS)
             except grpc.aio.AioRpcError:
                 return 0.0
-        return time.monotonic() - asked_at
+        return time.monotonic() - start
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         """True if nothing listens at the address, or another start of the process does.
 
-        A silent process may have been stopped, or cut off.
+        A process that does not reply may only be stopped or disconnected, so it has not ended.
         """
         channel = self._credentials.channel(candidate.address, _CHANNEL)
         try:

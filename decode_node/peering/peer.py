@@ -1,4 +1,4 @@
-"""State of a greeted prefill node, and the mapping of errors of RPCs to it."""
+"""State of a greeted prefill node, and errors of RPCs to it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import grpc
 
 from ...proto import tandem_pb2 as pb
-from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.errors import TransferError
 from ...shared.handoff.carriers.transport import Endpoints
@@ -20,6 +20,9 @@ from ...shared.handoff.wire.head_parts import HeadPart
 from ...shared.host_port import is_wildcard, join_host_port, split_host_port
 from ...shared.unix_sockets import folder_of, kv_endpoint_of
 from .link import MeasuredLink
+
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import PrefillAsyncStub
 
 
 class PeerLostError(TransferError):
@@ -30,15 +33,15 @@ class PeerLostError(TransferError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """One start of a prefill node: its control and data planes, and the transfers it holds."""
+    """One start of a prefill node's process: its planes, its leases, its measured link."""
 
     address: str
     node_id: str
     epoch: int
-    endpoints: tuple[Endpoints, ...]  # of each rank
+    endpoints: tuple[Endpoints, ...]  # by rank
     kv_dtype: str
-    parts: list[HeadPart]  # which of its ranks sends which heads to which of ours
-    stub: PrefillStub
+    parts: list[HeadPart]  # which rank there sends which heads to which rank here
+    stub: PrefillAsyncStub
     channel: grpc.aio.Channel
     trust: LeaseTrust
     link: MeasuredLink = field(default_factory=MeasuredLink)
@@ -53,9 +56,9 @@ _REJECTIONS = {
 
 
 @contextlib.contextmanager
-def calling() -> Iterator[None]:
-    """Raise errors of RPCs to a peer as ``TransferError``; as ``PeerLostError`` unless the peer
-    has rejected the request."""
+def rpc_errors() -> Iterator[None]:
+    """Translate gRPC's errors: ``TransferError`` if the peer rejected the request, else
+    ``PeerLostError``."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -74,7 +77,7 @@ def calling() -> Iterator[None]:
 
 
 def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
-    """The data-plane endpoints of the node whose control plane is at ``address``.
+    """The data-plane endpoints of the node with the control plane ``address``.
 
     Raises ``TransferError`` if one is invalid.
     """
@@ -89,8 +92,8 @@ def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
 
 
 def reachable(endpoint: str, address: str) -> str:
-    """An endpoint announced by the node at ``address``, as reached from here: a wildcard stands for
-    the host of that address. Raises ``ValueError``.
+    """The URL at which to reach an endpoint announced by the node at ``address``: a wildcard is
+    replaced by that address's host. Raises ``ValueError``.
 
     A node must not direct us to local sockets, unless its own address is one in a shared folder.
     """

@@ -19,16 +19,15 @@ from ...shared.security.addresses import is_candidate
 from ...shared.security.credentials import INSECURE, Credentials
 from .canary_runs import CanaryRuns
 from .greeter import HELLO_SECONDS, Greeter
-from .peer import Peer, PeerLostError, calling
+from .peer import Peer, PeerLostError, rpc_errors
 from .prefill_backoff import CONDITION, PrefillBackoff
 from .refused_peers import RefusedPeers
 
 log = logging.getLogger("tandem.decode")
 
 RECONCILE_SECONDS = 5.0
-# Leases are renewed at a third of their length. A peer that grants very short ones must not keep
-# this node busy; one that grants very long ones is still called now and then, because it may have
-# restarted.
+# Leases are renewed at a third of their length, within these limits: very short leases must not
+# keep this node busy, and with very long ones a restart of the peer must still be noticed.
 MIN_RENEW_SECONDS = 0.1
 MAX_RENEW_SECONDS = 10.0
 
@@ -63,7 +62,7 @@ class Peers:
     # ---- greetings -------------------------------------------------------------------------
 
     async def meet(self, candidate: pb.PrefillCandidate, *, at_once: bool = False) -> Peer:
-        """The greeted peer, whose canary has passed; ``at_once``: see ``greet``.
+        """Greet a node unless it is known, and wait for its canary; ``at_once``: see ``greet``.
 
         Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
         """
@@ -77,21 +76,22 @@ class Peers:
         return peer
 
     async def greet(self, candidate: pb.PrefillCandidate, *, at_once: bool = False) -> Peer:
-        """The greeted peer, whose canary may not have passed yet; ``at_once``, also while this node
-        backs off from it. Raises like ``meet``."""
+        """Greet a node unless it is known; ``at_once``: even while this node backs off from it.
+
+        The peer's canary may not have passed yet. Raises like ``meet``."""
         async with self._locks.setdefault(candidate.address, asyncio.Lock()):
             return await self._greet(candidate, at_once)
 
     async def _greet(self, candidate: pb.PrefillCandidate, at_once: bool) -> Peer:
         if not is_candidate(candidate.address):
             raise TransferError(f"{candidate.address[:100]!r} is not the host:port of a node")
-        # Inside the lock: of many concurrent requests, one finds out, and the others learn of it.
+        # Inside the lock: one of the concurrent requests probes, the others reuse its result.
         if not at_once:
             self.prefill_backoff.check(candidate.address, candidate.epoch)
-        known = self._peers.get(candidate.address)
-        if known is not None and candidate.epoch in (0, known.epoch):
-            return known
-        if known is None and len(self._peers) >= self._max_peers:
+        current = self._peers.get(candidate.address)
+        if current is not None and candidate.epoch in (0, current.epoch):
+            return current
+        if current is None and len(self._peers) >= self._max_peers:
             raise TransferError(
                 f"{self._max_peers} prefill nodes are known, which is the limit; see --max-peers"
             )
@@ -103,33 +103,34 @@ class Peers:
                     candidate.address, candidate.node_id, candidate.epoch, error
                 )
             raise
-        return await self._made_current(peer)
+        return await self._replace(peer)
 
-    async def _made_current(self, peer: Peer) -> Peer:
-        """Make a peer the one at its address, unless the same epoch is already known."""
-        known = self._peers.get(peer.address)
-        if known is not None and known.epoch == peer.epoch:
-            # The router that named another epoch has not noticed the restart yet. Closing the known
-            # peer would end the transfers of requests from routers that have.
+    async def _replace(self, peer: Peer) -> Peer:
+        """Replace the peer at the same address, unless it has the same epoch; returns the peer to
+        use."""
+        old = self._peers.get(peer.address)
+        if old is not None and old.epoch == peer.epoch:
+            # The router that named another epoch has not noticed the restart yet. Closing the old
+            # peer would end transfers for routers that have.
             await peer.channel.close(grace=0)
-            return known
-        if known is not None:
-            await self.forget(known)
+            return old
+        if old is not None:
+            await self.forget(old)
         self._peers[peer.address] = peer
         self._greeted.set()
         return peer
 
     async def forget(self, peer: Peer) -> None:
-        """Greet again before the next transfer: the process at the address is another one."""
+        """Drop a peer, so that the next transfer greets the address again."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
         self._canaries.forget(peer)
         await peer.channel.close(grace=0)
 
-    async def answers(self, candidate: pb.PrefillCandidate) -> float:
-        """The seconds that a node takes to answer an RPC of a few bytes; 0 if it does not."""
-        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
-        return await self._greeter.answers(candidate.address, me)
+    async def ping(self, candidate: pb.PrefillCandidate) -> float:
+        """See ``Greeter.ping``."""
+        request = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        return await self._greeter.ping(candidate.address, request)
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         """See ``Greeter.has_ended``."""
@@ -144,18 +145,18 @@ class Peers:
 
     @property
     def refused(self) -> list[pb.RefusedPeer]:
-        """The nodes with which no transfer can work, and why."""
+        """The nodes with which no transfer can work, with the reasons."""
         return self._refused_peers.all()
 
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
-        return self._refused_peers.holds(candidate.address, candidate.epoch)
+        return self._refused_peers.refuses(candidate.address, candidate.epoch)
 
-    def known(self, candidate: pb.PrefillCandidate) -> Peer | None:
+    def at(self, candidate: pb.PrefillCandidate) -> Peer | None:
         """The greeted peer at a node's address, if any."""
         return self._peers.get(candidate.address)
 
     def link_rates(self) -> list[pb.LinkRate]:
-        """The measured rates, for routers; at most one for each greeted peer."""
+        """Measured rates for routers, at most one for each greeted peer."""
         return [
             pb.LinkRate(node_id=peer.node_id, tokens_per_second=peer.link.tokens_per_second)
             for peer in self._peers.values()
@@ -164,29 +165,28 @@ class Peers:
 
     # ---- leases ----------------------------------------------------------------------------
 
-    async def held(self, peer: Peer) -> list[int]:
-        """The transfers that the peer keeps for this node. Raises ``TransferError``."""
-        with calling():
+    async def live_transfers(self, peer: Peer) -> list[int]:
+        """Ids of the transfers that the peer keeps for this node. Raises ``TransferError``."""
+        with rpc_errors():
             return list((await self._live(peer)).ids)
 
     async def keep_leases(self) -> None:
         """Renew the leases of every peer, until cancelled.
 
-        Each peer has a task of its own, because one that does not answer, or grants long leases,
-        must not delay the renewal of others.
+        Each peer has its own task: one that does not reply must not delay the others.
         """
-        kept: set[Peer] = set()
+        current: set[Peer] = set()
         async with asyncio.TaskGroup() as keepers:
             while True:
                 await self._greeted.wait()
                 self._greeted.clear()
                 peers = set(self._peers.values())
-                for peer in peers - kept:
+                for peer in peers - current:
                     keepers.create_task(self._keep(peer))
-                kept = peers
+                current = peers
 
     async def reconcile(self) -> None:
-        """Release transfers that only a peer holds and forget vanished peers, until cancelled."""
+        """Release transfers that ended only here, and forget vanished peers, until cancelled."""
         while True:
             await asyncio.sleep(RECONCILE_SECONDS)
             await asyncio.gather(*(self._reconcile(peer) for peer in self._peers.values()))
@@ -199,34 +199,35 @@ class Peers:
                 await self._renew(peer)
 
     async def _renew(self, peer: Peer) -> None:
-        asked_at = time.monotonic()
-        with contextlib.suppress(TransferError), calling():
+        start = time.monotonic()
+        with contextlib.suppress(TransferError), rpc_errors():
             ids = self._ids(peer.trust.ids)
-            held = await peer.stub.Renew(ids, timeout=_renew_seconds(peer))
-            peer.trust.renewed(held.ids, asked_at)
-            peer.link.answered(time.monotonic() - asked_at)
+            reply = await peer.stub.Renew(ids, timeout=_renew_seconds(peer))
+            peer.trust.renewed(reply.ids, start)
+            peer.link.add_round_trip(time.monotonic() - start)
 
     async def _live(self, peer: Peer) -> pb.TransferIds:
-        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
-        live: pb.TransferIds = await peer.stub.Live(me, timeout=HELLO_SECONDS)
-        return live
+        request = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        reply: pb.TransferIds = await peer.stub.Live(request, timeout=HELLO_SECONDS)
+        return reply
 
     async def _reconcile(self, peer: Peer) -> None:
         try:
-            with calling():
+            with rpc_errors():
                 await self._release_orphans(peer)
         except TransferError as error:
-            # A peer that left without transfers fails no attempt: routers no longer name it.
+            # No attempt would notice that a peer without transfers is gone: routers no longer name
+            # it.
             if isinstance(error, PeerLostError) and not peer.trust.ids:
                 log.info("%s is forgotten: %s", peer.address, error)
                 await self.forget(peer)
 
     async def _release_orphans(self, peer: Peer) -> None:
-        held = await self._live(peer)
-        if held.greet_again:
+        reply = await self._live(peer)
+        if reply.greet_again:
             await self.forget(peer)
             return
-        orphans = peer.trust.orphans(held.ids)
+        orphans = peer.trust.orphans(reply.ids)
         if orphans:
             log.warning("%s holds transfers %s that ended here", peer.address, orphans)
             await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)

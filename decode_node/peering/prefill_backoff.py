@@ -1,5 +1,4 @@
-"""Backoff from prefill nodes whose silence cost a request seconds, or that had no place for this
-node."""
+"""Backoff from prefill nodes that were silent for seconds, or had no place for this node."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from ...shared.causes import Cause
 from ...shared.errors import TransferError
 from ...shared.process.backoff import PeerBackoff
 
-# Causes that say something about the node. Any other may be the fault of one request, and one
+# Causes that say something about the node. Any other may be due to a single request, and one
 # client's long prompts must not take a prefill node away from all others.
 SILENCE = frozenset(
     {Cause.TIMEOUT_GREET, Cause.TIMEOUT_OPEN, Cause.TIMEOUT_PROGRESS, Cause.PEER_LOST}
@@ -22,7 +21,7 @@ MAX_ADDRESSES = 1024
 
 
 class BackedOffError(TransferError):
-    """The node was not called, because this one backs off from it."""
+    """The node was not contacted, because this node backs off from it."""
 
 
 @dataclass(slots=True)
@@ -34,16 +33,16 @@ class _Entry:
 
 
 class PrefillBackoff:
-    """One backoff for each address; another start of the process there is called at once."""
+    """One backoff for each address, until another process starts there."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
 
     def add(self, address: str, epoch: int, reason: str, cause: Cause = Cause.ABSENT) -> None:
-        """Back off from a node. Of several failures during one pause, the first counts.
+        """Back off from a node; failures during a pause do not extend it.
 
-        ``cause`` is that of the ``BackedOffError`` during the pause.
+        ``cause`` becomes the cause of each ``BackedOffError`` during the pause.
         """
         entry = self._of(address, epoch)
         if entry is None:
@@ -60,9 +59,9 @@ class PrefillBackoff:
     def check(self, address: str, epoch: int) -> None:
         """Raise ``BackedOffError`` during a pause."""
         entry = self._of(address, epoch)
-        if entry is not None and (left := entry.backoff.left):
+        if entry is not None and (seconds := entry.backoff.remaining):
             raise BackedOffError(
-                f"{address} is not called for another {math.ceil(left)} s: {entry.reason}",
+                f"{address} is not contacted for another {math.ceil(seconds)} s: {entry.reason}",
                 cause=entry.cause,
             )
 

@@ -10,7 +10,7 @@ MAX_REFUSED = 1024
 
 
 class RefusedPeers:
-    """The latest refusal of each address. Another start of the process there may be used again."""
+    """The latest refusal for each address, until another process starts there."""
 
     def __init__(self) -> None:
         self._refused: dict[str, pb.RefusedPeer] = {}
@@ -26,14 +26,14 @@ class RefusedPeers:
             cause=error.cause.value,
         )
 
-    def holds(self, address: str, epoch: int) -> bool:
+    def refuses(self, address: str, epoch: int) -> bool:
         """True if this start of the process was refused before."""
         refused = self._refused.get(address)
         return refused is not None and refused.epoch == epoch
 
     def check(self, address: str, epoch: int) -> None:
         """Raise ``PeerRefusedError`` for a start that was refused before."""
-        if self.holds(address, epoch):
+        if self.refuses(address, epoch):
             refused = self._refused[address]
             raise PeerRefusedError(refused.reason, cause=Cause(refused.cause))
 

@@ -1,1 +1,1 @@
-"""The stream of a router: its calls, and their events on the way to it."""
+"""The stream of a router: its requests, and their events on the way to it."""

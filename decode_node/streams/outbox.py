@@ -8,35 +8,35 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from ...proto import tandem_pb2 as pb
 
-# Of one message: a few hundred kilobytes, and for events with logprobs a few megabytes.
+# Limits of one message: a few hundred kilobytes of tokens, a few megabytes of logprobs.
 MAX_TOKENS = 8192
 MAX_EVENTS = 256
-# Tokens that may wait for a router that does not read; an event counts as EVENT_WEIGHT of them.
+# Tokens that may wait for a router that does not read; an event counts as EVENT_WEIGHT tokens.
 MAX_WAITING = 1 << 20
 EVENT_WEIGHT = 64
 
 
 class Outbox:
-    """Takes everything at once, so that no request waits for a router that reads slowly.
+    """Accepts everything without waiting, so that no request waits for a router that reads slowly.
 
-    ``overflow`` is called when too much waits, because the router has stopped reading; from then on
-    nothing more is taken.
+    ``overflow`` is called once more than ``MAX_WAITING`` tokens wait, because the router has
+    stopped reading; whatever comes after is discarded.
     """
 
     def __init__(self, overflow: Callable[[], object]) -> None:
         self._overflow = overflow
-        self._numbers: list[int] = []  # columns, as of the message
+        self._numbers: list[int] = []  # columns, as in the message
         self._choices: list[int] = []
         self._tokens: list[int] = []
         self._events: deque[pb.RequestEvent] = deque()
-        self._evented: set[int] = set()  # requests with waiting events, which their tokens follow
+        self._evented: set[int] = set()  # requests whose tokens must follow a waiting event
         self._ready = asyncio.Event()
         self._empty = asyncio.Event()
         self._closed = self._full = False
 
     @property
     def waiting(self) -> int:
-        """Size of all that waits, in tokens."""
+        """Size of everything that waits, in tokens."""
         return len(self._numbers) + EVENT_WEIGHT * len(self._events)
 
     def put_tokens(self, number: int, choice: int, tokens: Sequence[int]) -> None:
@@ -64,35 +64,35 @@ class Outbox:
         )
 
     def drop(self, number: int) -> None:
-        """Discard what waits of a request that the router has cancelled."""
+        """Discard everything that waits for a request that the router has cancelled."""
         if self._full or self._closed:
-            return  # its stream has ended, with all of its requests
+            return  # the stream has ended, with all of its requests
         if number in self._evented:
             self._evented.discard(number)
             self._events = deque(event for event in self._events if event.number != number)
         if number in self._numbers:
-            kept = [i for i, each in enumerate(self._numbers) if each != number]
+            others = [i for i, each in enumerate(self._numbers) if each != number]
             for column in (self._numbers, self._choices, self._tokens):
-                column[:] = [column[i] for i in kept]
+                column[:] = [column[i] for i in others]
 
     def close(self) -> None:
-        """End ``messages`` once all has been taken."""
+        """End ``messages`` once everything is sent."""
         self._closed = True
         self._ready.set()
 
-    async def emptied(self) -> None:
-        """Wait until nothing waits, before the next part of something large."""
+    async def drain(self) -> None:
+        """Wait until everything is sent, before the next part of something large."""
         if self.waiting:
             self._empty.clear()
             await self._empty.wait()
 
     async def messages(self) -> AsyncIterator[pb.StreamEvents]:
-        """Messages with all that waits, until the outbox is closed."""
+        """Messages with everything that waits, until the outbox is closed."""
         while True:
             await self._ready.wait()
             self._ready.clear()
             while self.waiting:
-                yield self._taken()
+                yield self._next_message()
             self._empty.set()
             if self._closed:
                 return
@@ -109,8 +109,8 @@ class Outbox:
             self._full = True
             self._overflow()
 
-    def _taken(self) -> pb.StreamEvents:
-        """The next message, with what waits: events only behind all tokens."""
+    def _next_message(self) -> pb.StreamEvents:
+        """Take the next message; events follow once no token waits."""
         numbers, choices, tokens = (
             column[:MAX_TOKENS] for column in (self._numbers, self._choices, self._tokens)
         )

@@ -12,13 +12,12 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import TandemError
 from ...shared.node.caller import Caller
-from ...shared.process.uninterrupted import uninterrupted
+from ...shared.process.tasks import uninterrupted
 from .outbox import Outbox
 
 log = logging.getLogger("tandem.decode")
 
-
-# For the status of a stream that is cut off, which may have to wait for the router as well.
+# Time limit for sending the status of a stream that is cut off: it may wait for the router too.
 CUT_SECONDS = 5.0
 
 
@@ -32,7 +31,7 @@ class RequestEndedError(TandemError):
 
 
 class RequestOutput:
-    """The way of one request's events into the outbox."""
+    """Puts one request's events into the outbox."""
 
     def __init__(self, outbox: Outbox, number: int) -> None:
         self._outbox = outbox
@@ -45,9 +44,9 @@ class RequestOutput:
     def event(self, event: pb.GenerateEvent) -> None:
         self._outbox.put(self._number, event)
 
-    async def taken(self) -> None:
-        """Wait until the router has taken all, between the parts of something large."""
-        await self._outbox.emptied()
+    async def drain(self) -> None:
+        """Wait until everything is sent, before the next part of something large."""
+        await self._outbox.drain()
 
 
 # Serves one request; raises ``RequestEndedError``. Cancelled when the router cancels the request.
@@ -55,7 +54,7 @@ Serve = Callable[[pb.GenerateRequest, Caller, RequestOutput], Awaitable[None]]
 
 
 class RouterStream:
-    """Each request is a task, which ends with the request."""
+    """Runs each request of the stream as a task."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -68,7 +67,7 @@ class RouterStream:
 
     @property
     def idle(self) -> bool:
-        """True if it has no request, and the router has everything."""
+        """True if no request runs and everything is sent."""
         return not self._tasks and not self.outbox.waiting
 
     async def run(
@@ -76,7 +75,7 @@ class RouterStream:
         requests: AsyncIterator[pb.StreamRequest],
         context: grpc.aio.ServicerContext[Any, pb.StreamEvents],
     ) -> None:
-        """Serve ``requests`` until there are no more and all have ended: the whole RPC."""
+        """Serve ``requests`` until there are no more and all have ended: the body of the RPC."""
         self._writing = asyncio.current_task()
         self._reading = asyncio.create_task(self._read(requests))
         try:
@@ -92,7 +91,7 @@ class RouterStream:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the router has stopped reading")
 
     def end(self) -> None:
-        """End with the last request; none may begin."""
+        """End the stream with its last request."""
         self._ending = True
         if not self._tasks:
             self.outbox.close()
@@ -117,7 +116,7 @@ class RouterStream:
             log.warning("a router used the number %d of a request twice", request.number)
             return
         task = self._tasks[request.number] = asyncio.create_task(self._run(request))
-        # Not the task itself, which does not run at all if it is cancelled at once.
+        # Not in the task itself, which never runs if it is cancelled at once.
         task.add_done_callback(lambda _: self._forget(request.number))
 
     def _forget(self, number: int) -> None:

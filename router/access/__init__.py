@@ -1,1 +1,1 @@
-"""Access to a router: host names, keys and their limits, and scripts of other origins."""
+"""Access control: host names, API keys and their rate limits, CORS."""

@@ -1,4 +1,4 @@
-"""Scripts of other origins: which web pages may call this router from a browser (CORS)."""
+"""CORS: which web pages of other origins may use this router from a browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from ...shared.config.fields import split_list
 from ..options import RouterOptions
 
-# Headers that scripts may read, besides those that every script may.
+# Response headers that scripts may read, besides CORS's safelisted ones.
 EXPOSED = (
     "retry-after",
     "x-request-id",
@@ -21,7 +21,7 @@ EXPOSED = (
 
 
 def with_cross_origin(app: ASGIApp, options: RouterOptions) -> ASGIApp:
-    """``app`` with the headers that browsers ask for, if the options name any origin."""
+    """``app`` with CORS headers, if the options name any origin."""
     origins = split_list("--allowed-origins", options.allowed_origins)
     if not origins:
         return app

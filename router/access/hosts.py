@@ -1,7 +1,7 @@
-"""The ``Host`` header: the names under which clients may call this router.
+"""The ``Host`` header: the names under which clients may reach this router.
 
-A web page can point a name of its own at 127.0.0.1 (DNS rebinding), and its scripts can then read
-an API that listens on loopback without a key. The browser still sends the page's name.
+A web page can point its own host name at 127.0.0.1 (DNS rebinding), and its scripts can then read
+an API that listens on loopback without a key. The browser still sends the page's host name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ ANY = "*"
 
 class AllowedHosts:
     """IP addresses and localhost are always allowed. Other names are checked against
-    ``--allowed-hosts``, or rejected where the API listens on loopback without a key."""
+    ``--allowed-hosts``; without that option, they are rejected if the API listens on loopback
+    without a key."""
 
     def __init__(self, options: RouterOptions) -> None:
         self._names = options.allowed_host_names
-        keyless = not options.asks_for_keys and is_loopback(options.host)
+        keyless = not options.requires_key and is_loopback(options.host)
         self._checked = ANY not in self._names and (bool(self._names) or keyless)
 
     def check(self, header: bytes) -> None:
-        """Raise ``ApiError`` 403 for a name that is not allowed. No header is allowed."""
+        """Raise ``ApiError`` 403 for a name that is not allowed. A missing header is allowed."""
         if not self._checked or not header:
             return
         name = _name(header.decode("latin-1"))
@@ -34,11 +35,11 @@ class AllowedHosts:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            shown = name if len(name) <= 128 else name[:128] + "..."
+            short = name if len(name) <= 128 else name[:128] + "..."
             raise ApiError(
                 403,
-                f"The host name '{shown}' is not allowed; start the router with "
-                f"--allowed-hosts {shown}, or with --api-key.",
+                f"The host name '{short}' is not allowed; start the router with "
+                f"--allowed-hosts {short}, or with --api-key.",
                 code="host_not_allowed",
             ) from None
 

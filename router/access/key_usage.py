@@ -1,4 +1,4 @@
-"""Requests and tokens of each key since the router started: /v1/usage, and series by key."""
+"""Requests and tokens of each key since the router started, for /v1/usage and for metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ..http.access_log import PAGE, AccessRecord
 from .api_keys import MAX_KEYS
 
-# Names change with the file of keys; beyond these, further ones are counted together.
+# Names change with the key file; names over this limit are counted together.
 MAX_NAMES = 2 * MAX_KEYS
 OTHERS = "(others)"
 
@@ -30,13 +30,13 @@ class KeyCounts:
 
 
 class KeyUsage(Collector):
-    """Counts by the name of a key, which is empty on a router without keys."""
+    """Counts by the name of the key, which is empty on a router without keys."""
 
     def __init__(self) -> None:
         self._counts: dict[str, KeyCounts] = {}
 
     def count(self, access: AccessRecord) -> None:
-        """Count a request that has ended, unless it is one of a monitor's, or the page."""
+        """Count a request that has ended, except a monitor's and the page's."""
         if access.is_routine or access.path in PAGE:
             return
         if access.status == 401 and not access.key:
@@ -47,7 +47,7 @@ class KeyUsage(Collector):
         self.count_tokens(access)
 
     def count_tokens(self, access: AccessRecord) -> None:
-        """Count the tokens of a request that has been counted before."""
+        """Count the tokens of a request that is already counted."""
         counts = self.of(access.key)
         counts.prompt_tokens += access.prompt_tokens if access.tokens else 0
         counts.cached_tokens += access.cached_tokens
@@ -81,7 +81,7 @@ class KeyUsage(Collector):
             "Requests rejected because of a limit of their key.",
             labels=["key", "limit"],
         )
-        # Copies, because the event loop counts on while a thread collects.
+        # Copies, because the event loop keeps counting while a thread collects.
         for name, counts in tuple(self._counts.items()):
             requests.add_metric([name], counts.requests)
             tokens.add_metric([name, "prompt"], counts.prompt_tokens)

@@ -1,7 +1,7 @@
-"""Amounts by name in the last minute, in the windows and storages of the library ``limits``.
+"""Amounts by name in the last minute, counted by the library ``limits``.
 
-A sliding window is two fixed ones: the amount of the present one, and of the one before it the part
-that is less than a minute ago, as if it had come evenly.
+Its sliding window is two fixed ones: the amount of the current minute, and a share of the previous
+minute's, which is assumed to be spread evenly.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ T = TypeVar("T")
 MINUTE = 60
 IN_MEMORY = "async+memory://"
 PREFIX = "tandem-limits"
-# A limit cannot be checked without its storage, and no request should wait long for that.
+# Timeout of the storage. No limit can be checked without it, so requests then fail.
 STORAGE_SECONDS = 2.0
-# More than is ever counted, and exact in Lua.
+# More than any count, and an exact number in Lua.
 NO_LIMIT = 1 << 52
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The state of one limit. Times are seconds from now: until all of it is free again, and until
-    an amount that was rejected fits."""
+    """The state of one limit. ``reset`` is the seconds until all of it is free again, ``wait`` the
+    seconds until a rejected amount fits."""
 
     limit: int
     remaining: int
@@ -41,34 +41,34 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was counted under one name. Both times are seconds from now: until the amount counts no
-    longer at all."""
+    """The amounts counted under one name. The times are seconds from now until an amount no longer
+    counts at all."""
 
     previous: int
     previous_ends: float
     current: int
     current_ends: float
 
-    def level(self, limit: int, amount: int = 0, held: int = 0) -> Level:
-        """The state of a limit while ``held`` counts as well; ``amount`` is what is to fit."""
-        current = self.current + held
-        used = int(self.previous * self.previous_ends / MINUTE) + current
+    def level(self, limit: int, amount: int = 0, reserved: int = 0) -> Level:
+        """The state of a limit. ``reserved`` counts as used; ``amount`` is about to be added."""
+        current = self.current + reserved
+        total = int(self.previous * self.previous_ends / MINUTE) + current
         ends = self.current_ends or 2.0 * MINUTE
         reset = ends if current else self.previous_ends if self.previous else 0.0
-        return Level(limit, max(0, limit - used), reset, self._wait(limit - amount, current, ends))
+        return Level(limit, max(0, limit - total), reset, self._wait(limit - amount, current, ends))
 
-    def _wait(self, most: int, current: int, ends: float) -> float:
-        """Seconds until at most ``most`` is counted, if nothing is added; fractions are not."""
-        room = most - current
-        if room < 0:  # the present window must end, and shrink
-            return ends - MINUTE * (most + 1) / current
+    def _wait(self, target: int, current: int, ends: float) -> float:
+        """Seconds until the count, rounded down, is at most ``target`` if nothing is added."""
+        room = target - current
+        if room < 0:  # the current window must become the previous one, and shrink
+            return ends - MINUTE * (target + 1) / current
         if not self.previous:
             return 0.0
         return max(0.0, self.previous_ends - MINUTE * (room + 1) / self.previous)
 
 
 class MinuteCounts:
-    """Counts of this process, or of all that share the storage at ``url``."""
+    """Counts of this process, or of all processes that share the storage at ``url``."""
 
     def __init__(self, url: str | None) -> None:
         """Raises ``UsageError`` for a storage that cannot be used."""
@@ -84,27 +84,28 @@ class MinuteCounts:
             storage = storage_from_string(IN_MEMORY if url is None else f"async+{url}", **options)
         except (ConfigurationError, ValueError) as error:
             raise UsageError(
-                f"--limits-storage needs the package redis, and an address of it: {error}"
+                f"--limits-storage needs the package redis, and the URL of a server: {error}"
             ) from None
         self._errors = cast(Storage, storage).base_exceptions
         self._storage = cast(SlidingWindowCounterSupport, storage)
 
     async def hit(self, name: str, limit: int) -> bool:
-        """Count one; false if that is over the limit. Raises ``UnavailableError``, as all do."""
-        return await self._answer(
+        """Count one; false if that is over the limit. Like the other methods, raises
+        ``UnavailableError`` if the storage fails."""
+        return await self._result(
             self._storage.acquire_sliding_window_entry(name, limit, MINUTE, 1)
         )
 
     async def count(self, name: str, amount: int) -> None:
         """Count an amount, whatever the limit."""
         if amount:
-            await self._answer(
+            await self._result(
                 self._storage.acquire_sliding_window_entry(name, NO_LIMIT, MINUTE, amount)
             )
 
     async def window(self, name: str) -> Window:
-        """What is counted now."""
-        return Window(*await self._answer(self._storage.get_sliding_window(name, MINUTE)))
+        """The current amounts under a name."""
+        return Window(*await self._result(self._storage.get_sliding_window(name, MINUTE)))
 
     async def close(self) -> None:
         """Close the connections to the storage."""
@@ -112,11 +113,11 @@ class MinuteCounts:
             assert isinstance(self._storage.bridge, RedispyBridge)
             await self._storage.bridge.storage.aclose()
 
-    async def _answer(self, asked: Awaitable[T]) -> T:
+    async def _result(self, operation: Awaitable[T]) -> T:
         try:
-            return await asked
+            return await operation
         except self._errors as error:
             raise UnavailableError(
-                "The limit of this key cannot be checked: the storage of limits does not answer; "
+                "The limit of this key cannot be checked: the storage of limits does not respond; "
                 "try again soon."
             ) from error

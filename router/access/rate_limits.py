@@ -1,4 +1,4 @@
-"""Limits of a key: requests and tokens in any minute, with OpenAI's headers and errors."""
+"""Rate limits of a key: requests and tokens per minute, with OpenAI's headers and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...shared.errors import UnavailableError
 from ...shared.telemetry.logs import logger
 from ..errors import ApiError
 from ..http.access_log import AccessRecord
-from ..http.key_owner import KeyOwner
+from ..http.exchange import KeyOwner
 from ..options import RouterOptions
 from .key_usage import KeyUsage
 
@@ -27,7 +27,7 @@ SHORT = {REQUESTS: "RPM", TOKENS: "TPM"}
 
 
 class LimitedRequest(Protocol):
-    """A request, with the headers of its response."""
+    """A request, and the headers of its response."""
 
     owner: KeyOwner
     access: AccessRecord
@@ -37,22 +37,22 @@ class LimitedRequest(Protocol):
 class RateLimits:
     """The limits of all keys. Admins and clients without a key have none.
 
-    Tokens count once they are used. What requests in progress may still use is held at this router,
-    and other routers that share a storage do not know of it."""
+    Tokens count once they are used. Tokens that requests in progress may still use are reserved in
+    this router only; routers that share its storage do not see the reservations."""
 
     def __init__(self, options: RouterOptions, usage: KeyUsage) -> None:
         """Raises ``UsageError`` for a storage that cannot be used."""
         self._options = options
         self._usage = usage
         self._counts: MinuteCounts | None = None
-        self._held: Counter[str] = Counter()  # tokens, by name
+        self._reserved: Counter[str] = Counter()  # tokens, by name
         self._settling: set[asyncio.Task[None]] = set()
         if options.requests_per_minute or options.tokens_per_minute or options.limits_storage:
-            self._minute()  # not with the first request
+            self._minute()  # create it now, not for the first request
 
     async def count_request(self, exchange: LimitedRequest) -> None:
-        """Count a request. Raises ``ApiError`` 429 if its key has none left, ``UnavailableError``
-        if that cannot be found out."""
+        """Count a request. Raises ``ApiError`` 429 if its key is over the limit,
+        ``UnavailableError`` if that cannot be checked."""
         limit = self._limit(exchange, REQUESTS)
         if limit is None:
             return
@@ -66,19 +66,19 @@ class RateLimits:
     async def reserve(
         self, exchange: LimitedRequest, prompt: int, output: int
     ) -> AbstractContextManager[None]:
-        """Hold the tokens of a prompt and of the longest output, until the context that is returned
-        ends; then those count that were used. Raises ``ApiError`` 429 if the key has too few left,
-        ``UnavailableError`` if that cannot be found out."""
+        """Reserve the tokens of a prompt and of the longest output. When the returned context ends,
+        the tokens that were used are counted instead. Raises ``ApiError`` 429 if the key has too
+        few tokens left, ``UnavailableError`` if that cannot be checked."""
         limit = self._limit(exchange, TOKENS)
         if limit is None:
             return nullcontext()
         if prompt > limit:
             raise self._too_long(exchange, prompt, limit)
-        # A request without ``max_tokens`` must not be rejected forever.
+        # Capped: otherwise a request without ``max_tokens`` could never fit.
         amount = min(prompt + output, limit)
         name = f"{TOKENS}/{exchange.owner.name}"
-        before = self._held[name]
-        self._held[name] += amount
+        before = self._reserved[name]
+        self._reserved[name] += amount
         try:
             window = await self._minute().window(name)
             level = window.level(limit, amount, before)
@@ -87,11 +87,11 @@ class RateLimits:
         except BaseException:
             self._release(name, amount)
             raise
-        self._show(exchange, TOKENS, window.level(limit, held=before + amount))
-        return self._holding(exchange.access, name, amount)
+        self._show(exchange, TOKENS, window.level(limit, reserved=before + amount))
+        return self._reservation(exchange.access, name, amount)
 
     @contextmanager
-    def _holding(self, access: AccessRecord, name: str, amount: int) -> Iterator[None]:
+    def _reservation(self, access: AccessRecord, name: str, amount: int) -> Iterator[None]:
         try:
             yield
         finally:
@@ -101,25 +101,25 @@ class RateLimits:
             task.add_done_callback(self._settling.discard)
 
     async def _settle(self, name: str, amount: int, used: int) -> None:
-        """Count what was used, and hold no more."""
+        """Count the used tokens, and end the reservation."""
         try:
             await self._minute().count(name, used)
         except UnavailableError:
-            log.warning("%d tokens are not counted: the storage of limits does not answer", used)
+            log.warning("%d tokens are not counted: the storage of limits does not respond", used)
         finally:
             self._release(name, amount)
 
     async def close(self) -> None:
-        """Count what is not counted yet, and close the connections to the storage."""
+        """Wait until the used tokens are counted, then close the connections to the storage."""
         if self._settling:
             await asyncio.wait(tuple(self._settling))
         if self._counts is not None:
             await self._counts.close()
 
     def _release(self, name: str, amount: int) -> None:
-        self._held[name] -= amount
-        if not self._held[name]:
-            del self._held[name]
+        self._reserved[name] -= amount
+        if not self._reserved[name]:
+            del self._reserved[name]
 
     def _limit(self, exchange: LimitedRequest, unit: str) -> int | None:
         owner, options = exchange.owner, self._options
@@ -131,15 +131,15 @@ class RateLimits:
 
     def _minute(self) -> MinuteCounts:
         if self._counts is None:
-            # On demand: the library takes 0.1 s to import, and most routers have no limits.
+            # Imported on demand: it takes 0.1 s, and most routers have no limits.
             from .minute_counts import MinuteCounts
 
             options = self._options
             self._counts = MinuteCounts(options.limits_storage)
             if options.router_workers > 1 and options.limits_storage is None:
                 log.warning(
-                    "limits of keys hold at each of the %d routers on its own; they hold for all "
-                    "together with --limits-storage",
+                    "each of the %d routers enforces the limits of keys on its own; set "
+                    "--limits-storage to enforce them over all routers",
                     options.router_workers,
                 )
         return self._counts
@@ -170,7 +170,7 @@ class RateLimits:
         )
 
     def _show(self, exchange: LimitedRequest, unit: str, level: Level) -> None:
-        """Set the headers of the response."""
+        """Add the rate limit headers to the response."""
         for name, value in (
             ("limit", str(level.limit)),
             ("remaining", str(level.remaining)),

@@ -1,4 +1,4 @@
-"""Content blocks of messages, and their checks."""
+"""Content blocks of messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_NAME = 256
 
 
 class Block(BodyModel):
-    """A block of any type. Prefixes are cached without ``cache_control``."""
+    """A block of any type. ``cache_control`` has no effect: prefixes are always cached."""
 
     cache_control: Any = None
 
 
 class TextBlock(Block):
-    """A block of text. Citations, which come in responses, have no place in a prompt."""
+    """A block of text. Citations, which come in responses, are not part of the prompt."""
 
     type: Literal["text"]
     text: str
@@ -30,7 +30,7 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """Reasoning of an earlier turn. Its signature is not checked."""
+    """Reasoning of an earlier turn. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -38,14 +38,14 @@ class ThinkingBlock(Block):
 
 
 class RedactedThinkingBlock(Block):
-    """Encrypted reasoning of another server, which is left out of the prompt."""
+    """Encrypted reasoning of another server, left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
 
 
 class ToolUseBlock(Block):
-    """A call of a tool in an earlier turn. An input that is no object counts as an empty one."""
+    """A tool call of an earlier turn. An ``input`` that is not an object counts as an empty one."""
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -55,7 +55,7 @@ class ToolUseBlock(Block):
 
 
 class ToolResultBlock(Block):
-    """The answer to a call of a tool. ``is_error`` is written into the text for the model."""
+    """The result of a tool call. ``is_error`` is written into the text for the model."""
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -76,7 +76,7 @@ TEXT_BLOCKS: Mapping[str, type[Block]] = {"text": TextBlock}
 def read_blocks(
     content: Any, kinds: Mapping[str, type[Block]], param: str, ignored: set[str]
 ) -> list[Block]:
-    """Check content, a string or an array of blocks of these kinds. Raises ``RequestError``."""
+    """Check content: a string, or an array of blocks of these kinds. Raises ``RequestError``."""
     if isinstance(content, str):
         return [TextBlock(type="text", text=content)]
     if not isinstance(content, list):
@@ -96,13 +96,13 @@ def _read(item: Any, kinds: Mapping[str, type[Block]], param: str, ignored: set[
     if kind not in kinds:
         raise invalid(
             f"'{param}' has the unsupported type '{kind[:64]}'; this model takes content blocks "
-            f"of the type {_listed(kinds)} here.",
+            f"of the type {_join(kinds)} here.",
             f"{param}.type",
             "unsupported_content",
         )
     return kinds[kind].read(item, ignored, "content[].", at=param)
 
 
-def _listed(kinds: Mapping[str, Any]) -> str:
+def _join(kinds: Mapping[str, Any]) -> str:
     *names, last = (f"'{kind}'" for kind in kinds)
     return f"{', '.join(names)} or {last}" if names else last

@@ -1,4 +1,4 @@
-"""The turns of a conversation: Anthropic's messages in the form that chat templates expect."""
+"""Anthropic's messages, converted to the turns that chat templates expect."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .content_blocks import (
 
 ROLES = ("user", "assistant", "system")
 MAX_MESSAGES = 16_384
-# Claude Code's first system block: its hash differs in each request, which would make every prefix
-# a new one.
+# Claude Code's first system block has a hash that differs in each request, so no prefix would ever
+# be reused.
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 Turn = dict[str, Any]
@@ -35,7 +35,7 @@ AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(BodyModel):
-    """One message of a conversation. A system message may stand between others."""
+    """One message of a conversation. System messages may stand between others."""
 
     role: Annotated[str, Field(max_length=64), DocumentedAs(Literal[ROLES])]
     content: Annotated[Any, DocumentedAs(str | list[AnyBlock])]
@@ -49,8 +49,8 @@ Messages = Annotated[
 
 
 def read_conversation(system: Any, messages: list[Any], ignored: set[str]) -> list[Turn]:
-    """The turns of a request. Neighbouring ones of a role are one turn, as in Anthropic's API, and
-    so are all system messages in front. Raises ``RequestError``."""
+    """The turns of a request. Adjacent messages of a role become one turn, as in Anthropic's API,
+    and so do all system messages at the beginning. Raises ``RequestError``."""
     if not messages:
         raise invalid("'messages' must have at least one message.", "messages")
     reader = _TurnReader(ignored)
@@ -65,13 +65,13 @@ def read_conversation(system: Any, messages: list[Any], ignored: set[str]) -> li
 
 
 class _TurnReader:
-    """Reads messages into ``turns``, and the ``arguments`` of their calls."""
+    """Reads messages into ``turns``; ``arguments`` collects those of their tool calls."""
 
     def __init__(self, ignored: set[str]) -> None:
         self.turns: list[Turn] = []
         self.arguments = HistoryArguments()
         self._ignored = ignored
-        self._tools: dict[str, str] = {}  # names of called tools by the ids of calls
+        self._tools: dict[str, str] = {}  # the tool's name by the id of its call
 
     def add(self, item: Any, param: str) -> None:
         if not isinstance(item, dict):
@@ -116,7 +116,7 @@ class _TurnReader:
         if block.is_error and not text.lower().startswith("error"):
             text = f"Error: {text}"
         turn = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
-        # Some templates write the name of the tool.
+        # Some templates write the tool's name.
         name = self._tools.get(block.tool_use_id)
         return turn if name is None else turn | {"name": name}
 
@@ -137,17 +137,18 @@ class _TurnReader:
 
 
 def _append(turns: list[Turn], turn: Turn, roles: tuple[str, ...] = ("user",)) -> None:
-    """Add a turn, to the last one if both have the same of these roles."""
+    """Add a turn. It is merged into the last one if both have the same role, and it is one of
+    ``roles``."""
     last: Turn = turns[-1] if turns else {"role": None}
     if last["role"] != turn["role"] or turn["role"] not in roles:
         turns.append(turn)
         return
     for name in turn.keys() - {"role"}:
-        mine, more = last.get(name), turn[name]
-        if isinstance(more, str):
-            last[name] = f"{mine}\n{more}" if mine and more else mine or more
+        value, addition = last.get(name), turn[name]
+        if isinstance(addition, str):
+            last[name] = f"{value}\n{addition}" if value and addition else value or addition
         else:
-            last[name] = [*(mine or ()), *more]
+            last[name] = [*(value or ()), *addition]
 
 
 def _text(blocks: list[Block]) -> str:

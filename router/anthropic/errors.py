@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ApiError
-from ..http.sse import named_event
+from ..http.encoding import named_event
 
-# By HTTP status; other errors of the client are invalid requests.
+# By HTTP status; any other is an invalid request.
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -22,7 +22,7 @@ KINDS = {
 
 
 class AnthropicErrors:
-    """Errors in Anthropic's shape, which has no parameter and no code."""
+    """Errors in Anthropic's shape, which has neither a parameter nor a code."""
 
     def error_body(self, error: ApiError) -> Any:
         kind = KINDS.get(error.status, "invalid_request_error")

@@ -17,7 +17,7 @@ Stop = dict[str, Any]
 
 
 class MessageFormatter(ResponseFormatter):
-    """Formats one response. The reasoning of a request that wants none is left out."""
+    """Formats one response. Reasoning is left out unless the request asks for it."""
 
     def __init__(self, request: MessageRequest) -> None:
         self._request = request
@@ -27,13 +27,13 @@ class MessageFormatter(ResponseFormatter):
         self._stop: Stop = {"stop_reason": None, "stop_sequence": None}
 
     def opening(self) -> bytes:
-        """The message without its content. How much of the prompt was cached comes at the end."""
+        """The message without content. The cached part of the prompt is reported at the end."""
         usage = self._usage(Usage(prompt_tokens=self._request.prompt_tokens))
         message = self._message([], self._stop, usage)
         return message_event("message_start", message=message) + self.ping()
 
     def ping(self) -> bytes:
-        """An event without meaning, also while a long prompt is computed."""
+        """A keep-alive event, for instance while a long prompt is computed."""
         return message_event("ping")
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
@@ -50,7 +50,7 @@ class MessageFormatter(ResponseFormatter):
         return events
 
     def closing(self, usage: Usage) -> bytes:
-        """The reason of the end, with the usage."""
+        """The stop reason and the usage."""
         fields = {"delta": self._stop, "usage": self._usage(usage), **self._edits()}
         return message_event("message_delta", **fields)
 
@@ -69,8 +69,7 @@ class MessageFormatter(ResponseFormatter):
             thinking = "" if self._request.omit_thinking else choice.reasoning
             block = {"type": "thinking", "thinking": thinking, "signature": self._signature}
             content.append(block)
-        others = bool(content or choice.calls)
-        if not others or not _is_blank(choice):
+        if not (content or choice.calls) or not _is_blank(choice):
             content.append({"type": "text", "text": choice.text, "citations": None})
         return content + [_tool_use(call) for call in choice.calls]
 
@@ -88,7 +87,7 @@ class MessageFormatter(ResponseFormatter):
         }
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        """Anthropic counts tokens that were cached apart from the others."""
+        """The usage; as in Anthropic's API, ``input_tokens`` excludes cached tokens."""
         body: dict[str, Any] = {
             "input_tokens": usage.prompt_tokens - usage.all_cached_tokens,
             "cache_creation": None,
@@ -110,7 +109,7 @@ class MessageFormatter(ResponseFormatter):
 
 
 def _tool_use(call: ToolCallResult) -> dict[str, Any]:
-    """A call; the arguments of one that was cut off are no JSON, and left out."""
+    """A tool call. Arguments that were cut off are not valid JSON and are left out."""
     return tool_use(call.id, call.name, read_arguments(call.arguments.getvalue()))
 
 

@@ -1,4 +1,4 @@
-"""The content blocks of one streamed message: at most one is open at a time."""
+"""The content blocks of one streamed message, of which at most one is open."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import base64
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..http.sse import named_event
+from ..http.encoding import named_event
 from ..http.text_template import TextTemplates
 
 
 class BlockWriter:
     """Writes the events of content blocks; a block ends where output of another kind begins.
 
-    ``signature`` comes at the end of reasoning, which ``omit_thinking`` leaves out of its block.
+    ``signature`` ends a block of reasoning, whose text ``omit_thinking`` leaves out.
     """
 
     def __init__(self, signature: str, *, omit_thinking: bool) -> None:
@@ -21,8 +21,8 @@ class BlockWriter:
         self._omit_thinking = omit_thinking
         self._index = -1
         self._open = ""  # the type of the open block
-        self._calls: set[int] = set()  # those that have begun
-        self._blank: list[str] = []  # blank text that is written only if more follows
+        self._calls: set[int] = set()  # indices of calls that have started
+        self._blank: list[str] = []  # blank text, written only if other text follows
         self._deltas = TextTemplates(_delta)
 
     def thinking(self, text: str) -> bytes:
@@ -30,7 +30,7 @@ class BlockWriter:
         return events if self._omit_thinking else events + self._delta("thinking", text)
 
     def text(self, text: str) -> bytes:
-        """New text. Blank text between other blocks is no block."""
+        """New text. Blank text between other blocks is dropped."""
         if self._open != "text":
             self._blank.append(text)
             if text.isspace():
@@ -39,7 +39,7 @@ class BlockWriter:
         return self._enter("text", {"text": ""}) + self._delta("text", text)
 
     def call(self, call: CallDelta) -> bytes:
-        """New output of a call; its id and name come with the first."""
+        """New output of a tool call; its id and name come with the first."""
         events = b""
         if call.index not in self._calls:
             self._calls.add(call.index)
@@ -50,7 +50,7 @@ class BlockWriter:
         return events
 
     def close(self) -> bytes:
-        """The end of the last block. A message has one at least, an empty text if need be."""
+        """The end of the last block. A message has at least one block, possibly an empty text."""
         if self._index < 0:
             text = self._take_blank()
             events = self._enter("text", {"text": ""})
@@ -87,7 +87,7 @@ class BlockWriter:
 
 
 def _delta(block: tuple[int, str], text: str) -> bytes:
-    """New text of a block: its number, and the kind of text."""
+    """New text of a block, given by its index and the kind of text."""
     index, kind = block
     field = "partial_json" if kind == "input_json" else kind
     delta = {"type": f"{kind}_delta", field: text}
@@ -95,21 +95,26 @@ def _delta(block: tuple[int, str], text: str) -> bytes:
 
 
 def message_event(name: str, **fields: Any) -> bytes:
-    """An event of a stream; its data repeats its name."""
+    """An event of a stream; its data repeats the name."""
     return named_event(name, {"type": name, **fields})
 
 
-def tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The block of a call with these arguments, which the model itself made."""
-    called = {"id": tool_use_id(call_id), "name": name, "input": given}
-    return {"type": "tool_use", **called, "caller": {"type": "direct"}}
+def tool_use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The block of a tool call that the model itself made."""
+    return {
+        "type": "tool_use",
+        "id": tool_use_id(call_id),
+        "name": name,
+        "input": arguments,
+        "caller": {"type": "direct"},
+    }
 
 
 def tool_use_id(call_id: str) -> str:
-    """The id of a call as Anthropic's clients know it."""
+    """A tool call's id in the form that Anthropic's clients expect."""
     return f"toolu_{call_id.removeprefix('chatcmpl-tool-').removeprefix('call_')}"
 
 
 def signature_of(message_id: str) -> str:
-    """The signature of reasoning: clients send it back, and drop blocks without one."""
+    """The signature of reasoning. Clients send it back, and drop blocks without one."""
     return base64.b64encode(message_id.encode()).decode()

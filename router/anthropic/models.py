@@ -24,7 +24,7 @@ class AnthropicModel(BaseModel):
 
 
 class AnthropicModelList(BaseModel):
-    """A page of the list. The ids are those of its ends."""
+    """A page of the list, with the ids of its first and last model."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -33,22 +33,22 @@ class AnthropicModelList(BaseModel):
 
 
 def model_entry(model: ServedModel, name: str) -> AnthropicModel:
-    """The entry of the model under one of its names."""
-    made = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return AnthropicModel(id=name, display_name=name, created_at=made)
+    """The model's entry under one of its names."""
+    created = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return AnthropicModel(id=name, display_name=name, created_at=created)
 
 
 def model_page(
     model: ServedModel, after: str | None, before: str | None, limit: str | None
 ) -> AnthropicModelList:
-    """The names after ``after`` or before ``before``. Raises ``RequestError``."""
+    """The page of names after ``after`` or before ``before``. Raises ``RequestError``."""
     names = [model.name, *model.aliases]
-    most = _limit(limit)
+    size = _page_size(limit)
     if after is not None:
-        names = names[_place(names, after, "after_id") + 1 :]
+        names = names[_index(names, after, "after_id") + 1 :]
     if before is not None:
-        names = names[: _place(names, before, "before_id")]
-    page = names[-most:] if before is not None and after is None else names[:most]
+        names = names[: _index(names, before, "before_id")]
+    page = names[-size:] if before is not None and after is None else names[:size]
     return AnthropicModelList(
         data=[model_entry(model, name) for name in page],
         has_more=len(names) > len(page),
@@ -57,15 +57,15 @@ def model_page(
     )
 
 
-def _place(names: list[str], name: str, param: str) -> int:
+def _index(names: list[str], name: str, param: str) -> int:
     if name not in names:
         raise invalid(f"Invalid '{param}': there is no model '{name[:128]}'.", param)
     return names.index(name)
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
+def _page_size(limit: str | None) -> int:
+    if limit is None:
         return DEFAULT_PAGE
-    if not (given.isascii() and given.isdigit() and 0 < int(given[:9]) <= MAX_PAGE):
-        raise invalid(f"Invalid 'limit': {given[:32]}; it must be from 1 to {MAX_PAGE}.", "limit")
-    return int(given)
+    if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) <= MAX_PAGE):
+        raise invalid(f"Invalid 'limit': {limit[:32]}; it must be from 1 to {MAX_PAGE}.", "limit")
+    return int(limit)

@@ -1,4 +1,4 @@
-"""Structured outputs of a message: ``output_config.format``, and its older name."""
+"""The structured output of a message: ``output_config.format``, and its older name."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ OLDER_PARAM = "output_format"
 
 
 class OutputFormat(BodyModel):
-    """The text of the answer is JSON that follows a schema."""
+    """The text of the message is JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 def read_format(
-    given: dict[str, Any] | None, older: dict[str, Any] | None, ignored: set[str]
+    newer: dict[str, Any] | None, older: dict[str, Any] | None, ignored: set[str]
 ) -> pb.StructuredOutputs | None:
-    """The constraint of a request. Raises ``RequestError``."""
-    if given is not None and older is not None:
+    """The constraint of a request, under its ``newer`` or ``older`` name. Raises
+    ``RequestError``."""
+    if newer is not None and older is not None:
         message = f"'{PARAM}' and '{OLDER_PARAM}' both constrain the output; set one of them."
         raise invalid(message, OLDER_PARAM, "invalid_value")
-    param = OLDER_PARAM if given is None else PARAM
-    value = older if given is None else given
+    param = OLDER_PARAM if newer is None else PARAM
+    value = older if newer is None else newer
     if value is None or (param == OLDER_PARAM and value == {"type": "text"}):
         return None
     schema = value.get("schema")

@@ -12,15 +12,14 @@ from pydantic import Field
 from ...proto import tandem_pb2 as pb
 from ..errors import invalid
 from ..requests.body_model import BodyModel, DocumentedAs
-from ..requests.context import ContextError, encode_chat
-from ..requests.template_variables import TemplateVariables, check_template_variables
-from ..served_model import ServedModel
-from .conversation import (
-    Messages,
-    TextOrBlocks,
-    Turn,
-    read_conversation,
+from ..requests.context import (
+    ContextError,
+    TemplateVariables,
+    check_template_variables,
+    encode_chat,
 )
+from ..served_model import ServedModel
+from .conversation import Messages, TextOrBlocks, Turn, read_conversation
 from .output_format import OutputFormat, read_format
 from .thinking import (
     ContextManagement,
@@ -35,7 +34,7 @@ from .tool_definitions import Choice, Definitions, ToolUseChoice, read_choice, r
 
 
 class PromptBody(BodyModel):
-    """The fields of a request that make its prompt. ``chat_template_kwargs`` is vLLM's."""
+    """The fields of a request that determine its prompt. ``chat_template_kwargs`` is vLLM's."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "compaction": (),
@@ -59,7 +58,7 @@ class PromptBody(BodyModel):
         default_factory=dict
     )
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
-    # Accepted without effect: prefixes are always cached, and Anthropic uses the others for its own
+    # Accepted without effect: prefixes are always cached, and the others are for Anthropic's own
     # accounting and choice of machines.
     cache_control: Any = None
     speed: Any = None
@@ -70,9 +69,9 @@ class PromptBody(BodyModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePrompt:
-    """The turns, tools and template variables of a request; ``applied_edits`` is the response's
-    list of what was left out. ``prefilled``: the answer continues the last turn. ``format`` is what
-    its text follows."""
+    """The turns, tools and template variables of a request. With ``prefilled``, the output
+    continues the last turn. ``format`` constrains its text, and ``applied_edits`` lists for the
+    response what was left out of the prompt."""
 
     tools: list[dict[str, Any]]
     choice: ToolUseChoice
@@ -84,7 +83,7 @@ class MessagePrompt:
     applied_edits: list[dict[str, Any]] = field(default_factory=list)
 
     def encode(self, model: ServedModel, *, counted: bool = False) -> list[int]:
-        """The tokens; a prompt that is only ``counted`` may be longer than the context."""
+        """The tokens; a prompt that is only ``counted`` may exceed the context."""
         tools = self.tools if self.tools and self.choice.type != "none" else None
         return encode_chat(
             self.turns,
@@ -98,40 +97,40 @@ class MessagePrompt:
 
 
 def read_prompt(
-    asked: PromptBody, model: ServedModel, ignored: set[str], *, max_tokens: int | None = None
+    request: PromptBody, model: ServedModel, ignored: set[str], *, max_tokens: int | None = None
 ) -> MessagePrompt:
     """Check the fields of a prompt. Raises ``RequestError``."""
-    thinking = _thinking(asked.thinking, ignored)
+    thinking = _thinking(request.thinking, ignored)
     check_thinking(thinking, max_tokens)
-    config = OutputConfig.read(asked.output_config, ignored, "output_config.", at="output_config")
+    config = OutputConfig.read(request.output_config, ignored, "output_config.", at="output_config")
     management = ContextManagement.read(
-        asked.context_management, ignored, "context_management.", at="context_management"
+        request.context_management, ignored, "context_management.", at="context_management"
     )
     keep = turns_to_keep(management, ignored)
-    tools = read_definitions(asked.tools, ignored)
-    turns = read_conversation(asked.system, asked.messages, ignored)
+    tools = read_definitions(request.tools, ignored)
+    turns = read_conversation(request.system, request.messages, ignored)
     prefilled = turns[-1]["role"] == "assistant"
     if prefilled:
         _check_prefill(turns[-1], thinking)
     return MessagePrompt(
         tools=tools,
-        choice=read_choice(asked.tool_choice, tools, ignored),
+        choice=read_choice(request.tool_choice, tools, ignored),
         turns=turns,
         variables=template_variables(thinking, config)
-        | check_template_variables(asked.chat_template_kwargs),
+        | check_template_variables(request.chat_template_kwargs),
         thinking=thinking,
         prefilled=prefilled,
-        format=read_format(config.format, asked.output_format, ignored),
+        format=read_format(config.format, request.output_format, ignored),
         applied_edits=clear_thinking(turns, keep, model),
     )
 
 
 def _check_prefill(turn: Turn, thinking: Thinking) -> None:
-    """Check the beginning of an answer, which the client has written. Raises ``RequestError``."""
+    """Check the last turn, which the client has begun for the model. Raises ``RequestError``."""
     text = turn["content"]
     if turn.get("tool_calls"):
         problem = "its 'tool_use' blocks need 'tool_result' blocks in a next message"
-    elif thinking.wanted and "reasoning_content" not in turn:
+    elif thinking.enabled and "reasoning_content" not in turn:
         problem = "with 'thinking' it must begin with a block of the type 'thinking'"
     elif not text:
         problem = "its text must not be empty"
@@ -142,17 +141,17 @@ def _check_prefill(turn: Turn, thinking: Thinking) -> None:
     raise invalid(f"The last of 'messages' has the role 'assistant': {problem}.", "messages")
 
 
-def _thinking(given: dict[str, Any], ignored: set[str]) -> Thinking:
-    """As in Anthropic's API, a request that does not mention reasoning wants none."""
-    if not given:
+def _thinking(thinking: dict[str, Any], ignored: set[str]) -> Thinking:
+    """The reasoning of a request; disabled by default, as in Anthropic's API."""
+    if not thinking:
         return Thinking(type="disabled")
-    return Thinking.read(given, ignored, "thinking.", at="thinking")
+    return Thinking.read(thinking, ignored, "thinking.", at="thinking")
 
 
 @contextmanager
 def prompt_errors(model: ServedModel) -> Iterator[None]:
-    """Turn the errors of a prompt that does not fit into Anthropic's, by which its clients know
-    that they must shorten the conversation, or ask for fewer tokens."""
+    """Turn the errors of a prompt that does not fit into Anthropic's, which make clients shorten
+    the conversation or request fewer tokens."""
     try:
         yield
     except ContextError as error:

@@ -1,4 +1,5 @@
-"""POST /v1/messages: from the body to a ``GenerationRequest``."""
+"""POST /v1/messages and its count_tokens: from the body to a ``GenerationRequest``, or to the
+length of the prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.definitions import NO_TOOLS, ToolRequest, read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, INT32, WHOLE
-from ..requests.context import check_context
+from ..requests.context import ContextError, check_context
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..requests.sampling import sampling_message
@@ -37,17 +38,21 @@ class MessagesRequest(PromptBody):
     temperature: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
     top_p: Annotated[float, Field(gt=0, le=1), BOUNDED] | None = None
     top_k: Annotated[int, Field(ge=0, le=INT32 - 1), WHOLE] | None = None
-    # Accepted without effect: Anthropic uses them for its own accounting and diagnosis.
+    # Accepted without effect: they are for Anthropic's own accounting and diagnosis.
     metadata: Any = None
     service_tier: Any = None
     diagnostics: Any = None
     billing_policy: Any = None
 
 
+class CountTokensRequest(PromptBody):
+    """The body of POST /v1/messages/count_tokens: a message's without sampling parameters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(GenerationRequest):
-    """A request with what only its response needs: ``omit_thinking`` leaves the blocks of
-    reasoning empty."""
+    """A request, and what its response needs. ``omit_thinking`` leaves the blocks of reasoning
+    empty."""
 
     include_reasoning: bool = True
     omit_thinking: bool = False
@@ -57,17 +62,23 @@ class MessageRequest(GenerationRequest):
 def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> MessageRequest:
     """Check a body, render the chat template, tokenize. Raises ``RequestError``."""
     ignored: set[str] = set()
-    asked = MessagesRequest.read(body, ignored)
-    model.check_name(asked.model)
-    prompt = read_prompt(asked, model, ignored, max_tokens=asked.max_tokens)
+    request = MessagesRequest.read(body, ignored)
+    model.check_name(request.model)
+    prompt = read_prompt(request, model, ignored, max_tokens=request.max_tokens)
     tools = _tools(prompt, model, options, ignored)
     with prompt_errors(model):
         tokens = prompt.encode(model)
-        granted = check_context([len(tokens)], asked.max_tokens, model, param="messages", default=1)
-    _check_size(len(tokens), granted, asked, options)
+        max_tokens = check_context(
+            [len(tokens)], request.max_tokens, model, param="messages", default=1
+        )
+    _check_size(len(tokens), max_tokens, request, options)
     reasoning = reasoning_of(model, options)
     opened = False if prompt.prefilled else prompt_opens_reasoning(reasoning, tokens, model)
-    numbers = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k}
+    numbers = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+    }
     sampling = sampling_message(model, numbers, n=1)
     if prompt.format is not None:
         sampling.structured_outputs.CopyFrom(prompt.format)
@@ -80,20 +91,31 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         request_id=f"msg_{uuid.uuid4().hex}",
         model=model,
         prompts=[EncodedPrompt(new_tokens(tokens))],
-        max_tokens=granted,
+        max_tokens=max_tokens,
         sampling=sampling,
         text=TextOptions(
-            stop=StopStrings(asked.stop_sequences),
+            stop=StopStrings(request.stop_sequences),
             reasoning_parser=reasoning,
             reasoning_opened=opened,
             tools=tools.use,
         ),
-        stream=asked.stream,
-        include_reasoning=prompt.thinking.wanted,
+        stream=request.stream,
+        include_reasoning=prompt.thinking.enabled,
         omit_thinking=prompt.thinking.display == "omitted",
-        applied_edits=_edits(asked, prompt),
+        applied_edits=_edits(request, prompt),
         ignored=ignored,
     )
+
+
+def count_prompt_tokens(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
+    """The response to POST /v1/messages/count_tokens. Raises ``RequestError``."""
+    request = CountTokensRequest.read(body, ignored)
+    model.check_name(request.model)
+    prompt = read_prompt(request, model, ignored)
+    try:
+        return {"input_tokens": len(prompt.encode(model, counted=True))}
+    except ContextError as error:
+        return {"input_tokens": error.length}
 
 
 def _tools(
@@ -115,7 +137,7 @@ def _tools(
 
 
 def _check_size(
-    length: int, granted: list[int], asked: MessagesRequest, options: RouterOptions
+    length: int, max_tokens: list[int], request: MessagesRequest, options: RouterOptions
 ) -> None:
     size = ResponseSize(
         prompts=[length],
@@ -124,12 +146,12 @@ def _check_size(
         prompt_alternatives=None,
         echoed=0,
         token_ids=False,
-        stream=asked.stream,
+        stream=request.stream,
         copies=1 if options.reasoning_parser == NO_PARSER else 2,
     )
-    size.check(granted, options)
+    size.check(max_tokens, options)
 
 
-def _edits(asked: MessagesRequest, prompt: MessagePrompt) -> Sequence[dict[str, Any]] | None:
+def _edits(request: MessagesRequest, prompt: MessagePrompt) -> Sequence[dict[str, Any]] | None:
     """The applied edits, for a request that mentions context management."""
-    return prompt.applied_edits if asked.context_management else None
+    return prompt.applied_edits if request.context_management else None

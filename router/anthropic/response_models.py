@@ -1,4 +1,4 @@
-"""Anthropic's answers, as /openapi.json documents them."""
+"""Anthropic's responses, as /openapi.json documents them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ThinkingTokens(ResponseModel):
 
 
 class MessageUsage(ResponseModel):
-    """``input_tokens`` are those of the prompt that were not cached."""
+    """``input_tokens`` counts the prompt's tokens that were not cached."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens | None
-    cache_creation: None  # this and the others are of Anthropic's own service
+    cache_creation: None  # this and the following belong to Anthropic's own service
     server_tool_use: None
     service_tier: None
     inference_geo: None
@@ -53,7 +53,7 @@ class AppliedEdits(ResponseModel):
 class TextContent(ResponseModel):
     type: Literal["text"]
     text: str
-    citations: None = None  # not at the beginning of a streamed block
+    citations: None = None  # absent at the beginning of a streamed block
 
 
 class ThinkingContent(ResponseModel):
@@ -78,7 +78,7 @@ Content = TextContent | ThinkingContent | ToolUseContent
 
 
 class AnthropicMessage(ResponseModel):
-    """The answer of POST /v1/messages; ``message_start`` has one without content."""
+    """The response to POST /v1/messages; in ``message_start`` it has no content."""
 
     id: str
     type: Literal["message"]
@@ -164,3 +164,9 @@ MessageEvent = (
     | MessageStopDelta
     | MessageStop
 )
+
+
+class TokenCount(ResponseModel):
+    """The number of prompt tokens, with the model's chat template applied."""
+
+    input_tokens: int

@@ -16,27 +16,27 @@ from .output_format import OutputFormat
 
 MAX_EDITS = 16
 CLEAR_THINKING = "clear_thinking_20251015"
-# Templates know three efforts.
+# Chat templates have three efforts.
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 Display = Literal["summarized", "omitted"]
 
 
 class Thinking(BodyModel):
-    """How a request wants reasoning. ``adaptive`` and ``between_tools`` leave it to the model when
-    to reason, as every model here does."""
+    """The reasoning of a request. ``adaptive`` and ``between_tools`` leave it to the model when to
+    reason, as every model here does."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     display: Display = "summarized"
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         return self.type != "disabled"
 
 
 class OutputConfig(BodyModel):
-    """The effort and the format of an answer."""
+    """The effort and the format of the output."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"task_budget": ()}
 
@@ -58,14 +58,14 @@ class AllTurns(BodyModel):
 
 
 class ContextEdit(BodyModel):
-    """Leaves the reasoning of earlier turns out of the prompt."""
+    """Removes the reasoning of earlier turns from the prompt."""
 
     type: Annotated[str, DocumentedAs(Literal[CLEAR_THINKING])]
     keep: Annotated[Any, DocumentedAs(Literal["all"] | ThinkingTurns | AllTurns)] = None
 
 
 class ContextManagement(BodyModel):
-    """Edits of the conversation before it becomes a prompt."""
+    """Edits of the conversation before the prompt is rendered."""
 
     edits: Annotated[list[Any], Field(max_length=MAX_EDITS), DocumentedAs(list[ContextEdit])] = (
         Field(default_factory=list)
@@ -90,18 +90,20 @@ def check_thinking(thinking: Thinking, max_tokens: int | None) -> None:
 
 
 def template_variables(thinking: Thinking, config: OutputConfig) -> dict[str, Any]:
-    """The variables by which templates turn reasoning on and off; each family has its own."""
-    variables: dict[str, Any] = {"enable_thinking": thinking.wanted, "thinking": thinking.wanted}
+    """The variables that turn reasoning on and off in templates; each model family has its own."""
+    variables: dict[str, Any] = {"enable_thinking": thinking.enabled, "thinking": thinking.enabled}
     if config.effort is not None:
         variables["reasoning_effort"] = EFFORTS[config.effort]
     return variables
 
 
 def turns_to_keep(management: ContextManagement, ignored: set[str]) -> int | None:
-    """The number of the last turns that keep their reasoning; ``None``: all do."""
-    kept = [_turns(item, f"context_management.edits.{i}", ignored)
-            for i, item in enumerate(management.edits)]  # fmt: skip
-    return min((turns for turns in kept if turns is not None), default=None)
+    """The number of last turns that keep their reasoning; ``None`` if all do."""
+    limits = (
+        _turns(edit, f"context_management.edits.{i}", ignored)
+        for i, edit in enumerate(management.edits)
+    )
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _turns(item: Any, param: str, ignored: set[str]) -> int | None:
@@ -127,8 +129,8 @@ def _turns(item: Any, param: str, ignored: set[str]) -> int | None:
 def clear_thinking(
     turns: list[dict[str, Any]], keep: int | None, model: ServedModel
 ) -> list[dict[str, Any]]:
-    """Take the reasoning out of all turns but the last ``keep`` that have some. Returns the edits
-    that were applied, as the response lists them."""
+    """Remove the reasoning of all turns but the last ``keep`` that have any. Returns the applied
+    edits in the response's form."""
     reasoned = [turn for turn in turns if "reasoning_content" in turn]
     if keep is None or len(reasoned) <= keep:
         return []

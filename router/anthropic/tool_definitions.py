@@ -1,4 +1,4 @@
-"""The tools of a request, in OpenAI's form, which chat templates expect."""
+"""The tools of a request, converted to OpenAI's form, which chat templates expect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..requests.body_model import BodyModel, DocumentedAs
 
 MAX_TOOLS = 1024
 MAX_NAME = 256
-# By Anthropic's types of tool_choice; ``tool`` names one.
+# OpenAI's ``tool_choice`` by Anthropic's type, except for ``tool``.
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -24,7 +24,7 @@ class ToolDefinition(BodyModel):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    # Accepted without effect: the whole definition is always in the prompt, and input is streamed.
+    # Accepted without effect: the prompt always has the whole definition, and input is streamed.
     cache_control: Any = None
     input_examples: Any = None
     defer_loading: Any = None
@@ -33,14 +33,14 @@ class ToolDefinition(BodyModel):
 
 
 class ToolUseChoice(BodyModel):
-    """Which tools the model may or must use."""
+    """The tools that the model may or must use."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Annotated[str, Field(max_length=MAX_NAME)] = ""
     disable_parallel_tool_use: bool = False
 
     def as_openai(self) -> Any:
-        """The ``tool_choice`` of OpenAI's API."""
+        """OpenAI's ``tool_choice``."""
         if self.type != "tool":
             return CHOICES[self.type]
         return {"type": "function", "function": {"name": self.name}}
@@ -51,23 +51,23 @@ Choice = Annotated[dict[str, Any], DocumentedAs(ToolUseChoice)]
 
 
 def read_definitions(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]]:
-    """Check tools, and convert them. Raises ``RequestError``."""
-    made = [_read(tool, f"tools.{i}", ignored) for i, tool in enumerate(tools)]
+    """Check and convert tools. Raises ``RequestError``."""
+    definitions = [_read(tool, f"tools.{i}", ignored) for i, tool in enumerate(tools)]
     names: set[str] = set()
-    for i, tool in enumerate(made):
+    for i, tool in enumerate(definitions):
         name = tool["function"]["name"]
         if name in names:
             message = f"'tools.{i}.name': there are two tools named '{name}'."
             raise invalid(message, f"tools.{i}.name", "duplicate_tool")
         names.add(name)
-    return made
+    return definitions
 
 
-def read_choice(given: dict[str, Any], tools: list[dict[str, Any]], ignored: set[str]) -> Any:
+def read_choice(tool_choice: dict[str, Any], tools: list[dict[str, Any]], ignored: set[str]) -> Any:
     """Check ``tool_choice``. Raises ``RequestError``."""
-    if not given:
+    if not tool_choice:
         return ToolUseChoice(type="auto")
-    choice = ToolUseChoice.read(given, ignored, "tool_choice.", at="tool_choice")
+    choice = ToolUseChoice.read(tool_choice, ignored, "tool_choice.", at="tool_choice")
     if choice.type in ("any", "tool") and not tools:
         raise invalid("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if choice.type == "tool" and all(t["function"]["name"] != choice.name for t in tools):
@@ -87,10 +87,10 @@ def _read(tool: Any, param: str, ignored: set[str]) -> dict[str, Any]:
             f"{param}.type",
             "unsupported_value",
         )
-    read = ToolDefinition.read(tool, ignored, "tools[].", at=param)
-    function: dict[str, Any] = {"name": read.name, "parameters": read.input_schema}
-    if read.strict:
+    definition = ToolDefinition.read(tool, ignored, "tools[].", at=param)
+    function: dict[str, Any] = {"name": definition.name, "parameters": definition.input_schema}
+    if definition.strict:
         function["strict"] = True
-    if read.description is not None:
-        function["description"] = read.description
+    if definition.description is not None:
+        function["description"] = definition.description
     return {"type": "function", "function": function}

@@ -1,1 +1,1 @@
-"""Files and batches: requests in a file that are answered in the background."""
+"""Files and batches: requests in a file that are served in the background."""

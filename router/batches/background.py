@@ -1,4 +1,4 @@
-"""Answers to the lines of batches, at the lowest priority."""
+"""Serve the lines of batches, at the lowest priority."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..generation import GenerationRequest
 from ..handler import DetachedRequest, GenerateHandler
 from ..http.access_log import AccessRecord
 from ..http.encoding import dump
+from ..http.exchange import KeyOwner
 from ..http.json_body import parse_json
-from ..http.key_owner import KeyOwner
-from ..openai.error_body import error_body
+from ..openai.errors import error_body
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
@@ -25,9 +25,9 @@ from .result_line import BackgroundResponse
 
 
 class BackgroundResponses:
-    """Serves requests that come from no connection; errors become answers too. ``surface_of`` makes
-    the surface of an endpoint for an owner. Requests count against the limits of the key that
-    ``owner_named`` finds, and in its usage."""
+    """Serves requests without a connection; errors become responses too. ``surface_of`` returns the
+    surface for an endpoint and an owner. Requests count in the usage of their owner, and against
+    its limits."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BackgroundResponses:
         self._options = options
 
     async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundResponse:
-        """The answer to the body in a line, which has been validated."""
+        """The response to the body in ``line``, which has been validated."""
         surface = self._surface_of(endpoint, owner)
         access = AccessRecord("POST", surface.path)
         access.key = owner
@@ -55,13 +55,13 @@ class BackgroundResponses:
             return replace(request, stream=False, priority=BACKGROUND_PRIORITY)
 
         try:
-            request = await self._handler.parsed_alone(client, len(line), parse)
+            request = await self._handler.parse_detached(client, len(line), parse)
             formatter = surface.formatter(request, int(time.time()))
             async with self._handler.room(client, request) as memory:
-                work = self._handler.whole(surface, request, formatter, access, memory)
+                work = self._handler.serve_detached(surface, request, formatter, access, memory)
                 body = dump(await work)
         except Exception as error:
-            return self._failed(error, access)
+            return self._error_response(error, access)
         access.status = 200
         self._note(access)
         usage = access.usage
@@ -77,12 +77,12 @@ class BackgroundResponses:
             ),
         )
 
-    def _failed(self, error: Exception, access: AccessRecord) -> BackgroundResponse:
+    def _error_response(self, error: Exception, access: AccessRecord) -> BackgroundResponse:
         failure = failure_of(error, "a request of a batch", retry_after=1)
-        # Too much to do, no node at the moment, or a limit of the key: it is tried again.
-        waits = any(name == b"retry-after" for name, _ in failure.headers)
-        passing = failure.status == 503 or waits
-        if not passing:
+        # Overload, no node at the moment, or a limit of the key: the batch tries again.
+        has_retry_after = any(name == b"retry-after" for name, _ in failure.headers)
+        transient = failure.status == 503 or has_retry_after
+        if not transient:
             access.status, access.error = failure.status, failure.code or failure.kind
             self._handler.metrics.count_error(failure.status)
             self._note(access)
@@ -90,7 +90,7 @@ class BackgroundResponses:
             status=failure.status,
             request_id=uuid.uuid4().hex,
             body=dump(error_body(failure)),
-            passing=passing,
+            transient=transient,
         )
 
     def _note(self, access: AccessRecord) -> None:

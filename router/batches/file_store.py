@@ -1,4 +1,4 @@
-"""Uploaded files and the results of batches, in the database."""
+"""Uploaded files, and the results of batches as files, in the database."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from ..database import Database
 from ..errors import ApiError, invalid
 
-# No upload takes longer.
+# Time limit of an upload.
 UPLOAD_SECONDS = 3600
-# A stored piece, which is also read at once.
+# Content that is stored in one row, or read at once.
 PIECE_BYTES = 1 << 20
-# More than SQLite stores in a value.
+# More than SQLite can store in a value.
 MAX_RESULT_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLimits:
-    """Bounds of the store, over all keys."""
+    """Limits of the store, over all keys."""
 
     file_bytes: int
     files: int
@@ -30,7 +30,8 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """An entry of the store. The results of a ``batch`` are those that ``succeeded``, or not."""
+    """An entry of the store. If ``batch`` is set, its content is the batch's successful results
+    (``succeeded`` 1), or the failed ones (0)."""
 
     number: int
     id: str
@@ -80,15 +81,15 @@ def list_body(entries: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any
 
 
 class FileStore:
-    """Files belong to the ``owner`` of a key; to others they do not exist."""
+    """The files of all keys' owners. Each owner can only access its own."""
 
     def __init__(self, database: Database, limits: FileLimits) -> None:
         self._database = database
         self.limits = limits
 
     async def begin(self) -> str:
-        """A new file without content, which is in no list until ``finish``. Raises ``ApiError`` if
-        the store is full."""
+        """Create a file without content, which is invisible until ``finish``. Raises ``ApiError``
+        if the store is full."""
         file_id = new_file_id()
 
         def work(connection: sqlite3.Connection) -> None:
@@ -103,7 +104,7 @@ class FileStore:
         return file_id
 
     async def append(self, file_id: str, number: int, data: bytes) -> None:
-        """Store the next piece of a file. Raises ``ApiError`` 413 for one that grows too large."""
+        """Store the next piece of a file. Raises ``ApiError`` 413 if the file gets too large."""
 
         def work(connection: sqlite3.Connection) -> None:
             (size,) = connection.execute(
@@ -120,7 +121,7 @@ class FileStore:
     async def finish(
         self, file_id: str, *, owner: str, purpose: str, filename: str, expires_at: int
     ) -> StoredFile:
-        """Enter a file with all its content."""
+        """Complete a file whose content is stored, and make it visible."""
 
         def work(connection: sqlite3.Connection) -> StoredFile:
             row = connection.execute(
@@ -133,15 +134,15 @@ class FileStore:
         return await self._database.run(work)
 
     async def discard(self, file_id: str) -> None:
-        """Drop a file whose upload failed."""
+        """Delete a file whose upload failed."""
         await self._database.run(lambda connection: delete_file(connection, file_id))
 
     async def get(self, file_id: str, owner: str) -> StoredFile:
-        """The file of this id. Raises ``ApiError`` 404."""
+        """The file with this id. Raises ``ApiError`` 404."""
         return await self._database.run(lambda connection: find_file(connection, file_id, owner))
 
     async def delete(self, file_id: str, owner: str) -> None:
-        """Delete a file with its content. Raises ``ApiError`` 404."""
+        """Delete a file and its content. Raises ``ApiError`` 404."""
 
         def work(connection: sqlite3.Connection) -> None:
             find_file(connection, file_id, owner)
@@ -153,23 +154,23 @@ class FileStore:
         """One page of the owner's files, as OpenAI's list object."""
 
         def work(connection: sqlite3.Connection) -> dict[str, Any]:
-            wanted = "owner = ? AND complete = 1 AND COALESCE(expires_at > ?, 1)"
+            condition = "owner = ? AND complete = 1 AND COALESCE(expires_at > ?, 1)"
             values: list[str | float] = [owner, time.time()]
             if purpose is not None:
-                wanted, values = wanted + " AND purpose = ?", [*values, purpose]
-            rows, more = read_page(connection, "files", wanted, values, page)
+                condition, values = condition + " AND purpose = ?", [*values, purpose]
+            rows, more = read_page(connection, "files", condition, values, page)
             return list_body([StoredFile(**row).body() for row in rows], has_more=more)
 
         return await self._database.run(work)
 
     async def read(self, file: StoredFile, position: int) -> tuple[bytes, int] | None:
-        """Content of a file from a position, 0 at first, and the position after it; ``None`` at
-        its end."""
+        """The next content of a file, and the next position; ``None`` at its end. The first
+        ``position`` is 0."""
         read = _read_piece if file.batch is None else _read_results
         return await self._database.run(lambda connection: read(connection, file, position))
 
     async def expire(self) -> None:
-        """Delete what has expired, and what uploads left behind that ended with their router."""
+        """Delete expired files, and incomplete files of uploads that their router did not end."""
 
         def work(connection: sqlite3.Connection) -> None:
             now = int(time.time())
@@ -190,7 +191,7 @@ def new_file_id() -> str:
 
 
 def check_room(connection: sqlite3.Connection, limits: FileLimits) -> None:
-    """Raise ``ApiError`` if no further file may be stored."""
+    """Raise ``ApiError`` if the store is full."""
     count, size = connection.execute(
         "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
     ).fetchone()
@@ -199,7 +200,7 @@ def check_room(connection: sqlite3.Connection, limits: FileLimits) -> None:
 
 
 def find_file(connection: sqlite3.Connection, file_id: str, owner: str) -> StoredFile:
-    """A file that is complete and has not expired. Raises ``ApiError`` 404."""
+    """A complete file that has not expired. Raises ``ApiError`` 404."""
     row = connection.execute(
         "SELECT * FROM files WHERE id = ? AND owner = ? AND complete = 1", (file_id, owner)
     ).fetchone()
@@ -209,7 +210,7 @@ def find_file(connection: sqlite3.Connection, file_id: str, owner: str) -> Store
 
 
 def delete_file(connection: sqlite3.Connection, file_id: str) -> None:
-    """Delete a file and its content, or the results that it stands for."""
+    """Delete a file and its content, or the results that are its content."""
     row = connection.execute(
         "DELETE FROM files WHERE id = ? RETURNING batch, succeeded", (file_id,)
     ).fetchone()
@@ -222,20 +223,20 @@ def delete_file(connection: sqlite3.Connection, file_id: str) -> None:
 
 
 def read_page(
-    connection: sqlite3.Connection, table: str, wanted: str, values: list[Any], page: Page
+    connection: sqlite3.Connection, table: str, condition: str, values: list[Any], page: Page
 ) -> tuple[list[sqlite3.Row], bool]:
-    """Rows of a table in the order of their creation, and if more follow. Raises ``RequestError``
-    for an unknown ``after``."""
+    """Rows of a table by time of creation, and whether more follow. Raises ``RequestError`` for an
+    unknown ``after``."""
     order, sign = ("DESC", "<") if page.newest_first else ("ASC", ">")
     if page.after is not None:
         row = connection.execute(
-            f"SELECT number FROM {table} WHERE {wanted} AND id = ?", (*values, page.after)
+            f"SELECT number FROM {table} WHERE {condition} AND id = ?", (*values, page.after)
         ).fetchone()
         if row is None:
             raise invalid(f"Invalid 'after': nothing here has the id '{page.after[:64]}'.", "after")
-        wanted, values = f"{wanted} AND number {sign} ?", [*values, row["number"]]
+        condition, values = f"{condition} AND number {sign} ?", [*values, row["number"]]
     rows = connection.execute(
-        f"SELECT * FROM {table} WHERE {wanted} ORDER BY number {order} LIMIT ?",
+        f"SELECT * FROM {table} WHERE {condition} ORDER BY number {order} LIMIT ?",
         (*values, page.limit + 1),
     ).fetchall()
     return rows[: page.limit], len(rows) > page.limit
@@ -253,29 +254,29 @@ def _read_piece(
 def _read_results(
     connection: sqlite3.Connection, file: StoredFile, position: int
 ) -> tuple[bytes, int] | None:
-    """A position is that of a line, and one in its result, which may be large."""
+    """``position`` is a line number, and an offset in that line's result, which may be large."""
     line, start = divmod(position, MAX_RESULT_BYTES)
     rows = connection.execute(
         "SELECT rowid, line FROM requests WHERE batch = ? AND succeeded = ? AND line >= ?"
         " ORDER BY line",
         (file.batch, file.succeeded, line),
     )
-    read = bytearray()
+    content = bytearray()
     for row in rows:
         with connection.blobopen("requests", "result", row["rowid"], readonly=True) as blob:
             blob.seek(start)
-            read += blob.read(PIECE_BYTES)
+            content += blob.read(PIECE_BYTES)
             ended = blob.tell() == len(blob)
             line, start = (row["line"] + 1, 0) if ended else (row["line"], blob.tell())
-        if len(read) >= PIECE_BYTES:
+        if len(content) >= PIECE_BYTES:
             break
-    return (bytes(read), line * MAX_RESULT_BYTES + start) if read else None
+    return (bytes(content), line * MAX_RESULT_BYTES + start) if content else None
 
 
 def _full(count: int, size: int, limits: FileLimits) -> ApiError:
     if count >= limits.files:
-        held = f"{count} files, which is its limit (--max-files)"
+        amount = f"{count} files, which is its limit (--max-files)"
     else:
-        held = f"{size} bytes, which is over its limit of {limits.all_bytes} (--max-stored-bytes)"
-    message = f"This server holds {held}; delete some, or try again after they have expired."
+        amount = f"{size} bytes, which is over its limit of {limits.all_bytes} (--max-stored-bytes)"
+    message = f"This server stores {amount}; delete files, or try again after some have expired."
     return ApiError(403, message, code="storage_full")

@@ -1,4 +1,4 @@
-"""The lines of an input file: cut from its pieces, and checked."""
+"""The lines of an input file: split from its pieces, and checked."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from ...shared.errors import RequestError
 from ..http.json_body import parse_json
 from ..requests.body_errors import JSON_NAMES
 from .file_store import FileStore, StoredFile
-from .stored import BatchRequest
+from .rows import BatchRequest
 
-# As in OpenAI's API.
+# OpenAI's limits.
 MAX_REQUESTS = 50_000
 MAX_CUSTOM_ID = 512
-# Errors of one file that are reported.
+# Errors of one file to report.
 MAX_ERRORS = 100
-LONGEST_BLANK = 1 << 20
-# Lines that are checked and stored at once.
+MAX_BLANK_BYTES = 1 << 20
+# Lines to check and to store at once.
 LINES_AT_ONCE = 500
 
 
 async def lines_of(
-    files: FileStore, file: StoredFile, longest: int
+    files: FileStore, file: StoredFile, max_bytes: int
 ) -> AsyncIterator[list[tuple[int, bytes]]]:
-    """The lines that are not blank, with their numbers, some at a time. The end of one longer than
-    ``longest`` is cut off, which makes it invalid."""
+    """Yield groups of lines that are not blank, with their numbers. A line longer than
+    ``max_bytes`` is cut off one byte after, so that it is reported as too long."""
     rest, number, position = bytearray(), 0, 0
-    while (read := await files.read(file, position)) is not None:
-        data, position = read
-        # In a thread, as a piece may have a million lines.
-        lines, number = await asyncio.to_thread(_cut, rest, data, number, longest)
+    while (chunk := await files.read(file, position)) is not None:
+        data, position = chunk
+        # In a thread, because a piece may have a million lines.
+        lines, number = await asyncio.to_thread(_split, rest, data, number, max_bytes)
         for start in range(0, len(lines), LINES_AT_ONCE):
             yield lines[start : start + LINES_AT_ONCE]
     if not _is_blank(rest):
         yield [(number + 1, bytes(rest))]
 
 
-def _cut(
-    rest: bytearray, data: bytes, number: int, longest: int
+def _split(
+    rest: bytearray, data: bytes, number: int, max_bytes: int
 ) -> tuple[list[tuple[int, bytes]], int]:
-    """The lines after that of ``number`` that are not blank, and the number of the last one.
-    ``rest`` is the beginning of the first of them, and then of the one that has not ended."""
-    *lines, unended = data.split(b"\n")
+    """The complete lines after line ``number`` that are not blank, and the number of the last line.
+    ``rest`` is the beginning of the first one; it is replaced by the beginning of the next line."""
+    *lines, tail = data.split(b"\n")
     if lines:
-        rest += lines[0][: longest + 1 - len(rest)]
+        rest += lines[0][: max_bytes + 1 - len(rest)]
         lines[0] = bytes(rest)
         rest.clear()
-    rest += unended[: longest + 1 - len(rest)]
-    found = [(number + i, line) for i, line in enumerate(lines, 1) if not _is_blank(line)]
-    return found, number + len(lines)
+    rest += tail[: max_bytes + 1 - len(rest)]
+    numbered = [(number + i, line) for i, line in enumerate(lines, 1) if not _is_blank(line)]
+    return numbered, number + len(lines)
 
 
 def _is_blank(line: bytes | bytearray) -> bool:
-    """True for white space, unless it is so much that it takes long to look at."""
-    return not line or (len(line) <= LONGEST_BLANK and line.isspace())
+    """True for white space up to a length that is checked quickly."""
+    return not line or (len(line) <= MAX_BLANK_BYTES and line.isspace())
 
 
 @dataclass(slots=True)
 class LineChecker:
-    """Checks the lines of one batch. ``model`` is that of the first line."""
+    """Checks the lines of one batch. ``model`` is the model of the first request."""
 
     endpoint: str
-    longest: int
+    max_bytes: int  # of a line
     total: int = 0
     model: str = ""
     errors: list[dict[str, Any]] = field(default_factory=list)
-    _seen: set[bytes] = field(default_factory=set)
+    _custom_ids: set[bytes] = field(default_factory=set)  # digests
 
     @property
     def full(self) -> bool:
         return len(self.errors) >= MAX_ERRORS or self.total > MAX_REQUESTS
 
     async def check(self, lines: list[tuple[int, bytes]]) -> list[BatchRequest]:
-        """The valid ones of the next lines; the others become ``errors``."""
+        """The requests of the next lines that are valid; the others are added to ``errors``."""
         return await asyncio.to_thread(lambda: list(self._check(lines)))
 
     def finish(self) -> None:
-        """Check the number of all lines."""
+        """Check the number of requests."""
         if self.total > MAX_REQUESTS:
             message = f"The file has more than {MAX_REQUESTS} requests, which is the limit."
             self.errors = [_error("too_many_tasks", message)]
@@ -99,9 +99,9 @@ class LineChecker:
                 self.errors.append({**problem, "line": number})
 
     def _problem(self, line: bytes) -> tuple[dict[str, Any] | None, str]:
-        """What is wrong with a line, if anything, and its ``custom_id``."""
-        if len(line) > self.longest:
-            message = f"This line is over the limit of {self.longest} bytes."
+        """The error of a line, if it has one, and its ``custom_id``."""
+        if len(line) > self.max_bytes:
+            message = f"This line is over the limit of {self.max_bytes} bytes."
             return _error("line_too_long", message), ""
         try:
             value = parse_json(line)
@@ -132,11 +132,11 @@ class LineChecker:
 
     def _duplicate(self, value: dict[str, Any]) -> dict[str, Any] | None:
         digest = hashlib.blake2b(value["custom_id"].encode(), digest_size=16).digest()
-        if digest in self._seen:
-            shown = value["custom_id"][:64]
-            message = f"The custom_id '{shown}' is used for another request of this file."
+        if digest in self._custom_ids:
+            short = value["custom_id"][:64]
+            message = f"The custom_id '{short}' is used for another request of this file."
             return _error("duplicate_custom_id", message, "custom_id")
-        self._seen.add(digest)
+        self._custom_ids.add(digest)
         if not self.model and isinstance(value["body"].get("model"), str):
             self.model = value["body"]["model"][:256]
         return None

@@ -1,4 +1,4 @@
-"""Forms with a file (multipart/form-data), parsed as they arrive."""
+"""Streaming parser of forms with a file (multipart/form-data)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from ..errors import ApiError, invalid
 
 MAX_HEADER_BYTES = 8 * 1024
-# Of all fields that are not files.
+# Sum over all fields except the file.
 MAX_FIELD_BYTES = 64 * 1024
 MAX_PARTS = 32
 MAX_BOUNDARY = 70
 
-# It warns of each malformed form, whose error the client gets.
+# The library warns of each malformed form, but that is the client's error.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
@@ -29,8 +29,8 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class MultipartForm:
-    """Takes the bytes of a form in any pieces. ``fields`` are those that are not files; there may
-    be one file, whose content ``feed`` returns."""
+    """Parses a form that arrives in any pieces, with at most one file. ``fields`` are all other
+    fields; ``feed`` returns the file's content."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}
@@ -54,13 +54,13 @@ class MultipartForm:
         self._parts = 0
         self._field_bytes = 0
         self._content: list[bytes] = []
-        # Of the part that is being read: a header and its value, its name, and its value.
+        # State of the current part: the current header, its name, and the header's or part's value.
         self._header = bytearray()
         self._name: str | None = None
         self._value = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Content of the file that is complete. Raises ``RequestError`` for what is no form."""
+        """Parse more bytes, and return the file's content in them. Raises ``RequestError``."""
         try:
             self._parser.write(data)
         except MultipartParseError:
@@ -102,7 +102,7 @@ class MultipartForm:
             raise invalid("A part of the form has no name.")
 
     def _take(self, data: bytes, start: int, end: int) -> None:
-        """Add content to the part that is being read."""
+        """Add content to the current part."""
         if self._name == self.file_field:
             self._content.append(data[start:end])
             return
@@ -123,5 +123,5 @@ class MultipartForm:
 
 
 def _text(parameter: bytes) -> str:
-    """A parameter of a header, in which browsers escape quotation marks."""
+    """A parameter of a header, with the browsers' escapes of quotation marks undone."""
     return parameter.decode("utf-8", "replace").replace("%22", '"')

@@ -1,4 +1,4 @@
-"""POST /v1/batches: from the body to a new batch."""
+"""Parse POST /v1/batches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import Field
 
 from ..errors import invalid
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from .rows import NewBatch
 from .store import DAY
-from .stored import NewBatch
 from .upload import MAX_LIFETIME, MIN_LIFETIME
 
 MAX_WINDOW = 30 * DAY
@@ -44,46 +44,49 @@ class CreateBatchRequest(BodyModel):
 
 def parse_batch(body: Any, owner: str, endpoints: Collection[str]) -> NewBatch:
     """Check a body. Raises ``RequestError``."""
-    asked = CreateBatchRequest.read(body, set())
-    if asked.endpoint not in endpoints:
-        known = ", ".join(f"'{endpoint}'" for endpoint in endpoints)
-        message = f"Invalid value for 'endpoint': '{asked.endpoint}'; batches may be for {known}."
+    request = CreateBatchRequest.read(body, set())
+    if request.endpoint not in endpoints:
+        supported = ", ".join(f"'{endpoint}'" for endpoint in endpoints)
+        message = f"Invalid value for 'endpoint': '{request.endpoint}'; supported are {supported}."
         raise invalid(message, "endpoint", "invalid_value")
     return NewBatch(
         owner=owner,
-        endpoint=asked.endpoint,
-        input_file_id=asked.input_file_id,
-        completion_window=asked.completion_window,
-        seconds=_window(asked.completion_window),
-        metadata=_metadata(asked.metadata) or None,
-        output_seconds=_output_seconds(asked.output_expires_after),
+        endpoint=request.endpoint,
+        input_file_id=request.input_file_id,
+        completion_window=request.completion_window,
+        seconds=_window(request.completion_window),
+        metadata=_metadata(request.metadata) or None,
+        output_seconds=_output_seconds(request.output_expires_after),
     )
 
 
-def _window(given: str) -> int:
-    found = _WINDOW.fullmatch(given)
-    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+def _window(window: str) -> int:
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= MAX_WINDOW:
-        message = f"Invalid value for 'completion_window': '{given}'; '24h' is one, at most '30d'."
+        message = (
+            f"Invalid value for 'completion_window': '{window}'; use '24h', or another time up to "
+            "'30d'."
+        )
         raise invalid(message, "completion_window", "invalid_value")
     return seconds
 
 
-def _metadata(given: dict[str, Any]) -> dict[str, str]:
-    for name, value in given.items():
+def _metadata(metadata: dict[str, Any]) -> dict[str, str]:
+    for name, value in metadata.items():
         if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE:
             message = f"Each value of 'metadata' must be a string of at most {MAX_METADATA_VALUE}"
             raise invalid(f"{message} characters.", "metadata")
         if len(name) > MAX_METADATA_NAME:
             message = f"Each name in 'metadata' may have at most {MAX_METADATA_NAME} characters."
             raise invalid(message, "metadata")
-    return given
+    return metadata
 
 
-def _output_seconds(given: dict[str, Any] | None) -> int | None:
-    if given is None:
+def _output_seconds(expires_after: dict[str, Any] | None) -> int | None:
+    if expires_after is None:
         return None
-    expiry = ResultsExpireAfter.read(given, set())
+    expiry = ResultsExpireAfter.read(expires_after, set())
     if expiry.anchor != "created_at":
         raise invalid("'anchor' must be 'created_at'.", "output_expires_after")
     return expiry.seconds

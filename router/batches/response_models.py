@@ -1,4 +1,4 @@
-"""OpenAI's objects of files and batches, as /openapi.json documents them."""
+"""OpenAI's file and batch objects, for /openapi.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from .stored import BatchColumns
+from .rows import BatchColumns
 
 
 class FileObject(BaseModel):

@@ -8,42 +8,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..http.encoding import dump
-from .stored import BatchRequest, RequestResult
+from .rows import BatchRequest, RequestResult
 
 EXPIRED = (
     "batch_expired",
     "This request could not be executed before the completion window expired.",
 )
 CANCELLED = ("batch_cancelled", "This request was not executed, because its batch was cancelled.")
-FULL = ("storage_full", "This server has no room for the answer; see its --max-stored-bytes.")
+FULL = ("storage_full", "This server has no room for the response; see its --max-stored-bytes.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundResponse:
-    """The answer to a request of no connection; ``tokens`` as in ``RequestResult``.
-    ``passing``: a failure that says nothing about the request."""
+    """The response to a request without a connection; ``tokens`` as in ``RequestResult``.
+    ``transient``: a failure that is not the request's fault."""
 
     status: int
     request_id: str
     body: bytes
     tokens: Sequence[int] = (0, 0, 0, 0)
-    passing: bool = False
+    transient: bool = False
 
 
-def answered(request: BatchRequest, answer: BackgroundResponse) -> RequestResult:
-    """The result of a request that was answered, perhaps with an error."""
-    head = dump({"status_code": answer.status, "request_id": answer.request_id})[:-1]
-    response = (head, b',"body":', answer.body, b"}")
-    succeeded = answer.status == 200
+def response_result(request: BatchRequest, response: BackgroundResponse) -> RequestResult:
+    """The result of a request with a response, which may be an error."""
+    head = dump({"status_code": response.status, "request_id": response.request_id})[:-1]
+    succeeded = response.status == 200
     return RequestResult(
         succeeded=succeeded,
-        pieces=_line(request, response, b"null"),
-        tokens=answer.tokens if succeeded else (0, 0, 0, 0),
+        pieces=_line(request, (head, b',"body":', response.body, b"}"), b"null"),
+        tokens=response.tokens if succeeded else (0, 0, 0, 0),
     )
 
 
-def unanswered(request: BatchRequest, reason: tuple[str, str]) -> RequestResult:
-    """The result of a request that gets no answer."""
+def error_result(request: BatchRequest, reason: tuple[str, str]) -> RequestResult:
+    """The result of a request that was not served, or whose response is lost."""
     code, message = reason
     error: dict[str, Any] = {"code": code, "message": message}
     return RequestResult(succeeded=False, pieces=_line(request, (b"null",), dump(error)))

@@ -1,4 +1,4 @@
-"""One batch, from its input file to its results."""
+"""Run one batch, from its input file to its results."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from .result_line import (
     EXPIRED,
     FULL,
     BackgroundResponse,
-    answered,
-    unanswered,
+    error_result,
+    response_result,
 )
+from .rows import BatchRequest, BatchStatus, RequestResult, StoredBatch
 from .store import BatchStore
-from .stored import BatchRequest, BatchStatus, RequestResult, StoredBatch
 
 log = logger("router")
 
-# Answers a line of this endpoint for this owner.
-Answer = Callable[[str, bytes, str], Awaitable[BackgroundResponse]]
+# Serves a request: its endpoint, line and owner.
+Serve = Callable[[str, bytes, str], Awaitable[BackgroundResponse]]
 
-# Requests of a batch that are read at once, and that wait at once for a slot or a limit.
+# Requests of a batch to read at once, and to have in progress or waiting for a slot.
 REQUESTS_AT_ONCE = 32
-# A passing failure says nothing about the request, which is tried until the batch ends; other
-# failures of nodes, such as their death, are perhaps its own.
+# Attempts at a request. Transient failures do not count: they are retried until the batch ends.
+# Others, such as a crashed node, may be the request's fault.
 MAX_FAILURES = 3
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+MIN_PAUSE, MAX_PAUSE = 0.5, 30.0
 
 
 class BatchRun:
-    """Validates a batch, answers its requests, and ends it. One that is broken off, as by the end
-    of its router, continues with the requests that have no result."""
+    """Validates a batch, serves its requests, and ends it. If the run was interrupted, a new one
+    continues with the requests that have no result."""
 
     def __init__(
         self,
         batch: StoredBatch,
         files: FileStore,
         batches: BatchStore,
-        answer: Answer,
+        serve: Serve,
         slots: asyncio.Semaphore,
-        longest_line: int,
+        max_line_bytes: int,
     ) -> None:
         self._batch = batch
         self._files = files
         self._batches = batches
-        self._answer = answer
+        self._serve_line = serve
         self._slots = slots
-        self._longest_line = longest_line
+        self._max_line_bytes = max_line_bytes
         self._cancelled = asyncio.Event()
 
     def cancel(self) -> None:
-        """End the batch soon, with the results that there are."""
+        """End the batch soon, with its results so far."""
         self._cancelled.set()
 
     async def run(self) -> None:
@@ -69,17 +69,15 @@ class BatchRun:
             reason = EXPIRED if status is BatchStatus.EXPIRED else CANCELLED
             async for request in self._pending():
                 await self._batches.add_result(
-                    self._batch.id, request.line, unanswered(request, reason)
+                    self._batch.id, request.line, error_result(request, reason)
                 )
         await self._batches.end(self._batch.id, status)
 
-    # ---- validation ------------------------------------------------------------------------
-
     async def _validate(self) -> bool:
-        """Store the lines of the input file. False if the batch failed."""
+        """Check and store the requests of the input file. False if the batch failed."""
         batch = self._batch
         await self._batches.drop_requests(batch.id)
-        checker = LineChecker(batch.endpoint, self._longest_line)
+        checker = LineChecker(batch.endpoint, self._max_line_bytes)
         try:
             file = await self._files.get(batch.input_file_id, batch.owner)
         except ApiError as error:
@@ -87,7 +85,7 @@ class BatchRun:
                 raise
             checker.errors.append({"code": "no_file", "message": error.message, "line": None})
         else:
-            async for lines in lines_of(self._files, file, self._longest_line):
+            async for lines in lines_of(self._files, file, self._max_line_bytes):
                 await self._batches.add_requests(batch.id, await checker.check(lines))
                 if checker.full:
                     break
@@ -98,15 +96,15 @@ class BatchRun:
         await self._batches.begin(batch.id, checker.total, checker.model)
         return True
 
-    # ---- requests --------------------------------------------------------------------------
-
     async def _work_in_time(self) -> BatchStatus:
-        """Answer the requests until all are, or the batch expires or is cancelled."""
+        """Serve all requests, unless the batch expires or is cancelled first."""
         work = asyncio.create_task(self._work())
         cancelled = asyncio.create_task(self._cancelled.wait())
-        left = self._batch.expires_at - time.time()
+        remaining = self._batch.expires_at - time.time()
         try:
-            await asyncio.wait((work, cancelled), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (work, cancelled), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
+            )
             if work.done():
                 work.result()
                 return BatchStatus.COMPLETED
@@ -123,7 +121,7 @@ class BatchRun:
             async for request in self._pending():
                 await room.acquire()
                 task = asyncio.create_task(self._serve(request))
-                # Not in the task, which may be cancelled before it begins.
+                # Not in the task itself, which may be cancelled before it starts.
                 task.add_done_callback(lambda _: room.release())
                 running.add(task)
                 running = await _without_done(running)
@@ -137,20 +135,19 @@ class BatchRun:
     async def _pending(self) -> AsyncIterator[BatchRequest]:
         """The requests without a result, in the order of their lines."""
         line = 0
-        while found := await self._batches.pending(self._batch.id, line, REQUESTS_AT_ONCE):
-            for request in found:
+        while requests := await self._batches.pending(self._batch.id, line, REQUESTS_AT_ONCE):
+            for request in requests:
                 yield request
-            line = found[-1].line
+            line = requests[-1].line
 
     async def _serve(self, request: BatchRequest) -> None:
-        result = answered(request, await self._answer_patiently(request))
-        if not await self._store_patiently(request, result):
-            await self._store_patiently(request, unanswered(request, FULL))
+        result = response_result(request, await self._response(request))
+        if not await self._store(request, result):
+            await self._store(request, error_result(request, FULL))
 
-    async def _store_patiently(self, request: BatchRequest, result: RequestResult) -> bool:
-        """Enter a result. While the disk is full it is kept, since computing it again would not
-        help."""
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+    async def _store(self, request: BatchRequest, result: RequestResult) -> bool:
+        """Store a result. Retries while the disk is full. False if the store is over its limit."""
+        backoff = Backoff(MIN_PAUSE, MAX_PAUSE)
         while True:
             try:
                 return await self._batches.add_result(self._batch.id, request.line, result)
@@ -158,21 +155,22 @@ class BatchRun:
                 log.error("a result of batch %s is not stored: %s", self._batch.id, error.message)
             await asyncio.sleep(backoff.pause())
 
-    async def _answer_patiently(self, request: BatchRequest) -> BackgroundResponse:
-        """The answer that is not a passing failure of the cluster."""
-        backoff, failures = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
+    async def _response(self, request: BatchRequest) -> BackgroundResponse:
+        """The response to a request. Retries after failures of the cluster."""
+        backoff, failures = Backoff(MIN_PAUSE, MAX_PAUSE), 0
+        batch = self._batch
         while True:
-            async with self._slots:  # not while it waits: others may go on
-                answer = await self._answer(self._batch.endpoint, request.body, self._batch.owner)
-            failures += not answer.passing
-            failed = answer.passing or answer.status >= 500
+            async with self._slots:  # not during the pause, so that other requests can run
+                response = await self._serve_line(batch.endpoint, request.body, batch.owner)
+            failures += not response.transient
+            failed = response.transient or response.status >= 500
             if not failed or failures >= MAX_FAILURES:
-                return answer
+                return response
             await asyncio.sleep(backoff.pause())
 
 
 async def _without_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """The tasks that still run. Raises the error of one that failed."""
+    """The tasks that are not done. Raises the error of a failed one."""
     for task in running:
         if task.done():
             task.result()

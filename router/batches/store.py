@@ -1,4 +1,4 @@
-"""Batches and their requests, in the database."""
+"""Batches and their requests in the database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ..database import Database
 from ..errors import ApiError
 from .file_store import FileLimits, Page, find_file, list_body, new_file_id, read_page
-from .stored import (
+from .rows import (
     UNFINISHED,
     BatchRequest,
     BatchStatus,
@@ -22,9 +22,9 @@ from .stored import (
 )
 
 DAY = 24 * 3600
-# Of results, and of batches that have ended, as of uploaded files.
-KEPT_SECONDS = 30 * DAY
-# Batches that have not ended, of all keys.
+# Default lifetime of results, as of uploaded files.
+LIFETIME_SECONDS = 30 * DAY
+# Batches that have not ended, over all keys.
 MAX_UNFINISHED = 1000
 
 
@@ -32,15 +32,15 @@ _UNFINISHED = "status IN ({})".format(", ".join(f"'{status}'" for status in UNFI
 
 
 class BatchStore:
-    """Batches belong to the ``owner`` of a key; to others they do not exist."""
+    """The batches of all keys' owners. Each owner can only access its own."""
 
     def __init__(self, database: Database, limits: FileLimits) -> None:
         self._database = database
         self._limits = limits
 
     async def create(self, new: NewBatch) -> StoredBatch:
-        """A new batch, to be validated. Raises ``ApiError`` if its file does not exist, or if
-        there are too many batches."""
+        """Create a batch, whose input is not validated yet. Raises ``ApiError`` if the input file
+        does not exist, or if there are too many batches."""
 
         def work(connection: sqlite3.Connection) -> StoredBatch:
             file = find_file(connection, new.input_file_id, new.owner)
@@ -63,15 +63,15 @@ class BatchStore:
                 "expires_at": now + new.seconds,
             }
             names, marks = ", ".join(row), ", ".join("?" * len(row))
-            made = connection.execute(
+            created = connection.execute(
                 f"INSERT INTO batches ({names}) VALUES ({marks}) RETURNING *", tuple(row.values())
             ).fetchone()
-            return StoredBatch(**made)
+            return StoredBatch(**created)
 
         return await self._database.run(work)
 
     async def get(self, batch_id: str, owner: str) -> StoredBatch:
-        """The batch of this id. Raises ``ApiError`` 404."""
+        """The batch with this id. Raises ``ApiError`` 404."""
         return await self._database.run(lambda connection: _find(connection, batch_id, owner))
 
     async def entries(self, owner: str, page: Page) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class BatchStore:
         return await self._database.run(work)
 
     async def cancel(self, batch_id: str, owner: str) -> StoredBatch:
-        """Have a batch end soon. Raises ``ApiError`` 409 for one that has ended."""
+        """Mark a batch as cancelling. Raises ``ApiError`` 409 if it has ended."""
 
         def work(connection: sqlite3.Connection) -> StoredBatch:
             batch = _find(connection, batch_id, owner)
@@ -98,8 +98,6 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    # ---- running batches -------------------------------------------------------------------
-
     async def unfinished(self) -> list[StoredBatch]:
         """All batches that have not ended, oldest first."""
         query = f"SELECT * FROM batches WHERE {_UNFINISHED} ORDER BY number"
@@ -107,24 +105,20 @@ class BatchStore:
             lambda connection: [StoredBatch(**row) for row in connection.execute(query)]
         )
 
-    async def add_requests(self, batch_id: str, requests: Sequence[BatchRequest]) -> int | None:
-        """Enter checked lines. Returns the first line whose ``custom_id`` another one has."""
+    async def add_requests(self, batch_id: str, requests: Sequence[BatchRequest]) -> None:
+        """Store validated requests."""
 
-        def work(connection: sqlite3.Connection) -> int | None:
-            for request in requests:
-                inserted = connection.execute(
-                    "INSERT INTO requests (batch, line, custom_id, body) VALUES (?, ?, ?, ?)"
-                    " ON CONFLICT DO NOTHING",
-                    (batch_id, request.line, request.custom_id, request.body),
-                )
-                if not inserted.rowcount:
-                    return request.line
-            return None
+        def work(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "INSERT INTO requests (batch, line, custom_id, body) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING",
+                ((batch_id, each.line, each.custom_id, each.body) for each in requests),
+            )
 
         return await self._database.run(work)
 
     async def drop_requests(self, batch_id: str) -> None:
-        """Forget the lines of a batch that was not validated to its end."""
+        """Delete the requests of a batch whose validation was interrupted."""
 
         def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM requests WHERE batch = ?", (batch_id,))
@@ -132,7 +126,7 @@ class BatchStore:
         await self._database.run(work)
 
     async def begin(self, batch_id: str, total: int, model: str) -> None:
-        """Begin with the requests of a validated batch, unless it was cancelled meanwhile."""
+        """Mark a validated batch as in progress, unless it was cancelled in the meantime."""
 
         def work(connection: sqlite3.Connection) -> None:
             files = [_results_file(connection, batch_id, succeeded) for succeeded in (1, 0)]
@@ -153,7 +147,7 @@ class BatchStore:
         await self._database.run(work)
 
     async def fail(self, batch_id: str, errors: list[dict[str, Any]]) -> None:
-        """End a batch whose file is invalid."""
+        """End a batch whose input file is invalid."""
 
         def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM requests WHERE batch = ?", (batch_id,))
@@ -168,7 +162,7 @@ class BatchStore:
         await self._database.run(work)
 
     async def pending(self, batch_id: str, after: int, count: int) -> list[BatchRequest]:
-        """The next requests after a line that have no result."""
+        """The next ``count`` requests after line ``after`` that have no result."""
 
         def work(connection: sqlite3.Connection) -> list[BatchRequest]:
             rows = connection.execute(
@@ -181,7 +175,7 @@ class BatchStore:
         return await self._database.run(work)
 
     async def add_result(self, batch_id: str, line: int, result: RequestResult) -> bool:
-        """Enter the result of a request. False, and nothing is entered, if the store is full."""
+        """Store the result of a request. False if the store is full; it is then not stored."""
 
         def work(connection: sqlite3.Connection) -> bool:
             (size,) = connection.execute("SELECT SUM(bytes) FROM files").fetchone()
@@ -195,11 +189,11 @@ class BatchStore:
     async def end(
         self, batch_id: str, status: BatchStatus, errors: Sequence[dict[str, Any]] = ()
     ) -> None:
-        """End a batch. Its results become files; those without a line are dropped."""
+        """End a batch. Its results become visible files, unless they are empty."""
 
         def work(connection: sqlite3.Connection) -> None:
             batch = _row(connection, batch_id)
-            lasting = batch.output_seconds or KEPT_SECONDS
+            lifetime = batch.output_seconds or LIFETIME_SECONDS
             for name, file_id in (
                 ("output_file_id", batch.output_file_id),
                 ("error_file_id", batch.error_file_id),
@@ -207,7 +201,7 @@ class BatchStore:
                 done = connection.execute(
                     "UPDATE files SET complete = 1, created_at = ?, expires_at = ?"
                     " WHERE id = ? AND bytes > 0",
-                    (_now(), _now() + lasting, file_id),
+                    (_now(), _now() + lifetime, file_id),
                 )
                 if not done.rowcount:
                     connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
@@ -221,11 +215,11 @@ class BatchStore:
         await self._database.run(work)
 
     async def expire(self) -> None:
-        """Forget batches that ended long ago; their files have expired."""
+        """Delete batches that ended long ago, whose files have expired."""
 
         def work(connection: sqlite3.Connection) -> None:
             old = f"SELECT id FROM batches WHERE expires_at < ? AND NOT {_UNFINISHED}"
-            horizon = (_now() - 2 * KEPT_SECONDS,)
+            horizon = (_now() - 2 * LIFETIME_SECONDS,)
             connection.execute(f"DELETE FROM requests WHERE batch IN ({old})", horizon)
             connection.execute(f"DELETE FROM batches WHERE id IN ({old})", horizon)
 
@@ -264,7 +258,7 @@ def _check_unfinished(connection: sqlite3.Connection) -> None:
 
 
 def _results_file(connection: sqlite3.Connection, batch_id: str, succeeded: int) -> str:
-    """A file that stands for results, and is in no list until its batch has ended."""
+    """A file whose content is results; it is invisible until its batch ends."""
     batch, file_id = _row(connection, batch_id), new_file_id()
     kind = "output" if succeeded else "error"
     connection.execute(
@@ -278,15 +272,15 @@ def _results_file(connection: sqlite3.Connection, batch_id: str, succeeded: int)
 def _add_result(
     connection: sqlite3.Connection, batch_id: str, line: int, result: RequestResult
 ) -> None:
-    entered = connection.execute(
+    row = connection.execute(
         "UPDATE requests SET succeeded = ?, result = zeroblob(?), body = NULL"
         " WHERE batch = ? AND line = ? AND succeeded IS NULL RETURNING rowid",
         (int(result.succeeded), result.size, batch_id, line),
     ).fetchone()
-    if entered is None:
-        return  # the batch has gone
-    # Piece by piece: SQLite copies a value whole, with the GIL.
-    with connection.blobopen("requests", "result", entered["rowid"]) as blob:
+    if row is None:
+        return  # the batch was deleted
+    # In pieces, because SQLite would copy the whole value while it holds the GIL.
+    with connection.blobopen("requests", "result", row["rowid"]) as blob:
         for piece in result.pieces:
             blob.write(piece)
     connection.execute(

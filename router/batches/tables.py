@@ -1,4 +1,4 @@
-"""The tables of files and batches."""
+"""The database schema of files and batches."""
 
 from __future__ import annotations
 

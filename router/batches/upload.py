@@ -1,25 +1,25 @@
-"""POST /v1/files: a form, stored while it arrives."""
+"""POST /v1/files: store a form's file while it arrives."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from ...shared.process.uninterrupted import uninterrupted
+from ...shared.process.tasks import uninterrupted
 from ..errors import ApiError, invalid
 from ..http.exchange import CLOSE, HttpExchange
 from .file_store import PIECE_BYTES, UPLOAD_SECONDS, FileStore, StoredFile
 from .multipart import MAX_FIELD_BYTES, MultipartForm, boundary_of
 
 MAX_FILENAME = 255
-KEPT_SECONDS = 30 * 24 * 3600
+LIFETIME_SECONDS = 30 * 24 * 3600
 # OpenAI's range of ``expires_after``.
 MIN_LIFETIME, MAX_LIFETIME = 3600, 2592000
 PURPOSE = "batch"
 
 
 async def store_upload(exchange: HttpExchange, files: FileStore, owner: str) -> StoredFile:
-    """The file of a form. Raises ``ApiError`` or ``RequestError``, and then keeps nothing."""
+    """Store the file of a form. On ``ApiError`` or ``RequestError``, nothing is stored."""
     form = MultipartForm(boundary_of(exchange.header(b"content-type").decode("latin-1")))
     file_id = await files.begin()
     try:
@@ -58,7 +58,7 @@ async def _store_pieces(
 
 
 def _check_fields(form: MultipartForm) -> int:
-    """Check the fields of a form. Returns the seconds for which its file is kept."""
+    """Check the fields of a form. Returns the lifetime of its file in seconds."""
     if form.file_field != "file":
         message = "Missing required parameter: 'file'."
         raise invalid(message, "file", "missing_required_parameter")
@@ -66,8 +66,8 @@ def _check_fields(form: MultipartForm) -> int:
         message = "Missing required parameter: 'purpose'."
         raise invalid(message, "purpose", "missing_required_parameter")
     if form.fields["purpose"] != PURPOSE:
-        shown = form.fields["purpose"][:64]
-        message = f"Invalid value for 'purpose': '{shown}'; this server takes '{PURPOSE}' only."
+        purpose = form.fields["purpose"][:64]
+        message = f"Invalid value for 'purpose': '{purpose}'; only '{PURPOSE}' is supported."
         raise invalid(message, "purpose", "invalid_value")
     name = form.filename
     if not 0 < len(name) <= MAX_FILENAME or name in (".", "..") or _is_path(name):
@@ -76,23 +76,23 @@ def _check_fields(form: MultipartForm) -> int:
             "slashes.",
             "file",
         )
-    return _seconds_kept(form.fields)
+    return _lifetime(form.fields)
 
 
 def _is_path(name: str) -> bool:
     return not name.isprintable() or "/" in name or "\\" in name
 
 
-def _seconds_kept(fields: dict[str, str]) -> int:
-    given, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]")
-    if given is None and anchor is None:
-        return KEPT_SECONDS
+def _lifetime(fields: dict[str, str]) -> int:
+    seconds, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]")
+    if seconds is None and anchor is None:
+        return LIFETIME_SECONDS
     if anchor != "created_at":
         raise invalid("'expires_after[anchor]' must be 'created_at'.", "expires_after")
-    valid = given is not None and given.isascii() and given.isdigit() and len(given) < 9
-    if given is None or not valid or not MIN_LIFETIME <= int(given) <= MAX_LIFETIME:
+    valid = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < 9
+    if seconds is None or not valid or not MIN_LIFETIME <= int(seconds) <= MAX_LIFETIME:
         message = (
             f"'expires_after[seconds]' must be a number from {MIN_LIFETIME} to {MAX_LIFETIME}."
         )
         raise invalid(message, "expires_after")
-    return int(given)
+    return int(seconds)

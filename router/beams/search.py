@@ -1,8 +1,8 @@
-"""The beams of one prompt: which continuations are kept, as in transformers.
+"""Beam search over one prompt, with the rules of transformers.
 
-In each step the best continuations of all beams are ranked by the sum of their logprobs. Those that
-end, and are among the best ``width``, are finished; the best ``width`` of the others go on.
-Finished ones are ranked by that sum divided by their length to the power of the length penalty.
+Each step ranks the best continuations of all beams by the sum of their logprobs. Among the best
+``width``, those with an end token are finished; the best ``width`` of the others continue. Finished
+beams are ranked by the sum divided by ``length ** length_penalty``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Beam:
     token: int = 0
     score: float = 0.0
     length: int = 0
-    logprobs: pb.PositionLogprobs | None = None  # of its last token
+    logprobs: pb.PositionLogprobs | None = None  # of ``token``
 
     def chain(self) -> list[Beam]:
-        """The beam at each of its tokens."""
+        """This beam and its ancestors, one for each token, oldest first."""
         beams: list[Beam] = []
         beam: Beam | None = self
         while beam is not None and beam.parent is not None:
@@ -43,35 +43,35 @@ class Beam:
 
 
 class BeamSearch:
-    """The state of one search; ``running`` are the beams to continue, the best first. Beams keep
-    ``listed`` alternatives of each token, and no logprobs at all if it is ``None``."""
+    """The state of one search; ``running`` are the beams to continue, best first. Beams keep
+    logprobs with ``num_top`` alternatives for each token, or none if it is ``None``."""
 
     def __init__(
-        self, options: BeamOptions, *, min_tokens: int, max_tokens: int, listed: int | None = None
+        self, options: BeamOptions, *, min_tokens: int, max_tokens: int, num_top: int | None = None
     ) -> None:
         self.running = [Beam()]
         self._options = options
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
-        self._listed = listed
+        self._num_top = num_top
         self._finished: list[tuple[float, Beam]] = []
 
     @property
     def done(self) -> bool:
-        """True if no step can improve the result, as far as the options care."""
+        """True if there is nothing to continue, or ``early_stopping`` ends the search."""
         if not self.running:
             return True
         if len(self._finished) < self._options.width:
             return False
-        return self._options.early_stopping is True or self._hope() <= self._finished[-1][0]
+        return self._options.early_stopping is True or self._bound() <= self._finished[-1][0]
 
-    def advance(self, drawn: Sequence[pb.PositionLogprobs]) -> None:
-        """Take a step; ``drawn`` has the most likely continuations of each running beam."""
+    def advance(self, positions: Sequence[pb.PositionLogprobs]) -> None:
+        """Take a step; ``positions`` are the most likely continuations of each running beam."""
         length = self.running[0].length + 1
         candidates = (
-            (beam.score + logprob, beam, (token, logprob), known)
-            for beam, known in zip(self.running, drawn, strict=True)
-            for token, logprob in alternatives(known)
+            (beam.score + logprob, beam, (token, logprob), position)
+            for beam, position in zip(self.running, positions, strict=True)
+            for token, logprob in alternatives(position)
             if length > self._min_tokens or token not in self._options.ends
         )
         ranked = [
@@ -82,10 +82,10 @@ class BeamSearch:
         for beam in ranked[: self._options.width]:
             if full or self.is_end(beam):
                 self._finished.append((self._rate(beam.score, length), beam))
-        self._finished.sort(key=lambda rated: -rated[0])
+        self._finished.sort(key=lambda entry: -entry[0])
         del self._finished[self._options.width :]
-        going_on = [] if full else [beam for beam in ranked if not self.is_end(beam)]
-        self.running = going_on[: self._options.width]
+        unfinished = [] if full else [beam for beam in ranked if not self.is_end(beam)]
+        self.running = unfinished[: self._options.width]
 
     def best(self, count: int) -> list[Beam]:
         """The best of the finished beams."""
@@ -96,23 +96,23 @@ class BeamSearch:
         return beam.token in self._options.ends
 
     def _extended(
-        self, score: float, beam: Beam, entry: tuple[int, float], known: pb.PositionLogprobs
+        self, score: float, beam: Beam, entry: tuple[int, float], position: pb.PositionLogprobs
     ) -> Beam:
         token, logprob = entry
         scored = None
-        if self._listed is not None:
+        if self._num_top is not None:
             scored = pb.PositionLogprobs(
                 chosen=pb.TokenLogprob(token=token, logprob=logprob),
-                packed_top=known.packed_top[: self._listed * ENTRY_BYTES],
+                packed_top=position.packed_top[: self._num_top * ENTRY_BYTES],
             )
         return Beam(beam, token, score, beam.length + 1, scored)
 
     def _rate(self, score: float, length: int) -> float:
-        rated: float = score / length**self._options.length_penalty
-        return rated
+        rating: float = score / length**self._options.length_penalty
+        return rating
 
-    def _hope(self) -> float:
-        """The rating that a running beam may reach."""
+    def _bound(self) -> float:
+        """A bound, or an estimate, of the rating that running beams can reach."""
         beam = self.running[0]
         longest = self._options.early_stopping == "never" and self._options.length_penalty > 0
         return self._rate(beam.score, self._max_tokens if longest else beam.length)

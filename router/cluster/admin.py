@@ -1,4 +1,4 @@
-"""An operator's commands to a router about its nodes, as a client of its registry."""
+"""An operator's commands about nodes, as a client of the router's registry."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from ...proto.roles import ROLES, role_name
 from ...proto.tandem_pb2_grpc import RegistryStub
 from ...shared.errors import RequestError, UnavailableError
 from ...shared.security.credentials import INSECURE, Credentials
-from .absence import told
 
 RPC_SECONDS = 5.0
-# The router has answered, and refuses.
+# Statuses with which the router refuses a command.
 _REFUSALS = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-# No answer; with any other status the router has answered.
-_SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# Lines about nodes that are absent or cannot be called.
+# Statuses without a reply; any other is the router's own.
+_NO_REPLY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# Lines about absent or unreachable nodes.
 MAX_REMARKS = 64
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
@@ -42,7 +41,7 @@ def list_nodes(registry: str, credentials: Credentials = INSECURE) -> pb.ListRep
 
 
 def can_serve(registry: str, credentials: Credentials = INSECURE) -> bool:
-    """True if the router behind ``registry`` has a decode node that it can call. Raises
+    """True if the router behind ``registry`` can reach a decode node. Raises
     ``UnavailableError``."""
     nodes = list_nodes(registry, credentials).nodes
     return any(
@@ -70,8 +69,8 @@ def drain_node(
     """Drain a node: it takes no more work, finishes what it has, and exits, after ``timeout``
     seconds at the latest.
 
-    Raises ``RequestError`` if the router knows no such node or cannot send it a command,
-    ``UnavailableError`` if no router answers.
+    Raises ``RequestError`` if the router has no such node or cannot send it a command,
+    ``UnavailableError`` if no router replies.
     """
     request = pb.DrainRequest(node_id=node_id, timeout_seconds=timeout)
     _ask(registry, credentials, lambda stub: stub.Drain(request, timeout=RPC_SECONDS))
@@ -85,20 +84,19 @@ def set_role(
     *,
     force: bool = False,
 ) -> None:
-    """Make a node finish what it has, and continue as a ``role`` node.
+    """Make a node finish its work and continue as a ``role`` node.
 
     ``force`` permits this for the last decode node. Raises like ``drain_node``, and
-    ``RequestError`` for a node that has this role already or is draining.
+    ``RequestError`` for a node that already has this role or is draining.
     """
-    wanted = next(number for number, name in ROLES.items() if name == role)
-    request = pb.SetRoleRequest(node_id=node_id, role=wanted, force=force)
+    number = next(each for each, name in ROLES.items() if name == role)
+    request = pb.SetRoleRequest(node_id=node_id, role=number, force=force)
     _ask(registry, credentials, lambda stub: stub.SetRole(request, timeout=RPC_SECONDS))
 
 
-def as_table(listed: pb.ListReply) -> str:
-    """A table with one line for each node, then a line for each that cannot be called or is
-    absent."""
-    nodes = listed.nodes
+def as_table(reply: pb.ListReply) -> str:
+    """A table with a line for each node, then a line for each unreachable or absent node."""
+    nodes = reply.nodes
     rows = [HEADINGS, *map(_row, nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = [
@@ -107,23 +105,35 @@ def as_table(listed: pb.ListReply) -> str:
     ]
     remarks = [
         *(f"{node.node_id}: {node.unreachable}" for node in nodes if node.unreachable),
-        *(f"{role_name(n.role)} node {n.node_id} {told(n)}" for n in listed.absent),
+        *(f"{role_name(n.role)} node {n.node_id} {describe_absence(n)}" for n in reply.absent),
     ]
-    left_out = len(remarks) - MAX_REMARKS
-    if left_out > 0:
-        remarks = [*remarks[-MAX_REMARKS:], f"{left_out} more are left out"]
+    omitted = len(remarks) - MAX_REMARKS
+    if omitted > 0:
+        remarks = [*remarks[-MAX_REMARKS:], f"{omitted} more are left out"]
     return "\n".join([*lines, *([""] if remarks else []), *remarks])
 
 
-def as_json(listed: pb.ListReply) -> str:
+def as_json(reply: pb.ListReply) -> str:
     """A JSON array of the nodes, with every field of the protocol."""
     nodes = [
         MessageToDict(
             node, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        for node in listed.nodes
+        for node in reply.nodes
     ]
     return json.dumps(nodes, indent=2)
+
+
+def describe_absence(node: pb.AbsentNode) -> str:
+    """What happened to an absent node, to follow its name."""
+    ago = f"{node.seconds_ago:.0f} s ago"
+    if node.refused:
+        return f"was rejected {ago}: {node.reason}"
+    if node.failed:
+        event = f"left {ago}: {node.reason}"
+    else:
+        event = f"{node.reason} and was dropped {ago} (it was at {node.address})"
+    return f"{event}; it has returned since" if node.returned else event
 
 
 def _row(node: pb.NodeInfo) -> tuple[str, ...]:
@@ -157,9 +167,9 @@ def _ask(registry: str, credentials: Credentials, rpc: Callable[[RegistryStub], 
         except grpc.RpcError as error:
             if error.code() in _REFUSALS:
                 raise RequestError(error.details() or "refused") from None
-            if error.code() not in _SILENCE:
+            if error.code() not in _NO_REPLY:
                 raise UnavailableError(
-                    f"the router at {registry} answered with {error.code().name}: {error.details()}"
+                    f"the router at {registry} replied with {error.code().name}: {error.details()}"
                 ) from None
             raise UnavailableError(
                 f"no router answers at {registry}: {credentials.explain(error)}; --router is the "

@@ -1,8 +1,8 @@
-"""Nodes that may serve in one cluster: all those of one model, in any versions of it.
+"""Groups of nodes that may serve in one cluster: those of one model, in any versions of it.
 
-Nodes of one fingerprint are a group, and KV passes only within a group (``place.py``). During the
-rollout of a new version two groups coexist under the model's name. A router tokenizes before it
-knows which group a request goes to, so everything that concerns text must be the same in each.
+Nodes with the same fingerprint form a group, and KV passes only within a group (``place.py``).
+During the rollout of a new version two groups share the model's name. A router tokenizes before it
+chooses a group, so everything that concerns text must be the same in each.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ TEXT_FIELDS = ("vocabulary", "chat_template", "vocab_size")
 
 
 def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
-    """The reason why a node may not join those present; empty if it may. With none present, any
-    model may join."""
+    """The reason why a node may not join those present; empty if it may. The first node may have
+    any model."""
     if not present or any(card.fingerprint == newcomer.fingerprint for card in present):
         return ""
     namesakes = [card for card in present if card.name == newcomer.name]
     if not namesakes:
-        known = present[0]
+        card = present[0]
         return (
-            f"different models: {difference(known, newcomer)} on the node ({newcomer.name!r}); "
+            f"different models: {difference(card, newcomer)} on the node ({newcomer.name!r}); "
             f"start it with the cluster's model, let it join another router, or, if it is a new "
-            f"version of {known.name!r}, start it with --served-model-name {known.name}"
+            f"version of {card.name!r}, start it with --served-model-name {card.name}"
         )
     if text_of(namesakes[0]) != text_of(newcomer):
         return (
@@ -37,20 +37,20 @@ def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
 
 
 def text_of(card: pb.ModelCard) -> tuple[str, ...]:
-    """The values of ``TEXT_FIELDS``, on which the router's own work depends."""
+    """The values of ``TEXT_FIELDS``, on which the router's tokenization depends."""
     fields = _fields(card.fingerprint)
     return tuple(fields.get(name, "") for name in TEXT_FIELDS)
 
 
 def field_of(card: pb.ModelCard, name: str) -> str:
-    """One field of a fingerprint; empty if it has none of this name."""
+    """A field of a fingerprint; empty if it has no such field."""
     return _fields(card.fingerprint).get(name, "")
 
 
 def difference(
     cluster: pb.ModelCard, node: pb.ModelCard, names: Sequence[str] | None = None
 ) -> str:
-    """The first field in which two fingerprints, ``field=value`` lines, differ, with both
+    """The first field in which two fingerprints (``field=value`` lines) differ, with both
     values."""
     ours, theirs = _fields(cluster.fingerprint), _fields(node.fingerprint)
     for name in names or sorted(set(ours) | set(theirs)):

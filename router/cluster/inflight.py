@@ -1,9 +1,9 @@
-"""The load that a router has placed on a node, ahead of the node's own reports.
+"""The load that a router has placed on a node and the node has not reported yet.
 
-A heartbeat is up to a second old, and by heartbeats alone a burst would go to one node. So the
-router counts its own prompts, from their placement until the node reports them as computed; a
-report adds what other routers have queued there. The keys of a prompt are expected where it was
-placed, until the node has had time to report that it holds them.
+A heartbeat is up to a second old, so placement by heartbeats alone would send a burst to one node.
+The router therefore counts its own prompts from their placement until the node reports them as
+computed; a report adds what other routers have queued. The keys of a prompt are expected on its
+node until the node has had time to report them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-# The first report after a prompt was computed may have been written before that.
+# Reports to wait for: the first after a prompt was computed may have been written before.
 REPORTS = 2
 
 
 @dataclass(slots=True, eq=False)
 class InflightPrompt:
-    """One prompt on one node: the tokens to compute there, the room that it takes, and the keys
-    that the node will report. ``reports`` counts down once it is computed."""
+    """One prompt on one node: the tokens to compute there, the room it takes, and the keys that the
+    node will report. ``reports`` counts down once it is computed."""
 
     compute_tokens: int
     room_tokens: int
@@ -27,19 +27,19 @@ class InflightPrompt:
 
 
 class InflightLoad:
-    """This router's prompts on one node. Each is begun once and ended once."""
+    """This router's prompts on one node. Each begins once and ends once."""
 
     def __init__(self) -> None:
-        self.queued_tokens = 0  # that the node has yet to compute, other routers' included
-        self.compute_tokens = 0  # of these, this router's prompts
-        # Tokens that fit into the node's free blocks, less those placed there since its last
-        # report; None if it has reported no blocks.
+        self.queued_tokens = 0  # to be computed on the node, including other routers'
+        self.compute_tokens = 0  # this router's part of them
+        # Tokens that fit into the node's free blocks, less those placed since its last report; None
+        # if it has reported no blocks.
         self.room_tokens: int | None = None
         self._settling: list[InflightPrompt] = []
         self._expected: Counter[int] = Counter()
 
     def expects(self, key: int) -> bool:
-        """True if the node will hold this key."""
+        """True if the node is expected to hold this key."""
         return key in self._expected
 
     def begin(self, prompt: InflightPrompt) -> None:
@@ -50,7 +50,7 @@ class InflightLoad:
         self._expected.update(prompt.keys)
 
     def end(self, prompt: InflightPrompt, *, computed: bool) -> None:
-        """Count the prompt no longer: it is computed there, or never will be."""
+        """Stop counting the prompt: it is ``computed``, or never will be."""
         self.compute_tokens -= prompt.compute_tokens
         self.queued_tokens -= prompt.compute_tokens
         if computed:
@@ -58,8 +58,8 @@ class InflightLoad:
         else:
             self._forget(prompt)
 
-    def reported(self, queued_tokens: int, room_tokens: int | None) -> None:
-        """Take over the node's own counts, which include other routers' prompts."""
+    def apply_report(self, queued_tokens: int, room_tokens: int | None) -> None:
+        """Apply the node's own counts, which include other routers' prompts."""
         self.queued_tokens = max(queued_tokens, self.compute_tokens)
         self.room_tokens = room_tokens
         for prompt in self._settling:
@@ -76,7 +76,7 @@ class InflightLoad:
 
 
 class InflightPlacement:
-    """One prompt in the in-flight load of all nodes that it was placed on."""
+    """The in-flight entries of one prompt on all nodes on which it was placed."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, InflightLoad, InflightPrompt]] = []
@@ -86,7 +86,8 @@ class InflightPlacement:
         self._entries.append((node_id, load, prompt))
 
     def end(self, *computed_on: str) -> None:
-        """End the prompt on all nodes; those named hold it now. Only the first call counts."""
+        """End the prompt on all nodes; those in ``computed_on`` hold it now. No-op when
+        repeated."""
         entries, self._entries = self._entries, []
         for node_id, load, prompt in entries:
             load.end(prompt, computed=node_id in computed_on)

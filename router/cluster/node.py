@@ -1,7 +1,7 @@
-"""One node as the router knows it: identity, reported load, prefixes, connection, drain state.
+"""One node as the router sees it: identity, reported load, prefixes, connection, drain state.
 
-A node is one start of a process, (id, epoch): when the same id joins with a new epoch, the old node
-is lost, and its requests end.
+A node is one start of a process, (id, epoch). When an id joins with a new epoch, the old node is
+lost and its requests end.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from ..placement.node_prefixes import NodePrefixes, PromptKeys
 from ..placement.place import NodeView
 from .ejection import Ejection
 from .inflight import InflightLoad, InflightPrompt
-from .reported_load import clamp_load
+from .reported_load import MAX_LINKS, clamp_load
 
 log = logger("router")
 
 M = TypeVar("M", pb.Load, pb.ModelCard)
 
-# Links of a decode node that are remembered; the oldest are forgotten first.
-MAX_LINKS = 4096
-# Keys of a prompt that are expected where it was placed, until the node reports what it holds.
+# Keys of a prompt that are expected on its node until the node reports them.
 MAX_EXPECTED_KEYS = 512
 
 
 class Node:
-    """One start of one node. ``lost`` is final."""
+    """One start of a node. ``lost`` is final."""
 
     def __init__(
         self,
@@ -51,14 +49,14 @@ class Node:
         self.is_prefill = request.role == pb.ROLE_PREFILL
         self.key = request.node_id, request.epoch
         self.address = address
-        # A copy: a part of a message keeps all of it in memory.
-        self.model = _copied(request.model)
+        # A copy, because part of a message keeps the whole message in memory.
+        self.model = _copy(request.model)
         self.group = sys.intern(request.model.fingerprint)
         self.version = request.version
         self.load = pb.Load()
-        self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
-        self.sequences = 0  # running or waiting on the node, as far as is known now
-        self._other_sequences = 0  # of other routers' requests, by the last report
+        self.rate = 0.0  # prefill tokens per second; 0 until measured
+        self.sequences = 0  # running or waiting on the node, as far as known
+        self._other_sequences = 0  # from other routers, by the last report
         self._link_rates: dict[str, float] = {}
         self.prefixes = NodePrefixes()
         self.inflight_load = InflightLoad()
@@ -68,7 +66,7 @@ class Node:
         self.draining = False
         self.left = False
         self.lost = False
-        self.unreachable = ""  # why this router cannot reach it
+        self.unreachable = ""  # the reason why this router cannot reach it
         self.to_drain = False  # by an operator's command
         self.drain_seconds: float | None = None  # the operator's limit for what runs
         self.next_role: pb.Role = pb.ROLE_UNSPECIFIED  # by an operator's command
@@ -77,7 +75,7 @@ class Node:
 
     @property
     def inflight_requests(self) -> int:
-        """This router's requests that run on the node."""
+        """The number of this router's requests on the node."""
         return self._connection.requests
 
     @property
@@ -88,44 +86,45 @@ class Node:
         return load.queued_tokens if self.is_prefill or self.sequences else load.compute_tokens
 
     def has_room(self, tokens: int) -> bool:
-        """True if that many tokens fit, or if it is unknown."""
+        """True if ``tokens`` fit, or if the room is unknown."""
         room = self.inflight_load.room_tokens
         return room is None or room >= tokens
 
     def holds(self, key: int) -> bool:
-        """True if it holds, or will hold, the prefix with this key."""
-        known = key in self.prefixes.keys or self.inflight_load.expects(key)
-        return known and not self.lost
+        """True if it holds, or is expected to hold, the prefix with this key."""
+        has_key = key in self.prefixes.keys or self.inflight_load.expects(key)
+        return has_key and not self.lost
 
     @property
     def ejected(self) -> bool:
-        """True if requests should rather go elsewhere."""
+        """True if requests should preferably go elsewhere."""
         return bool(self.unreachable) or (self.ejection.doubtful and self.ejection.ejected)
 
     @property
     def state(self) -> str:
-        """Its state in a word, for operators."""
+        """Its state in one word, for operators."""
         if self.draining:
             return "draining"
         return "unreachable" if self.unreachable else "ready"
 
     @property
-    def taken_out(self) -> bool:
-        """True if an operator wants no more work on it."""
+    def is_withdrawn(self) -> bool:
+        """True if an operator has taken it out of service."""
         return self.to_drain or self.next_role != pb.ROLE_UNSPECIFIED
 
     @property
     def finished(self) -> bool:
-        """True if its silence is no loss: it has left, or it drains to end and no request would end
-        with it."""
-        # One that changes its role is expected back.
+        """True if its silence is not a loss: it has left, or it is draining and no request would be
+        lost with it."""
+        # A node that changes its role is expected back.
         ends = self.draining and self.next_role == pb.ROLE_UNSPECIFIED
-        # Decode nodes do without a prefill node, and one of --pd-url never tells that it leaves.
+        # Decode nodes work without a prefill node, and one of --pd-url never announces that it
+        # leaves.
         return self.left or (ends and (self.is_prefill or not self._serves))
 
     @property
     def _serves(self) -> bool:
-        """True if a request may run on it, of this router or by its last report."""
+        """True if it may run a request, of this router or by its last report."""
         load = self.load
         return bool(self.inflight_requests or load.running or load.waiting or load.transfers)
 
@@ -164,7 +163,7 @@ class Node:
         )
 
     def inflight_prompt(self, prompt: PromptKeys, compute_tokens: int) -> InflightPrompt:
-        """The entry of a prompt that is being placed here, for ``inflight_load``."""
+        """The ``inflight_load`` entry of a prompt that is placed here."""
         sample = islice(self.prefixes.sample(prompt), MAX_EXPECTED_KEYS)
         keys = tuple(key for _, key in sample)
         self.prefixes.expect(keys)
@@ -173,25 +172,25 @@ class Node:
     # -- changes -----------------------------------------------------------------------------
 
     def report(self, load: pb.Load, prefixes: pb.Prefixes) -> None:
-        """Take over what a join or a heartbeat reports."""
+        """Apply the report of a join or a heartbeat."""
         clamp_load(load)
-        self._learn_links(load)
-        self.load = _copied(load)
+        self._update_links(load)
+        self.load = _copy(load)
         self.rate = load.prefill_tokens_per_second
         has_blocks = load.total_blocks and load.block_size
         room = load.free_blocks * load.block_size if has_blocks else None
-        # The report was written a little before it arrived, perhaps with requests that have ended.
+        # The report was written slightly earlier, and may include requests that have ended.
         peak = self._connection.take_peak()
         self._other_sequences = max(0, load.running + load.waiting - peak)
         self._count_sequences()
-        self.inflight_load.reported(load.queued_prefill_tokens, room)
+        self.inflight_load.apply_report(load.queued_prefill_tokens, room)
         self.prefixes.update(prefixes)
 
     def _count_sequences(self) -> None:
         self.sequences = self._connection.sequences + self._other_sequences
 
-    def _learn_links(self, load: pb.Load) -> None:
-        """Move the rates that have changed out of a report; 0 removes a link."""
+    def _update_links(self, load: pb.Load) -> None:
+        """Move the changed link rates out of a report; a rate of 0 removes a link."""
         for link in load.link_rates:
             self._link_rates.pop(link.node_id, None)
             if link.tokens_per_second:
@@ -201,21 +200,21 @@ class Node:
             del self._link_rates[next(iter(self._link_rates))]
 
     def drain(self, seconds: float | None = None) -> None:
-        """Place nothing more here; the reply to the node's next heartbeat tells it to drain. What
-        runs there has ``seconds``, or as long as it takes."""
+        """Place nothing more here, and let the reply to the next heartbeat tell the node to drain.
+        Running requests have ``seconds``, or unlimited time."""
         log.info("node %s is to drain", self.node_id)
         self.to_drain = self.draining = True
         self.drain_seconds = seconds
 
     def switch(self, role: pb.Role) -> None:
-        """Drain the node until it joins again in this role."""
+        """Drain the node until it rejoins with this role."""
         log.info("node %s is to change its role", self.node_id)
         self.next_role, self.draining = role, True
 
-    def reach(self, problem: str) -> None:
-        """Note why the node cannot be reached; empty if it can."""
+    def set_unreachable(self, problem: str) -> None:
+        """Set the reason why the node cannot be reached; empty if it can."""
         if self.unreachable and not problem:
-            self.ejection.reached()
+            self.ejection.on_reachable()
         self.unreachable = problem
 
     def lose(self) -> None:
@@ -229,17 +228,17 @@ class Node:
         """Start a request; ``end`` must follow."""
         remote = self._connection.generate(request, metadata)
         self._count_sequences()
-        self.ejection.sent(remote, compiles=request.sampling.HasField("structured_outputs"))
+        self.ejection.on_sent(remote, compiles=request.sampling.HasField("structured_outputs"))
         return remote
 
     def end(self, remote: RemoteRequest) -> None:
-        """End a request, whether it has finished or not."""
+        """End a request, finished or not."""
         self._connection.end(remote)
         self._count_sequences()
-        self.ejection.ended(remote)
+        self.ejection.on_end(remote)
 
     async def reconnect(self, remote: RemoteRequest) -> bool:
-        """Replace the connection that a request has lost; false if the node is not reached soon."""
+        """Replace the connection that a request has lost. False if the node is not reached soon."""
         return await self._connection.reconnect(remote)
 
     def end_choice(self, internal_id: int, index: int) -> None:
@@ -251,7 +250,7 @@ class Node:
         await self._connection.close()
 
 
-def _copied(message: M) -> M:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made
+def _copy(message: M) -> M:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy

@@ -1,4 +1,4 @@
-"""An operator's commands to nodes, which the next heartbeat of a node takes along."""
+"""An operator's commands to nodes, which are sent with the next heartbeat's reply."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ MAX_NAME = 256
 
 
 class UnknownNodeError(RequestError):
-    """No node has this name."""
+    """There is no node of this name."""
 
 
 class NodeCommands:
-    """Drains and role switches, by registry and by HTTP."""
+    """Drains and role changes, through the registry and over HTTP."""
 
     def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
         self._options = options
         self._nodes = nodes
 
     def drain(self, node_id: str, seconds: float | None) -> None:
-        """Drain a node, without a limit if ``seconds`` is ``None``. Raises ``RequestError``."""
-        node = self._commanded(node_id)
+        """Drain a node, without a time limit if ``seconds`` is ``None``. Raises
+        ``RequestError``."""
+        node = self._find(node_id)
         if seconds is not None and not 0 <= seconds < inf:  # rejects NaN too
             raise RequestError(f"a drain's timeout must be seconds, not {seconds}")
         node.drain(seconds)
 
     def set_role(self, node_id: str, role: pb.Role, *, force: bool) -> None:
         """Make a node switch to ``role``. Raises ``RequestError``."""
-        node = self._commanded(node_id)
+        node = self._find(node_id)
         problem = self._role_problem(node, role, force)
         if problem:
             raise RequestError(problem)
         node.switch(role)
 
-    def _commanded(self, node_id: str) -> Node:
-        """The node of a command. Raises ``RequestError`` if there is none, or if the router has no
-        way to pass the command on."""
-        node = self._nodes.named(node_id)
+    def _find(self, node_id: str) -> Node:
+        """The node to command. Raises ``RequestError`` if there is none, or if the router cannot
+        send it commands."""
+        node = self._nodes.find(node_id)
         if node is None:
-            known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
-            message = f"no node is called {node_id[:MAX_NAME]!r}; the nodes are: {known}"
+            names = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
+            message = f"no node is called {node_id[:MAX_NAME]!r}; the nodes are: {names}"
             raise UnknownNodeError(message)
         if node.address in self._options.prefill_addresses:
             raise RequestError(

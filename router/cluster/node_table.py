@@ -1,4 +1,4 @@
-"""The table of all nodes that the router knows; owns the nodes and with them their channels."""
+"""The table of all nodes of a router. It owns the nodes and thereby their channels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .shortlist import FEW, Excluded, Roster, shortlist
 
 log = logger("router")
 
-# When as many nodes fall silent at once, and more than this part of all, the nodes are hardly the
-# cause. They are lost only after PATIENCE times the usual timeout; RPCs to nodes that are gone
+# If at least this many nodes fall silent at once, and more than this fraction of all, the nodes are
+# hardly the cause. They are lost only after PATIENCE times the usual timeout; RPCs to dead nodes
 # fail sooner anyway.
 MANY_SILENT = 16
-PART_SILENT = 0.2
+FRACTION_SILENT = 0.2
 PATIENCE = 3.0
 
 
@@ -58,14 +58,14 @@ class NodeTable:
         self.prefills = RecentPrefills(clock)
         self.ejections = Counter(
             "tandem_decode_nodes_ejected",
-            "Times that a decode node was left alone because it could not be reached, by reason.",
+            "Ejections of decode nodes that could not be reached, by reason.",
             ["reason"],
             registry=None,
         )
         self.migrations = Counter(
             "tandem_requests_migrated",
-            "Requests with output that another decode node continued, by the reason why theirs "
-            "ended: it failed, or its drain timeout was over.",
+            "Requests whose output another decode node continued, by the reason: the first node "
+            "failed, or its drain timed out.",
             ["reason"],
             registry=None,
         )
@@ -81,15 +81,15 @@ class NodeTable:
         return iter(tuple(self._nodes.values()))
 
     def __getitem__(self, node_id: str) -> Node:
-        """A node of the last snapshot: nothing changes the table between the two."""
+        """A node of the last snapshot; nothing may change the table in between."""
         return self._nodes[node_id]
 
     def get(self, node_id: str, epoch: int) -> Node | None:
-        """The node, if this start of it is the present one."""
+        """The node, if this start of it is the current one."""
         node = self._nodes.get(node_id)
         return node if node is not None and node.epoch == epoch else None
 
-    def named(self, node_id: str) -> Node | None:
+    def find(self, node_id: str) -> Node | None:
         """The node of this name, with any epoch."""
         return self._nodes.get(node_id)
 
@@ -102,16 +102,16 @@ class NodeTable:
         return any(n.role == pb.ROLE_DECODE and not n.draining for n in self._nodes.values())
 
     def decode_reachable(self) -> bool:
-        """True if a decode node takes work, and this router can call it."""
+        """True if a decode node takes work and this router can reach it."""
         return any(not n.is_prefill and n.state == "ready" for n in self._nodes.values())
 
     def infos(self) -> list[pb.NodeInfo]:
-        """All nodes as operators see them, decode nodes last, by name."""
+        """All nodes as operators see them, by name, with decode nodes last."""
         nodes = sorted(self._nodes.values(), key=lambda node: (node.role, node.node_id))
         return [node.info(self._clock()) for node in nodes]
 
     def prefix_version(self, node_id: str, epoch: int) -> int:
-        """The version of this node's prefixes that the router has; 0 if it has none."""
+        """The version of this node's prefixes that the router has; 0 without any."""
         node = self.get(node_id, epoch)
         return node.prefixes.version if node is not None else 0
 
@@ -136,19 +136,19 @@ class NodeTable:
     def views(
         self, prompt: PromptKeys, turn: int = 0, exclude: Excluded = frozenset()
     ) -> list[NodeView]:
-        """The candidates for a prompt: every node, or a shortlist if there are very many."""
+        """The candidates for a prompt: every node, or a shortlist of very many."""
         if len(self._nodes) <= FEW:
             return [node.view(prompt) for node in self._nodes.values()]
         few = shortlist(self._roster.kinds, self._prefix_table, prompt, turn, exclude)
         return [node.view(prompt) for node in few]
 
-    def unreachable(self, node: Node, remote: Any, reason: str) -> None:
-        """Back off from a node after a request to it failed on the way or got no answer."""
-        pause = node.ejection.failed(remote)
+    def back_off(self, node: Node, remote: Any, reason: str) -> None:
+        """Back off from a node after a request did not reach it or got no reply."""
+        pause = node.ejection.on_failure(remote)
         if pause:
             self.ejections.labels(reason).inc()
             log.warning(
-                "node %s gets requests last for %g s: %s, %.1f s after its last heartbeat",
+                "node %s is ejected for %g s: %s, %.1f s after its last heartbeat",
                 node.node_id,
                 pause,
                 reason,
@@ -156,28 +156,28 @@ class NodeTable:
             )
         self.on_doubt(node)
 
-    def found_unreachable(self, node: Node, problem: str) -> None:
-        """Take over why a node cannot be called; empty if it has answered."""
+    def set_unreachable(self, node: Node, problem: str) -> None:
+        """Set the reason why a node cannot be reached; empty once it replies."""
         if problem and problem != node.unreachable:
             log.warning("node %s is unreachable: %s", node.node_id, problem)
         if node.unreachable and not problem:
-            log.info("node %s can be called again", node.node_id)
-        node.reach(problem)
+            log.info("node %s can be reached again", node.node_id)
+        node.set_unreachable(problem)
 
     # -- membership --------------------------------------------------------------------------
 
     def join(self, request: pb.JoinRequest, address: str) -> Node:
-        """Enter a node. One that joins again with the same epoch keeps its requests."""
+        """Add a node. One that joins again with the same epoch keeps its requests."""
         node = self.get(request.node_id, request.epoch)
         if node is not None and node.address == address and node.role == request.role:
             node.report(request.load, request.prefixes)
             node.last_seen = self._clock()
             node.left = False
-            node.draining = node.taken_out
+            node.draining = node.is_withdrawn
             return node
-        before = self._nodes.get(request.node_id)
-        if before is not None and before.epoch != request.epoch and not before.finished:
-            self._lose(before, "died and was restarted", "died without a word")
+        previous = self._nodes.get(request.node_id)
+        if previous is not None and previous.epoch != request.epoch and not previous.finished:
+            self._lose(previous, "died and was restarted", "died without notice")
         reason = "was replaced by a restart or a change of role"
         self._remove(request.node_id, reason, keep=node is not None)
         return self._add(request, address)
@@ -194,22 +194,22 @@ class NodeTable:
         self._roster.add(node)
         node.report(request.load, request.prefixes)
         log.info("%s node %s joined from %s", role_name(node.role), node.node_id, address)
-        self.absent.returned(node.node_id)
+        self.absent.mark_returned(node.node_id)
         return node
 
     def heartbeat(self, request: pb.HeartbeatRequest) -> Node | None:
-        """Take over a node's report; ``None`` if the table has no such node."""
+        """Apply a node's report; ``None`` if the table has no such node."""
         node = self.get(request.node_id, request.epoch)
         if node is None:
             return None
         node.last_seen = self._clock()
         node.report(request.load, request.prefixes)
-        node.draining = request.draining or node.left or node.taken_out
+        node.draining = request.draining or node.left or node.is_withdrawn
         return node
 
     def leave(self, node_id: str, epoch: int, failure: str = "") -> None:
-        """Place nothing more on a node, which finishes what it has; lose it at once if it ends with
-        a failure."""
+        """Place nothing more on a node, which finishes its work. One that ends with a failure is
+        lost at once."""
         node = self.get(node_id, epoch)
         if node is None:
             return
@@ -222,8 +222,8 @@ class NodeTable:
     def expire(self, held_up: float = 0.0) -> None:
         """Remove the nodes whose heartbeats have stopped, as lost unless they have finished.
 
-        ``held_up`` is how many seconds the router itself just stood still. Messages that arrived
-        meanwhile are still unread, so this time never counts as silence of a node.
+        ``held_up`` is the time in seconds for which the router itself just stood still. Messages
+        that arrived meanwhile are still unread, so it does not count as silence of a node.
         """
         now = self._clock()
         for node in self._nodes.values():
@@ -238,10 +238,10 @@ class NodeTable:
             self._lose(node, reason, reason, keep=True)
 
     def _lose(
-        self, node: Node, what: str, reason: str, *, failed: bool = False, keep: bool = False
+        self, node: Node, event: str, reason: str, *, failed: bool = False, keep: bool = False
     ) -> None:
-        """Remove a node that should be here, and remember the reason."""
-        self._remove(node.node_id, what, logging.WARNING, keep=keep)
+        """Remove a node that should be here, and record the reason."""
+        self._remove(node.node_id, event, logging.WARNING, keep=keep)
         self.absent.add(
             pb.AbsentNode(
                 node_id=node.node_id,
@@ -253,9 +253,9 @@ class NodeTable:
         )
 
     def _patience(self, now: float) -> float:
-        """Seconds of silence after which a node is lost."""
+        """The seconds of silence after which a node is lost."""
         count = len(self._silent(now - self._timeout))
-        many = count >= MANY_SILENT and count > PART_SILENT * len(self._nodes)
+        many = count >= MANY_SILENT and count > FRACTION_SILENT * len(self._nodes)
         patience = self._timeout * (PATIENCE if many else 1.0)
         if many and not self._many_silent:
             log.warning(
@@ -279,7 +279,7 @@ class NodeTable:
     def _remove(
         self, node_id: str, reason: str, level: int = logging.INFO, *, keep: bool = False
     ) -> None:
-        """Lose a node if it is present. ``keep`` its prefixes if the same start may return."""
+        """Remove a node if it is present. ``keep`` its prefixes if the same start may return."""
         node = self._nodes.pop(node_id, None)
         if node is None:
             return

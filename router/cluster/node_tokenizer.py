@@ -1,4 +1,4 @@
-"""The tokenizer of a model that is not on the router's machine, from a node that has it."""
+"""The tokenizer of a model, fetched from a node unless this machine has it."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ FETCH_SECONDS = 120.0
 async def tokenizer_of(
     card: pb.ModelCard, address: str, credentials: Credentials
 ) -> TokenizerFiles:
-    """The tokenizer of a node's model: from the node's folder if that is on this machine, and of
-    the same model, else from the node. Raises ``ModelError``."""
+    """The tokenizer of a node's model: from the model's folder if this machine has the same one
+    there, otherwise from the node. Raises ``ModelError``."""
     try:
         files = await in_thread(lambda: read_tokenizer(Path(card.path)))
-        here = ""
-        if problem := await in_thread(lambda: _other(files, card)):
-            here = f"{files.origin} is on this machine, and of another model ({problem})"
+        local_problem = ""
+        if problem := await in_thread(lambda: _mismatch(files, card)):
+            local_problem = f"{files.origin} is on this machine, and of another model ({problem})"
     except ModelError as error:
-        here = str(error)
-    if not here:
+        local_problem = str(error)
+    if not local_problem:
         return files
     try:
         files = await _fetch(address, credentials)
-    except _NotGivenError as error:
-        raise ModelError(f"{here}; and the node does not give it: {error}") from None
-    if problem := await in_thread(lambda: _other(files, card)):
-        raise ModelError(f"the node gives another one than it announces ({problem})")
+    except _FetchError as error:
+        raise ModelError(f"{local_problem}; fetching it from the node failed: {error}") from None
+    if problem := await in_thread(lambda: _mismatch(files, card)):
+        raise ModelError(f"the node sent another tokenizer than it announced ({problem})")
     log.info("the tokenizer of %s comes from the node at %s", card.name, address)
     return files
 
 
-class _NotGivenError(Exception):
-    pass
+class _FetchError(Exception):
+    """The node did not send a tokenizer."""
 
 
 async def _fetch(address: str, credentials: Credentials) -> TokenizerFiles:
@@ -66,12 +66,12 @@ async def _fetch(address: str, credentials: Credentials) -> TokenizerFiles:
                     rpc.cancel()
                     raise ModelError(f"the node's tokenizer is larger than {MAX_BYTES} bytes")
         except grpc.aio.AioRpcError as error:
-            raise _NotGivenError(credentials.explain(error)) from None
+            raise _FetchError(credentials.explain(error)) from None
     return await in_thread(lambda: unpack_tokenizer(b"".join(parts)))
 
 
-def _other(files: TokenizerFiles, card: pb.ModelCard) -> str:
-    """The field in which a tokenizer is not the one that a card announces; empty if it is."""
+def _mismatch(files: TokenizerFiles, card: pb.ModelCard) -> str:
+    """The field in which a tokenizer differs from a card's; empty if it matches."""
     announced = {name: field_of(card, name) for name in ("vocabulary", "chat_template")}
     if not any(announced.values()):
         return ""  # a node whose model has no tokenizer

@@ -1,4 +1,4 @@
-"""The model of ``tandem router --model``, known before any node has joined.
+"""The model of ``tandem router --model``, known before any node joins.
 
 Without the option the first node to join decides, which may be a stray one after a restart.
 """
@@ -30,7 +30,7 @@ MAX_PATH = 256
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel:
-    """The model card that nodes are compared with, and the router's own copy of the tokenizer."""
+    """The model card that nodes must match, and the router's own tokenizer."""
 
     card: pb.ModelCard
     tokenizer: Tokenizer
@@ -39,8 +39,9 @@ class PinnedModel:
 async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     """Read the model of ``--model``; ``None`` without the option. Raises ``ModelError``.
 
-    It may be a long download, or a volume that does not answer: the event loop goes on meanwhile,
-    and a cancellation abandons it."""
+    This may take a long download, or hang on a dead volume; the event loop continues meanwhile, and
+    cancelling abandons it.
+    """
     name = options.model
     if name is None:
         return None
@@ -56,9 +57,9 @@ def _describe(
     name: str, ignored_keys: frozenset[str], overrides: Mapping[str, Any]
 ) -> tuple[str, int, TokenizerFiles]:
     """The fingerprint of a model, the size of its vocabulary, and its tokenizer."""
-    with find_model(name) as found:
-        spec = read_spec(found.path, ignored_keys, overrides=overrides)
-        files = read_tokenizer(found.path)
+    with find_model(name) as model:
+        spec = read_spec(model.path, ignored_keys, overrides=overrides)
+        files = read_tokenizer(model.path)
         return fingerprint_text(model_fingerprint(spec, files)), spec.vocab_size, files
 
 
@@ -67,8 +68,8 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
     try:
         return open_source(path).tokenizer_files()
     except OSError as error:
-        shown = str(path)[:MAX_PATH]
-        raise ModelError(f"{shown!r} cannot be read: {error.strerror}") from None
+        name = str(path)[:MAX_PATH]
+        raise ModelError(f"{name!r} cannot be read: {error.strerror}") from None
 
 
 async def load_tokenizer(
@@ -90,17 +91,17 @@ async def load_tokenizer(
 
 
 def _operators_template(files: TokenizerFiles, options: RouterOptions) -> TemplateText | None:
-    """The template of ``--chat-template``. Raises ``ModelError`` for a name that the model has
-    not."""
+    """The template of ``--chat-template``. Raises ``ModelError`` for a name that the model
+    lacks."""
     if (name := options.template_name) is None:
-        source, given = options.template_source, options.chat_template
-        origin = "--chat-template" if given == source else f"--chat-template {given}"
+        source, option = options.template_source, options.chat_template
+        origin = "--chat-template" if option == source else f"--chat-template {option}"
         return None if source is None else TemplateText(source, origin)
     templates = files.templates()
     if name not in templates:
-        known = ", ".join(sorted(templates)) or "none"
+        names = ", ".join(sorted(templates)) or "none"
         raise ModelError(
             f"--chat-template {name!r} is neither a file nor the name of a chat template of the "
-            f"model ({files.origin}), which has: {known}"
+            f"model ({files.origin}), which has: {names}"
         )
     return templates[name]

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 log = logger("router")
 
-# Repeated joins must not fill the log.
+# At most one line per this time, so that repeated joins do not fill the log.
 QUIET_SECONDS = 10.0
 
 
 class Registry(RegistryServicer):
-    """Owns the node table and the model that all its nodes serve."""
+    """Owns the model that all nodes serve, and controls the node table."""
 
     def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
         self._options = options
@@ -59,10 +59,10 @@ class Registry(RegistryServicer):
         self._entering = asyncio.Lock()
         self._logged_at = -inf
         # All nodes may be lost at once.
-        nodes.absent.most = max(MAX_ABSENT, options.max_nodes)
+        nodes.absent.capacity = max(MAX_ABSENT, options.max_nodes)
 
     def pin(self, model: PinnedModel | None) -> None:
-        """Let only nodes of this model join; ``None`` lets the first node decide."""
+        """Admit only nodes of this model; with ``None`` the first node decides."""
         self._pinned = model
         self._tokenizer = model.tokenizer if model is not None else None
 
@@ -74,11 +74,11 @@ class Registry(RegistryServicer):
         return self._model
 
     def served_name(self) -> str:
-        """The name of the served model; empty until a decode node has joined for the first time."""
+        """The name of the served model; empty until the first decode node has joined."""
         return self._model.name if self._model is not None else ""
 
     def check_started(self) -> None:
-        """Raise ``UnavailableError`` until a decode node has joined for the first time."""
+        """Raise ``UnavailableError`` until the first decode node has joined."""
         if self._model is None:
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
 
@@ -87,11 +87,11 @@ class Registry(RegistryServicer):
         self.model()
         if not self._nodes.decode_reachable():
             raise UnavailableError(
-                "This router can call none of its decode nodes; its log and tandem doctor say why."
+                "This router can reach none of its decode nodes; its log and tandem doctor say why."
             )
 
     def unready(self) -> str:
-        """Why ``check_ready`` would raise; empty if it would not."""
+        """The reason why ``check_ready`` would raise; empty if it would not."""
         try:
             self.check_ready()
         except UnavailableError as error:
@@ -99,35 +99,35 @@ class Registry(RegistryServicer):
         return ""
 
     async def enter(self, request: pb.JoinRequest, address: str, *, met: bool = False) -> None:
-        """Enter a node that has joined by itself, or that --pd-url names. It is called first,
-        unless the router has just ``met`` it there.
+        """Admit a node that asks to join or that --pd-url lists. It is probed first, unless the
+        router has just ``met`` it there.
 
         Raises ``RequestError`` for an invalid request, ``PeerRefusedError`` for a node that does
-        not belong to this cluster, and ``UnreachedError`` for one that cannot be called.
+        not belong to this cluster, and ``UnreachedError`` for one that cannot be reached.
         """
         try:
             if problem := self._problem(request):
                 raise RequestError(problem)
             self._check_model(request.model, address)
             await self._check_name(request, address)
-            if not met and not self._knows(request, address):
+            if not met and not self._is_present(request, address):
                 await self.reachability.meet(request.node_id, request.epoch, request.role, address)
-            # One at a time: the first brings the model, and the others are compared with it.
+            # One at a time: the first defines the model, and the others are compared with it.
             async with self._entering:
-                await self._take(request, address)
+                await self._admit(request, address)
         except (PeerRefusedError, RequestError, UnreachedError) as error:
             self._note_refusal(request, address, str(error))
             raise
 
-    def _knows(self, request: pb.JoinRequest, address: str) -> bool:
-        """True if this start of the node is here with this address and role, and those of --pd-url
-        are polled there."""
+    def _is_present(self, request: pb.JoinRequest, address: str) -> bool:
+        """True if this start of the node is already here with this address and role. Nodes of
+        --pd-url are polled, and need no probe either."""
         node = self._nodes.get(request.node_id, request.epoch)
-        known = node is not None and (node.address, node.role) == (address, request.role)
-        return known or address in self._options.prefill_addresses
+        same = node is not None and (node.address, node.role) == (address, request.role)
+        return same or address in self._options.prefill_addresses
 
-    async def _take(self, request: pb.JoinRequest, address: str) -> None:
-        self._check_model(request.model, address)  # another one may have come first
+    async def _admit(self, request: pb.JoinRequest, address: str) -> None:
+        self._check_model(request.model, address)  # another node may have joined meanwhile
         if request.role == pb.ROLE_DECODE:
             await self._load_tokenizer(request.model, address)
         self._nodes.join(request, address)
@@ -137,25 +137,24 @@ class Registry(RegistryServicer):
         self._update_model()
 
     def _note_refusal(self, request: pb.JoinRequest, address: str, reason: str) -> None:
-        """Count a refusal, remember it, and log it if it is new: refused nodes try again and
-        again."""
+        """Count and record a refusal, and log it if it is new: refused nodes keep retrying."""
         absent, name = self._nodes.absent, request.node_id
-        shown = _printable(address)[:MAX_NAME]
-        known = absent.reason(name)
-        if _name_problem(request) or (absent.full and not known):
+        printable = _printable(address)[:MAX_NAME]
+        last_reason = absent.reason(name)
+        if _name_problem(request) or (absent.full and not last_reason):
             absent.refused.labels(role_name(request.role)).inc()
-            self._log_unlisted(shown, reason)
+            self._log_unlisted(printable, reason)
             return
         absent.add(
             pb.AbsentNode(
-                node_id=name, role=request.role, address=shown, refused=True, reason=reason
+                node_id=name, role=request.role, address=printable, refused=True, reason=reason
             )
         )
-        if absent.reason(name) != known:
-            log.warning("node %s at %s is refused: %s", name, shown, absent.reason(name))
+        if absent.reason(name) != last_reason:
+            log.warning("node %s at %s is refused: %s", name, printable, absent.reason(name))
 
     def _log_unlisted(self, address: str, reason: str) -> None:
-        """Log a refusal that is not remembered, so that nothing tells whether it is new."""
+        """Log a refusal that is not recorded, so that it may not be new."""
         now = self._nodes.now()
         if now - self._logged_at >= QUIET_SECONDS:
             self._logged_at = now
@@ -227,16 +226,16 @@ class Registry(RegistryServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def watch(self) -> None:
-        """Lose silent nodes, until cancelled."""
+        """Expire silent nodes until cancelled."""
         pause = min(0.25, self._options.node_timeout / 4)
         try:
             while True:
-                begun = time.monotonic()
+                start = time.monotonic()
                 await asyncio.sleep(pause)
-                before = len(self._nodes)
-                self._nodes.expire(held_up=time.monotonic() - begun - pause)
+                count = len(self._nodes)
+                self._nodes.expire(held_up=time.monotonic() - start - pause)
                 await self._nodes.close_lost()
-                if len(self._nodes) != before:
+                if len(self._nodes) != count:
                     self._update_model()
         finally:
             await self.reachability.close()
@@ -246,15 +245,15 @@ class Registry(RegistryServicer):
             return problem
         if not request.address.isprintable():
             return "address must be printable"
-        named = request.address in self._options.prefill_addresses
-        if not named and not is_host_port(request.address):
+        is_static = request.address in self._options.prefill_addresses
+        if not is_static and not is_host_port(request.address):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
-        if not named and is_wildcard(split_host_port(request.address)[0]):
-            return f"address {request.address} is where a node listens, and leads to none"
+        if not is_static and is_wildcard(split_host_port(request.address)[0]):
+            return f"address {request.address} is a wildcard, which leads to no node"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"
-        known = self._nodes.named(request.node_id)
-        if known is None and len(self._nodes) >= self._options.max_nodes:
+        is_new = self._nodes.find(request.node_id) is None
+        if is_new and len(self._nodes) >= self._options.max_nodes:
             return f"this router takes at most {self._options.max_nodes} nodes; see its --max-nodes"
         return ""
 
@@ -264,41 +263,41 @@ class Registry(RegistryServicer):
             raise PeerRefusedError(refusal)
 
     def _conflict(self, card: pb.ModelCard, address: str) -> str:
-        named = address in self._options.prefill_addresses
-        if not named and self._nodes.serves(card.fingerprint):
-            return ""  # the usual case; comparing with each node takes long in a large cluster
+        is_static = address in self._options.prefill_addresses
+        if not is_static and self._nodes.serves(card.fingerprint):
+            return ""  # the usual case; comparing with each node is slow in a large cluster
         decode = [node.model for node in self._nodes if not node.is_prefill]
-        # A node of --pd-url is of use only to the present decode nodes.
-        if decode and named:
-            if all(card.fingerprint != known.fingerprint for known in decode):
+        # A node of --pd-url is useful only to the present decode nodes.
+        if decode and is_static:
+            if all(card.fingerprint != other.fingerprint for other in decode):
                 return (
                     f"different models: {difference(decode[0], card)} on the node ({card.name!r}); "
                     f"start it with the cluster's model"
                 )
             return ""
         pinned = [self._pinned.card] if self._pinned is not None else []
-        # Those of --pd-url stay when the decode nodes go, and have no say in who comes next.
+        # Nodes of --pd-url stay when the decode nodes go, and do not decide which come next.
         static = self._options.prefill_addresses
         prefill = [n.model for n in self._nodes if n.is_prefill and n.address not in static]
         return conflict([*pinned, *decode, *prefill], card)
 
     async def _check_name(self, request: pb.JoinRequest, address: str) -> None:
-        """Raise ``PeerRefusedError`` if another live process has the name of this one.
+        """Raise ``PeerRefusedError`` if another live process has this node's name.
 
-        A restart is no conflict: it has its predecessor's address, or that one has left or no
-        longer answers.
+        A restart is no conflict: it has its predecessor's address, or the predecessor has left or
+        no longer replies.
         """
-        known = self._nodes.named(request.node_id)
-        if known is None or known.epoch == request.epoch or known.address == address or known.left:
+        other = self._nodes.find(request.node_id)
+        if other is None or other.epoch == request.epoch or other.address == address or other.left:
             return
-        if await self._is_alive(known):
+        if await self._is_alive(other):
             raise PeerRefusedError(
-                f"two nodes are called {request.node_id!r}: one at {known.address}, which answers, "
+                f"two nodes are called {request.node_id!r}: one at {other.address}, which answers, "
                 f"and one at {address}; give one of them another --node-id, or stop the other"
             )
 
     async def _is_alive(self, node: Node) -> bool:
-        """True if this start of a node is at its address, or if nothing can be told."""
+        """True if this start of a node is at its address, or if that cannot be determined."""
         try:
             await self.reachability.meet(node.node_id, node.epoch, node.role, node.address)
         except PeerRefusedError:
@@ -308,14 +307,14 @@ class Registry(RegistryServicer):
         return True
 
     async def _load_tokenizer(self, card: pb.ModelCard, address: str) -> None:
-        """Load the tokenizer once for each model, of whichever node comes first."""
+        """Load the tokenizer once for each model, from whichever node comes first."""
         if self._pinned is not None:
             return
         text = text_of(card)
         if self._loading is None or self._loading[0] != text:
             self._loading = text, asyncio.create_task(self._tokenizer_of(card, address))
         try:
-            # Shielded from a join that times out, so that the next one finds it done.
+            # Shielded from a join that times out, so that the next one finds it loaded.
             self._tokenizer = await asyncio.shield(self._loading[1])
         except Exception as error:
             self._loading = None  # a folder that cannot be read now may be readable later
@@ -351,15 +350,15 @@ class Registry(RegistryServicer):
 
 
 def _name_problem(request: pb.JoinRequest) -> str:
-    """The reason why a node's name and role cannot be shown; empty if they can."""
+    """The reason why a node's name and role cannot be displayed; empty if they can."""
     if not 0 < len(request.node_id) <= MAX_NAME:
         return f"node_id must have 1 to {MAX_NAME} characters"
-    # It is printed to an operator's terminal (``tandem nodes``), as the address is.
+    # It is printed on an operator's terminal (``tandem nodes``), like the address.
     if not request.node_id.isprintable():
         return "node_id must be printable"
     return "" if request.role in ROLES else "role must be prefill or decode"
 
 
 def _printable(text: str) -> str:
-    """A node's text, for logs and terminals."""
+    """A node's text, safe for logs and terminals."""
     return text if text.isprintable() else ascii(text)

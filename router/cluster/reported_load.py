@@ -6,9 +6,10 @@ from math import isfinite
 
 from ...proto import tandem_pb2 as pb
 
-# Sums of several nodes' counts must fit into the 32 bits of a message's field.
+# Sums of several nodes' counts must fit into a 32-bit field of a message.
 MAX_COUNT = 1 << 31
 MAX_TOKENS_PER_SECOND = 1e9
+# Links of a decode node; more are dropped, the oldest first.
 MAX_LINKS = 4096
 _COUNTS = (
     "running",

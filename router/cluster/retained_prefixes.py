@@ -1,4 +1,4 @@
-"""Prefixes of lost nodes, kept for a while: a node that returns need not send all of them again."""
+"""Prefixes of lost nodes, retained for a while so that a returning node need not resend them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ NodeKey = tuple[str, int]  # id and epoch
 
 
 class RetainedPrefixes:
-    """At most ``MAX_RETAINED`` nodes' prefixes; the oldest are dropped first."""
+    """The prefixes of at most ``MAX_RETAINED`` nodes; the oldest are dropped first."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._retained: dict[NodeKey, tuple[float, NodePrefixes]] = {}  # with when each expires
+        # with the time at which each expires
+        self._retained: dict[NodeKey, tuple[float, NodePrefixes]] = {}
 
     def retain(self, key: NodeKey, prefixes: NodePrefixes) -> None:
         self._retained[key] = self._clock() + RETAINED_SECONDS, prefixes
@@ -25,7 +26,7 @@ class RetainedPrefixes:
             self._drop(next(iter(self._retained)))
 
     def take(self, key: NodeKey) -> NodePrefixes | None:
-        """Hand out the prefixes of a node that has returned; ``None`` if there are none."""
+        """Remove and return the prefixes of a node that has returned; ``None`` without any."""
         return self._retained.pop(key, (0.0, None))[1]
 
     def expire(self) -> None:

@@ -1,8 +1,8 @@
 """The nodes that placement compares: all of a small cluster, a few tens of a large one.
 
-They are those that hold the most of the prompt, and the least loaded of a window of each kind and
-version of nodes, a different window for each prompt. If no node of the window has room, all nodes
-of that kind are searched. Round robin compares nothing.
+These are the nodes that hold most of the prompt, and the least loaded in a window over each role
+and version; the window moves with each prompt. If no node in the window has room, all nodes of that
+kind are searched. Round robin compares nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ..placement.policies import ASSUMED_TOKENS_PER_SECOND, SEQUENCE_TOKENS
 from ..placement.prefix_table import PrefixTable
 from .node import Node
 
-# Up to this many nodes, all are compared.
+# Up to this many nodes are all compared.
 FEW = 64
-# Nodes of each kind and version that are looked at for one prompt, and how many are compared.
+# Nodes of each kind and version in a window, the least loaded of them to compare, and the nodes
+# that hold most of the prompt.
 WINDOW = 32
 LIGHTEST = 8
 HOLDING = 12
@@ -35,29 +36,29 @@ def shortlist(
     turn: int,
     exclude: Excluded,
 ) -> list[Node]:
-    """The nodes to compare. ``kinds`` has those of one role and version together."""
-    chosen = dict.fromkeys(prefix_table.find(prompt.sample, Node.holds, HOLDING, turn))
+    """The nodes to compare. Each item of ``kinds`` has the nodes of one role and version."""
+    candidates = dict.fromkeys(prefix_table.find(prompt.sample, Node.holds, HOLDING, turn))
     for nodes in kinds:
-        chosen |= dict.fromkeys(_lightest(nodes, len(prompt.tokens), turn, exclude))
-    return list(chosen)
+        candidates |= dict.fromkeys(_lightest(nodes, len(prompt.tokens), turn, exclude))
+    return list(candidates)
 
 
 def usable(nodes: Iterable[Node], exclude: Excluded) -> list[Node]:
-    """The nodes that may be chosen. An unreachable one has little to do, and must not be the only
-    candidate unless all are."""
-    able = [node for node in nodes if not node.draining]
+    """The nodes that may be chosen. Unreachable ones look idle, and are candidates only if all
+    are."""
+    available = [node for node in nodes if not node.draining]
     if exclude:
-        able = [node for node in able if node.key not in exclude]
-    return [node for node in able if not node.ejected] or able
+        available = [node for node in available if node.key not in exclude]
+    return [node for node in available if not node.ejected] or available
 
 
 def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) -> list[Node]:
     """The nodes that would compute an unknown prompt soonest, and those with the fewest sequences,
-    because policies differ in what they compare."""
-    few: list[Node] = []
+    since policies differ in what they compare."""
+    lightest: list[Node] = []
     for part in _parts(nodes, turn):
-        able = usable(part, exclude)
-        rates = [node.rate for node in able if node.rate]
+        available = usable(part, exclude)
+        rates = [node.rate for node in available if node.rate]
         pace = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_SECOND
 
         def wait(node: Node, pace: float = pace) -> tuple[bool, float]:
@@ -68,15 +69,15 @@ def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) 
             full = load.room_tokens is not None and load.room_tokens < tokens
             return full, work / (node.rate or pace)
 
-        few = sorted(able, key=wait)[:LIGHTEST]
-        few += sorted(able, key=_SEQUENCES)[: LIGHTEST // 2]
-        if any(node.has_room(tokens) for node in few):
+        lightest = sorted(available, key=wait)[:LIGHTEST]
+        lightest += sorted(available, key=_SEQUENCES)[: LIGHTEST // 2]
+        if any(node.has_room(tokens) for node in lightest):
             break
-    return few
+    return lightest
 
 
 def _parts(nodes: Sequence[Node], turn: int) -> Iterator[Sequence[Node]]:
-    """A window that moves on with each turn, then all nodes."""
+    """A window that moves with each turn, then all nodes."""
     if len(nodes) > WINDOW:
         start = turn * WINDOW % len(nodes)
         yield [*nodes[start : start + WINDOW], *nodes[: max(0, start + WINDOW - len(nodes))]]
@@ -84,8 +85,8 @@ def _parts(nodes: Sequence[Node], turn: int) -> Iterator[Sequence[Node]]:
 
 
 class Roster:
-    """All nodes of a table, by role and version. What depends only on which nodes there are is
-    computed anew only after one has come or gone."""
+    """All nodes of a table, by role and version. What depends only on the set of nodes is
+    recomputed only when it changes."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, str], list[Node]] = {}
@@ -114,27 +115,27 @@ class Roster:
     def in_turn(self, turn: int, exclude: Excluded) -> list[Node]:
         """The decode node whose turn it is, and its prefill nodes; empty if no decode node can
         take work."""
-        decode = usable(self._named(), exclude)
+        decode = usable(self._sorted(), exclude)
         if not decode:
             return []
-        chosen = decode[turn % len(decode)]
+        node = decode[turn % len(decode)]
         helpers = [
-            node
-            for node in self._named(prefill=True, group=chosen.group)
-            if not node.draining and node.key not in exclude
+            each
+            for each in self._sorted(prefill=True, group=node.group)
+            if not each.draining and each.key not in exclude
         ]
         first = turn % max(1, len(helpers))
-        return [chosen, *(helpers[first:] + helpers[:first])[:MAX_PREFILL_CANDIDATES]]
+        return [node, *(helpers[first:] + helpers[:first])[:MAX_PREFILL_CANDIDATES]]
 
-    def _named(self, *, prefill: bool = False, group: str = "") -> list[Node]:
+    def _sorted(self, *, prefill: bool = False, group: str = "") -> list[Node]:
         """The decode nodes, or the prefill nodes of a group, by name."""
         key = prefill, group
         if key not in self._by_name:
-            named = [
+            selected = [
                 node
                 for (is_prefill, of_group), nodes in self._kinds.items()
                 if is_prefill == prefill and (not prefill or of_group == group)
                 for node in nodes
             ]
-            self._by_name[key] = sorted(named, key=lambda node: node.node_id)
+            self._by_name[key] = sorted(selected, key=lambda node: node.node_id)
         return self._by_name[key]

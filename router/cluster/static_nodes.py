@@ -1,7 +1,7 @@
 """Prefill nodes that do not join by themselves: the router polls them.
 
-Each status reply of a node behind ``--pd-url`` counts as a heartbeat, so that the node appears when
-it starts, and a decode node is there, and expires when it stops, like any other.
+Each status reply of a node of ``--pd-url`` counts as a heartbeat. Such a node appears once it and a
+decode node have started, and expires like any other when it stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RPC_SECONDS = 2.0
 
 
 class StaticNodes:
-    """Keeps the nodes at fixed addresses in the table for as long as they answer."""
+    """Keeps the nodes at fixed addresses in the table for as long as they reply."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StaticNodes:
         await asyncio.gather(*(self._follow(address) for address in self._addresses))
 
     async def _follow(self, address: str) -> None:
-        """Poll one address. A problem is logged once, until it changes."""
+        """Poll one address. A problem is logged once until it changes."""
         logged = ""
         version = 0
         while True:
@@ -64,8 +64,8 @@ class StaticNodes:
                         problem = f"does not answer: {self._credentials.explain(error)}"
                     except (PeerRefusedError, RequestError):
                         problem = ""  # the registry has logged it
-                    except Exception as error:  # of one node's answer, which ends no router
-                        if (problem := f"gave an answer that failed here: {error!r}") != logged:
+                    except Exception as error:  # a bad reply of one node must not stop the router
+                        if (problem := f"sent a reply that failed here: {error!r}") != logged:
                             log.exception("the status of prefill node %s", address)
                     if problem and problem != logged:
                         log.warning("prefill node %s %s", address, problem)
@@ -73,8 +73,8 @@ class StaticNodes:
                     await asyncio.sleep(POLL_SECONDS)
 
     async def _enter(self, address: str, status: pb.StatusReply) -> int:
-        """Treat a status reply as a heartbeat, or as a join from a new node. Returns the version
-        of the node's prefixes that the router has."""
+        """Treat a status reply as a heartbeat, or as the join of a new node. Returns the version of
+        the node's prefixes that the router has."""
         beat = pb.HeartbeatRequest(
             node_id=status.node_id,
             epoch=status.epoch,

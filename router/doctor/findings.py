@@ -16,7 +16,7 @@ from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
 from ...shared.telemetry.prompt_metrics import PROMPTS, RECENT, RECENT_SECONDS
 from ...shared.unix_sockets import UNIX
-from ..cluster.absence import told
+from ..cluster.admin import describe_absence
 from .survey import Survey, SurveyedNode
 
 # Reasons for local prefill in a healthy cluster.
@@ -27,24 +27,24 @@ NEVER_REMOTE = {
     LocalReason.POOLING,
     LocalReason.PREEMPTED,
 }
-# Reasons of choice; with the other reasons a decode node tried to hand over, and could not.
+# Reasons by choice; with any other reason a decode node tried to receive KV and failed.
 CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
 # Fewer prompts prove nothing.
 MIN_PROMPTS = 5
-# A heartbeat is late after this many periods. The period is assumed for a router too old to report
-# it.
+# A heartbeat is late after this many periods, and the period of a router that does not report it.
 LATE_HEARTBEATS = 2.0
 USUAL_SECONDS = 1.0
-# Parts of the files that a process may open: from the first on it is a note.
+# Fractions of the open-file limit from which there is a note, and a problem.
 FULL, VERY_FULL = 0.8, 0.95
 OPEN_FILES, MAX_OPEN_FILES = "process_open_fds", "process_max_fds"
-# More absent nodes than these are only counted.
+# Further absent nodes are only counted.
 MAX_ABSENT_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``wrong``: requests fail or are slower because of it; otherwise it is a note."""
+    """A problem and its remedy. ``wrong``: requests fail or are slower because of it; otherwise it
+    is a note."""
 
     subject: str
     problem: str
@@ -54,10 +54,10 @@ class Finding:
 
 def findings(survey: Survey) -> list[Finding]:
     """All findings, problems before notes."""
-    found = [
+    all_findings = [
         *_of_router(survey),
         *_of_absent(survey),
-        *(found for seen in survey.nodes for found in _of_node(seen, _late_seconds(survey))),
+        *_of_nodes(survey),
         *_of_models(survey.nodes),
         *_of_versions(survey),
         *_of_placement(survey),
@@ -68,7 +68,7 @@ def findings(survey: Survey) -> list[Finding]:
         *_of_carriers(survey),
         *_of_exposure(survey),
     ]
-    return sorted(found, key=lambda finding: not finding.wrong)
+    return sorted(all_findings, key=lambda finding: not finding.wrong)
 
 
 def _of_router(survey: Survey) -> Iterator[Finding]:
@@ -78,10 +78,10 @@ def _of_router(survey: Survey) -> Iterator[Finding]:
             f"does not answer at {survey.url}: {survey.health.problem}",
             "start it (tandem router), or correct the address",
         )
-    if survey.listed.problem:
+    if survey.listing.problem:
         yield Finding(
             "router",
-            f"its registry does not answer at {survey.registry}: {survey.listed.problem}",
+            f"its registry does not answer at {survey.registry}: {survey.listing.problem}",
             "name the address of --registry-port with --router",
         )
     elif not _with_role(survey.nodes, pb.ROLE_DECODE):
@@ -103,7 +103,7 @@ def _of_router(survey: Survey) -> Iterator[Finding]:
 
 
 def _of_absent(survey: Survey) -> Iterator[Finding]:
-    absent = list(survey.listed.reply.absent) if survey.listed.reply is not None else []
+    absent = list(survey.listing.reply.absent) if survey.listing.reply is not None else []
     for node in absent[-MAX_ABSENT_SHOWN:]:
         subject = f"{role_name(node.role)} node {node.node_id}"
         if node.refused:
@@ -120,7 +120,7 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
             )
         if node.returned:
             remedy = "nothing, unless it happens again; the log of the start that ended says more"
-        yield Finding(subject, told(node), remedy, wrong=not node.returned)
+        yield Finding(subject, describe_absence(node), remedy, wrong=not node.returned)
     if older := [node for node in absent[:-MAX_ABSENT_SHOWN] if not node.returned]:
         rejected = sum(node.refused for node in older)
         yield Finding(
@@ -131,25 +131,27 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
         )
 
 
-def _late_seconds(survey: Survey) -> float:
-    reply = survey.listed.reply
-    return LATE_HEARTBEATS * ((reply and reply.heartbeat_seconds) or USUAL_SECONDS)
+def _of_nodes(survey: Survey) -> Iterator[Finding]:
+    reply = survey.listing.reply
+    late_seconds = LATE_HEARTBEATS * ((reply and reply.heartbeat_seconds) or USUAL_SECONDS)
+    for node in survey.nodes:
+        yield from _of_node(node, late_seconds)
 
 
-def _of_node(seen: SurveyedNode, late_seconds: float) -> Iterator[Finding]:
-    info, status = seen.info, seen.status.reply
+def _of_node(node: SurveyedNode, late_seconds: float) -> Iterator[Finding]:
+    info, status = node.info, node.status.reply
     subject = f"{role_name(info.role)} node {info.node_id}"
     if info.heartbeat_age_seconds > late_seconds:
         yield Finding(
             subject,
             f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
             "if this persists, the process is overloaded, or the network loses its RPCs",
-            wrong=False,  # a missing answer is a finding of its own
+            wrong=False,  # a missing reply is a finding of its own
         )
     if status is None:
         yield Finding(
             subject,
-            f"does not answer at {info.address}: {seen.status.problem}",
+            f"does not answer at {info.address}: {node.status.problem}",
             "see whether the process is stopped, and whether its --port is open from here; if it "
             "listens at another address, set --advertise",
         )
@@ -194,19 +196,19 @@ def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
             "none was used, but memory or the network is faulty",
             wrong=False,
         )
-    held = _sum(status, "tandem_data_plane_staging_slots", state="held")
-    if held and not _sum(status, "tandem_data_plane_staging_slots", state="free"):
+    slots = _sum(status, "tandem_data_plane_staging_slots", state="held")
+    if slots and not _sum(status, "tandem_data_plane_staging_slots", state="free"):
         yield Finding(
             subject,
-            f"all {held:.0f} slots of its staging ring are in use",
+            f"all {slots:.0f} slots of its staging ring are in use",
             "if this persists, receivers or the network are slow; raise --staging-bytes",
             wrong=False,
         )
 
 
 def _of_placement(survey: Survey) -> Iterator[Finding]:
-    """Find unused prefill nodes, which nothing else shows, since all requests are answered: lately,
-    or ever, where there are few requests."""
+    """Find unused prefill nodes, which go unnoticed because all requests succeed: recently, or
+    since the start if there are few requests."""
     if not _with_role(survey.nodes, pb.ROLE_PREFILL):
         return
     lately = f"in the last {RECENT_SECONDS / 60:.0f} minutes"
@@ -225,9 +227,9 @@ def _of_placement(survey: Survey) -> Iterator[Finding]:
 
 
 def _prompts(survey: Survey, series: str) -> Counter[tuple[str, str]]:
-    """The prompts of all decode nodes by where they were prefilled, and why."""
+    """The prompts of all decode nodes, by where they were prefilled and why."""
     counts: Counter[tuple[str, str]] = Counter()
-    for status in (seen.status.reply for seen in survey.nodes if seen.status.reply is not None):
+    for status in (node.status.reply for node in survey.nodes if node.status.reply is not None):
         for metric in status.metrics:
             if metric.name == series and metric.value:
                 counts[metric.labels["where"], metric.labels["reason"]] += int(metric.value)
@@ -235,11 +237,11 @@ def _prompts(survey: Survey, series: str) -> Counter[tuple[str, str]]:
 
 
 def _unused_prefill_nodes(reasons: Mapping[str, int], when: str) -> Finding:
-    shown = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
+    counts = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
     return Finding(
         "prefill nodes",
         f"received no prompt {when}, although decode nodes prefilled {sum(reasons.values())} "
-        f"themselves that were long enough ({shown})",
+        f"themselves that were long enough ({counts})",
         "see the findings about pairs, and the decode nodes' logs; if the reason is 'faster here', "
         "the prefill nodes or the links to them are too slow to be useful",
         wrong=any(reason not in CHOSEN for reason in reasons),
@@ -247,82 +249,82 @@ def _unused_prefill_nodes(reasons: Mapping[str, int], when: str) -> Finding:
 
 
 def _of_certificates(survey: Survey) -> Iterator[Finding]:
-    for seen in survey.nodes:
-        for metric in seen.status.reply.metrics if seen.status.reply is not None else ():
-            left = metric.value - survey.asked_at
-            if metric.name != EXPIRY or left > SOON_SECONDS:
+    for node in survey.nodes:
+        for metric in node.status.reply.metrics if node.status.reply is not None else ():
+            remaining = metric.value - survey.timestamp
+            if metric.name != EXPIRY or remaining > SOON_SECONDS:
                 continue
             file = metric.labels["file"]
-            ends = f"ends in {left / DAY:.0f} days" if left > 0 else "has ended"
+            ends = f"ends in {remaining / DAY:.0f} days" if remaining > 0 else "has ended"
             yield Finding(
-                f"{role_name(seen.info.role)} node {seen.info.node_id}",
+                f"{role_name(node.info.role)} node {node.info.node_id}",
                 f"the certificate of its {file} {ends}",
                 "replace the file, which is read again without a restart; if it was replaced, the "
                 "node's log says why it is not used",
-                wrong=left <= 0,
+                wrong=remaining <= 0,
             )
 
 
 def _of_files(survey: Survey) -> Iterator[Finding]:
-    """Find processes that can soon open no file, and accept no connection."""
-    reply = survey.listed.reply
+    """Find processes that are close to their limit of open files and connections."""
+    reply = survey.listing.reply
     counts = {} if reply is None else {"router": (reply.open_files, reply.open_file_limit)}
-    for seen in survey.nodes:
-        if seen.status.reply is not None:
-            series = {metric.name: int(metric.value) for metric in seen.status.reply.metrics}
-            subject = f"{role_name(seen.info.role)} node {seen.info.node_id}"
+    for node in survey.nodes:
+        if node.status.reply is not None:
+            series = {metric.name: int(metric.value) for metric in node.status.reply.metrics}
+            subject = f"{role_name(node.info.role)} node {node.info.node_id}"
             counts[subject] = series.get(OPEN_FILES, 0), series.get(MAX_OPEN_FILES, 0)
-    for subject, (files, most) in counts.items():
-        if files > FULL * most:
+    for subject, (files, limit) in counts.items():
+        if files > FULL * limit:
             yield Finding(
                 subject,
-                f"has {files} of the {most} files open that it may have, connections included",
+                f"has {files} of the {limit} files open that it may have, connections included",
                 REMEDY,
-                wrong=files > VERY_FULL * most,
+                wrong=files > VERY_FULL * limit,
             )
 
 
 def _of_models(nodes: list[SurveyedNode]) -> Iterator[Finding]:
-    """Find nodes of other models. A router rejects them, but a node of --pd-url may have been
-    restarted with another model."""
-    known = [seen for seen in nodes if seen.status.reply is not None]
-    for seen in known[1:]:
-        first = known[0]
-        if seen.status.reply.model.fingerprint != first.status.reply.model.fingerprint:
+    """Find nodes with different models. A router rejects such a node, but one of --pd-url may have
+    been restarted with another model."""
+    replying = [node for node in nodes if node.status.reply is not None]
+    for node in replying[1:]:
+        first = replying[0]
+        if node.status.reply.model.fingerprint != first.status.reply.model.fingerprint:
             yield Finding(
-                f"{role_name(seen.info.role)} node {seen.info.node_id}",
+                f"{role_name(node.info.role)} node {node.info.node_id}",
                 f"runs another model than {first.info.node_id}",
                 "start both with the same model and options",
             )
 
 
 def _of_versions(survey: Survey) -> Iterator[Finding]:
-    listed = survey.listed.reply
-    if listed is None:
+    reply = survey.listing.reply
+    if reply is None:
         return
-    others = {seen.info.node_id: seen.info.version for seen in survey.nodes}
-    differing = {name: its for name, its in others.items() if its != listed.version}
-    if differing:
-        shown = ", ".join(f"{name} {its or 'unknown'}" for name, its in differing.items())
+    others = {node.info.node_id: node.info.version for node in survey.nodes}
+    different = {name: own for name, own in others.items() if own != reply.version}
+    if different:
+        versions = ", ".join(f"{name} {own or 'unknown'}" for name, own in different.items())
         yield Finding(
             "versions",
-            f"the router runs {listed.version}, but: {shown}",
+            f"the router runs {reply.version}, but: {versions}",
             "finish the update; mixed versions are supported only for its duration",
             wrong=False,
         )
 
 
 def _of_pairs(survey: Survey) -> Iterator[Finding]:
-    """Find pairs that cannot move KV, including those in which one node refuses the other."""
-    for decode, answer in survey.pairs.items():
-        if answer.problem:
+    """Find pairs that cannot move KV, also because one node refuses the other."""
+    for decode, result in survey.pairs.items():
+        if result.problem:
             yield Finding(
                 f"decode node {decode}",
-                f"could not be examined: {answer.problem}",
+                f"could not be examined: {result.problem}",
                 "run tandem doctor again; if this persists, see its log",
             )
             continue
-        for pair in answer.reply.pairs:
+        for pair in result.reply.pairs:
             if pair.problem:
                 yield Finding(
                     f"{pair.node_id} to {decode}",
@@ -332,24 +334,24 @@ def _of_pairs(survey: Survey) -> Iterator[Finding]:
 
 
 def _of_unexamined(survey: Survey) -> Iterator[Finding]:
-    left_out = survey.unexamined + sum(
-        answer.reply.left_out for answer in survey.pairs.values() if answer.reply is not None
+    omitted = survey.unexamined + sum(
+        result.reply.left_out for result in survey.pairs.values() if result.reply is not None
     )
-    if left_out:
-        seen = sum(1 for _ in survey.reports())
+    if omitted:
+        examined = sum(1 for _ in survey.reports())
         yield Finding(
             "pairs",
-            f"of {seen + left_out} pairs of a prefill and a decode node {seen} were examined, and "
-            f"{left_out} were left out",
+            f"of {examined + omitted} pairs of a prefill and a decode node {examined} were "
+            f"examined, and {omitted} were left out",
             "run tandem doctor again, which examines other pairs; no problem of these is known",
             wrong=False,
         )
 
 
 def _of_carriers(survey: Survey) -> Iterator[Finding]:
-    """Find carriers that work but are several times slower than possible, which nothing else
-    shows."""
-    hosts = {seen.info.node_id: _host(seen.info.address) for seen in survey.nodes}
+    """Find carriers that work but are several times slower than possible, which goes unnoticed
+    otherwise."""
+    hosts = {node.info.node_id: _host(node.info.address) for node in survey.nodes}
     for decode, pair in survey.reports():
         if pair.carrier == TCP and hosts.get(decode) == _host(pair.address):
             yield Finding(
@@ -362,7 +364,7 @@ def _of_carriers(survey: Survey) -> Iterator[Finding]:
 
 
 def _of_exposure(survey: Survey) -> Iterator[Finding]:
-    reachable = [s.info.address for s in survey.nodes if not is_loopback(_host(s.info.address))]
+    reachable = [n.info.address for n in survey.nodes if not is_loopback(_host(n.info.address))]
     if reachable and not survey.encrypted:
         yield Finding(
             "cluster",
@@ -390,7 +392,7 @@ _REMEDIES: dict[str, str] = {
 }
 
 
-# Failures that large packets have if they are lost on the way, while small ones pass.
+# Causes that fit large packets being lost while small ones pass.
 _STALLED = frozenset(
     {Cause.PEER_LOST, Cause.TIMEOUT_OPEN, Cause.TIMEOUT_PROGRESS, Cause.TIMEOUT_TRANSFER}
 )
@@ -408,7 +410,7 @@ def _remedy(pair: pb.PairReport) -> str:
 
 
 def _with_role(nodes: list[SurveyedNode], role: pb.Role) -> bool:
-    return any(seen.info.role == role for seen in nodes)
+    return any(node.info.role == role for node in nodes)
 
 
 def _sum(status: pb.StatusReply, name: str, **labels: str) -> float:

@@ -25,23 +25,23 @@ WIDTH = 200
 _SHOWN = ("ready", "draining", "load", "refused", "version", "capabilities")
 
 
-def as_json(survey: Survey, found: Sequence[Finding]) -> str:
+def as_json(survey: Survey, findings: Sequence[Finding]) -> str:
     """A JSON object with every field."""
     report = {
-        "healthy": not any(finding.wrong for finding in found),
+        "healthy": not any(finding.wrong for finding in findings),
         "findings": [
             {name: getattr(finding, name) for name in ("wrong", "subject", "problem", "remedy")}
-            for finding in found
+            for finding in findings
         ],
         "router": {"url": survey.url, "registry": survey.registry},
-        "nodes": [_node_fields(seen) for seen in survey.nodes],
+        "nodes": [_node_fields(node) for node in survey.nodes],
         "pairs": [{"decode_node": decode, **_fields(pair)} for decode, pair in survey.reports()],
     }
     return json.dumps(report, indent=2)
 
 
 def host_of(url: str) -> str:
-    """The host of a router's URL, in the form of an address. Raises ``UsageError``."""
+    """The host of a router's URL, as in an address. Raises ``UsageError``."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -52,32 +52,32 @@ def host_of(url: str) -> str:
     return bracketed(parts.hostname)
 
 
-def as_text(survey: Survey, found: Sequence[Finding]) -> str:
+def as_text(survey: Survey, findings: Sequence[Finding]) -> str:
     """Tables of nodes and pairs, then the findings."""
     # A file or a pipe needs no folding.
     terminal = Console()
     console = Console(width=None if terminal.is_terminal else WIDTH)
     with console.capture() as capture:
-        _show(survey, found, console)
+        _show(survey, findings, console)
     return capture.get().rstrip("\n")
 
 
-def _show(survey: Survey, found: Sequence[Finding], console: Console) -> None:
+def _show(survey: Survey, findings: Sequence[Finding], console: Console) -> None:
     if survey.nodes:
         console.print(_nodes(survey))
     if survey.pairs:
         console.print(_pairs(survey))
-    for finding in found:
+    for finding in findings:
         mark = "[red]wrong[/]" if finding.wrong else "[yellow]note[/]"
         text = f"{finding.subject}: {finding.problem}. What to do: {finding.remedy}."
         console.print(f"{mark} {escape(text)}", soft_wrap=True)
-    if not any(finding.wrong for finding in found):
+    if not any(finding.wrong for finding in findings):
         count = len(survey.nodes)
         console.print(f"All well: the router and {count} node{'s' * (count != 1)}.")
 
 
 def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    """A table with little between its columns: a terminal may be 80 columns wide."""
+    """A table with narrow gaps, for terminals of 80 columns."""
     table = Table(
         title=title,
         title_justify="left",
@@ -93,22 +93,22 @@ def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _nodes(survey: Survey) -> Table:
-    versions = {seen.info.version for seen in survey.nodes}
+    versions = {node.info.version for node in survey.nodes}
     one_version = versions.pop() if len(versions) == 1 else ""
     title = f"Nodes, all of version {escape(one_version)}" if one_version else "Nodes"
     texts = ["node", "role", "state", *(() if one_version else ("version",)), "address"]
     numbers = ("heartbeat\ns", "answer\nms", "free\nblocks", "leases", "trans-\nfers")
     table = _table(title, texts, numbers)
-    for seen in survey.nodes:
-        info, load = seen.info, seen.info.load
+    for node in survey.nodes:
+        info, load = node.info, node.info.load
         table.add_row(
             escape(info.node_id),
             role_name(info.role),
-            _state(seen),
+            _state(node),
             *(() if one_version else (escape(info.version),)),
             escape(info.address),
             f"{info.heartbeat_age_seconds:.1f}",
-            f"{seen.status.seconds * 1000:.0f}",
+            f"{node.status.seconds * 1000:.0f}",
             f"{load.free_blocks}/{load.total_blocks}",
             str(load.leases),
             str(load.transfers),
@@ -138,20 +138,20 @@ def _measured(pair: pb.PairReport) -> tuple[str, ...]:
     )
 
 
-def _state(seen: SurveyedNode) -> str:
-    if seen.status.reply is None:
+def _state(node: SurveyedNode) -> str:
+    if node.status.reply is None:
         return "silent"
-    if seen.info.draining:
+    if node.info.draining:
         return "draining"
-    if seen.info.unreachable:
+    if node.info.unreachable:
         return "unreachable"
-    return "ready" if seen.status.reply.ready else "starting"
+    return "ready" if node.status.reply.ready else "starting"
 
 
-def _node_fields(seen: SurveyedNode) -> dict[str, Any]:
-    fields = {"answer_seconds": seen.status.seconds, "problem": seen.status.problem}
-    status = _fields(seen.status.reply) if seen.status.reply is not None else {}
-    return {**_fields(seen.info), **fields, "status": {n: status[n] for n in _SHOWN if n in status}}
+def _node_fields(node: SurveyedNode) -> dict[str, Any]:
+    fields = {"answer_seconds": node.status.seconds, "problem": node.status.problem}
+    status = _fields(node.status.reply) if node.status.reply is not None else {}
+    return {**_fields(node.info), **fields, "status": {n: status[n] for n in _SHOWN if n in status}}
 
 
 def _fields(message: Any) -> dict[str, Any]:

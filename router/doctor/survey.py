@@ -1,6 +1,6 @@
 """A survey of a cluster from outside: the router, every node, every pair of nodes.
 
-It judges nothing (see ``findings.py``), and records failed RPCs instead of raising.
+It records failed RPCs instead of raising, and judges nothing (see ``findings.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RPC_SECONDS = 3.0
 # Longer than a decode node's own deadline for all of its pairs.
 EXAMINE_SECONDS = 15.0
 MAX_RPCS = 64
-# Pairs of nodes to examine, each with a prompt that the prefill node computes.
+# Pairs to examine; for each the prefill node computes a prompt.
 MAX_PAIRS = 2048
 MAX_BODY = 1 << 16
 
@@ -52,56 +52,58 @@ class SurveyedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The results of all RPCs. ``pairs`` has the examinations (``pb.ExamineReply``) by decode
-    node; ``unexamined`` is the number of pairs over the limit; ``encrypted``: all RPCs used
-    TLS."""
+    """The results of all RPCs. ``pairs`` has the examinations (``pb.ExamineReply``) by decode node,
+    ``unexamined`` is the number of pairs over the limit, and ``encrypted`` says whether all RPCs
+    used TLS."""
 
     url: str
     registry: str
     health: RpcResult
     ready: RpcResult
-    listed: RpcResult
+    listing: RpcResult
     nodes: list[SurveyedNode] = field(default_factory=list)
     pairs: dict[str, RpcResult] = field(default_factory=dict)
     unexamined: int = 0
     encrypted: bool = False
-    asked_at: float = field(default_factory=time.time)  # Unix time
+    timestamp: float = field(default_factory=time.time)  # Unix time
 
     def reports(self) -> Iterator[tuple[str, pb.PairReport]]:
-        """The report of every examined pair, with the decode node's name."""
-        for decode, answer in self.pairs.items():
-            for pair in answer.reply.pairs if answer.reply is not None else ():
+        """The report of each examined pair, with the decode node's name."""
+        for decode, result in self.pairs.items():
+            for pair in result.reply.pairs if result.reply is not None else ():
                 yield decode, pair
 
 
 def survey(url: str, registry: str, credentials: Credentials = INSECURE) -> Survey:
-    """Call the router at ``url`` and ``registry``, then all of its nodes in parallel."""
+    """Query the router at ``url`` and ``registry``, then all of its nodes in parallel."""
     health, ready = _get(f"{url}/live"), _get(f"{url}/ready")
-    listed = _rpc(credentials, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT))
-    infos = list(listed.reply.nodes) if listed.reply is not None else []
+    listing = _rpc(
+        credentials, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT)
+    )
+    infos = list(listing.reply.nodes) if listing.reply is not None else []
     with ThreadPoolExecutor(MAX_RPCS) as pool:
-        nodes = list(pool.map(lambda info: _see(credentials, info), infos))
-        prefill = [seen for seen in nodes if seen.info.role == pb.ROLE_PREFILL]
-        decode = [seen for seen in nodes if seen.info.role == pb.ROLE_DECODE]
-        answering = [seen for seen in decode if seen.status.reply is not None]
-        plan = plan_pairs(len(answering), len(prefill), randrange(1 << 16))
+        nodes = list(pool.map(lambda info: _query(credentials, info), infos))
+        prefill = [node for node in nodes if node.info.role == pb.ROLE_PREFILL]
+        decode = [node for node in nodes if node.info.role == pb.ROLE_DECODE]
+        replying = [node for node in decode if node.status.reply is not None]
+        plan = plan_pairs(len(replying), len(prefill), randrange(1 << 16))
         examined = pool.map(
-            lambda decode, chosen: _examine(
-                credentials, decode.info, [prefill[at] for at in chosen]
+            lambda decode, indices: _examine(
+                credentials, decode.info, [prefill[i] for i in indices]
             ),
-            answering,
+            replying,
             plan,
         )
-        pairs = dict(zip((seen.info.node_id for seen in answering), examined, strict=False))
+        pairs = dict(zip((node.info.node_id for node in replying), examined, strict=False))
     return Survey(
         url=url,
         registry=registry,
         health=health,
         ready=ready,
-        listed=listed,
+        listing=listing,
         nodes=nodes,
         pairs=pairs,
-        unexamined=len(answering) * len(prefill) - sum(map(len, plan)),
+        unexamined=len(replying) * len(prefill) - sum(map(len, plan)),
         encrypted=credentials.encrypted,
     )
 
@@ -109,8 +111,8 @@ def survey(url: str, registry: str, credentials: Credentials = INSECURE) -> Surv
 def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
     """The indices of the prefill nodes that each decode node examines.
 
-    All of them, unless there are too many pairs. Then all decode nodes get the same number of
-    prefill nodes, in turn, starting at an index that ``turn`` varies between surveys.
+    These are all prefill nodes, unless there are too many pairs. Then each decode node gets the
+    same number of them, in rotation from an index that ``turn`` varies between surveys.
     """
     if not prefill:
         return []
@@ -122,7 +124,7 @@ def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
     ]
 
 
-def _see(credentials: Credentials, info: pb.NodeInfo) -> SurveyedNode:
+def _query(credentials: Credentials, info: pb.NodeInfo) -> SurveyedNode:
     kind = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
     status = _rpc(credentials, info.address, kind, lambda s: s.Status(pb.StatusRequest(), **_LIMIT))
     return SurveyedNode(info, status)
@@ -134,16 +136,20 @@ def _examine(
     request = pb.ExamineRequest(
         prefill=[
             pb.PrefillCandidate(
-                node_id=seen.info.node_id, epoch=seen.info.epoch, address=seen.info.address
+                node_id=node.info.node_id, epoch=node.info.epoch, address=node.info.address
             )
-            for seen in prefill
+            for node in prefill
         ]
     )
-    ask = lambda stub: stub.Examine(request, timeout=EXAMINE_SECONDS)  # noqa: E731
-    return _rpc(credentials, decode.address, DecodeStub, ask)
+    return _rpc(
+        credentials,
+        decode.address,
+        DecodeStub,
+        lambda stub: stub.Examine(request, timeout=EXAMINE_SECONDS),
+    )
 
 
-# Options of each RPC: a timeout, and no waiting for a server that is not there.
+# Options of each RPC: a timeout, without waiting for an absent server.
 _LIMIT: dict[str, Any] = {"timeout": RPC_SECONDS}
 
 
@@ -151,34 +157,34 @@ def _rpc(
     credentials: Credentials,
     address: str,
     kind: Callable[[grpc.Channel], Any],
-    ask: Callable[[Any], Any],
+    send: Callable[[Any], Any],
 ) -> RpcResult:
-    begun = time.monotonic()
+    start = time.monotonic()
     with credentials.blocking_channel(address) as channel:
         try:
-            reply = ask(credentials.stub(kind, channel))
+            reply = send(credentials.stub(kind, channel))
         except grpc.RpcError as error:
             details = credentials.explain(error).partition(";")[0]
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                details = f"no answer within {time.monotonic() - begun:.0f} s"
+                details = f"no answer within {time.monotonic() - start:.0f} s"
             problem = details or error.code().name
-            return RpcResult(time.monotonic() - begun, problem=problem)
-    return RpcResult(time.monotonic() - begun, reply)
+            return RpcResult(time.monotonic() - start, problem=problem)
+    return RpcResult(time.monotonic() - start, reply)
 
 
 def _get(url: str) -> RpcResult:
-    """The JSON of a probe; an error status is a problem."""
-    begun = time.monotonic()
+    """The JSON of a GET request; an error status is a problem."""
+    start = time.monotonic()
     try:
-        with open_url(url, RPC_SECONDS) as answer:
-            reply = json.loads(answer.read(MAX_BODY))
+        with open_url(url, RPC_SECONDS) as response:
+            reply = json.loads(response.read(MAX_BODY))
     except urllib.error.HTTPError as error:
         with error:
-            return RpcResult(time.monotonic() - begun, problem=_message(error))
+            return RpcResult(time.monotonic() - start, problem=_message(error))
     except (OSError, http.client.HTTPException, ValueError) as error:
-        why = getattr(error, "reason", error)
-        return RpcResult(time.monotonic() - begun, problem=str(why))
-    return RpcResult(time.monotonic() - begun, reply)
+        reason = getattr(error, "reason", error)
+        return RpcResult(time.monotonic() - start, problem=str(reason))
+    return RpcResult(time.monotonic() - start, reply)
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -1,1 +1,1 @@
-"""Vectors of texts, as in OpenAI's API."""
+"""Embeddings, scores and labels of texts."""

@@ -12,7 +12,7 @@ from .embed_formatter import EmbeddingUsage, numbers_of
 
 
 class ClassifiedText(ResponseModel):
-    """The scores of a text for all labels, and the label with the best one."""
+    """The scores of a text for all labels, and the best label."""
 
     index: int
     label: str | None
@@ -21,7 +21,7 @@ class ClassifiedText(ResponseModel):
 
 
 class ClassifyResponse(ResponseModel):
-    """The answer of POST /classify."""
+    """The response to POST /classify."""
 
     id: str
     object: Literal["list"]
@@ -32,7 +32,7 @@ class ClassifyResponse(ResponseModel):
 
 
 class ClassifyFormatter(ResponseFormatter):
-    """Formats the labels of texts in their order, never streamed."""
+    """Formats the labels of texts, in the order of the request. Never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
         self._request = request

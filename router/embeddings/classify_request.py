@@ -25,10 +25,10 @@ class ClassifyBody(InputBody):
 
 
 def parse_classify(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
-    """Check a body, tokenize its inputs. Raises ``RequestError`` or ``ApiError``."""
+    """Check a body and tokenize its inputs. Raises ``RequestError`` or ``ApiError``."""
     ignored: set[str] = set()
-    asked = ClassifyBody.read(body, ignored)
-    model.check_name(asked.model)
+    request = ClassifyBody.read(body, ignored)
+    model.check_name(request.model)
     if model.scoring not in ("pair", "labels"):
         raise invalid(
             f"The model '{model.name}' has no classifier; use one whose architecture ends in "
@@ -36,15 +36,14 @@ def parse_classify(body: Any, model: ServedModel, options: RouterOptions) -> Gen
             "model",
             "model_cannot_classify",
         )
-    prompts = read_inputs(asked, model)
-    embed = VectorOptions(pooling=None, normalize=asked.use_activation, score=True)
+    prompts = read_inputs(request, model)
+    embed = VectorOptions(pooling=None, normalize=request.use_activation, score=True)
     return pooling_request(
-        GenerationRequest,
         "classify",
         model,
         prompts,
         embed,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         ignored=ignored,
     )

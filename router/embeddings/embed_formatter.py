@@ -14,7 +14,7 @@ from ..surface import ResponseFormatter
 
 
 class EmbeddingItem(ResponseModel):
-    """The vector of one input: numbers, or their float32 in base64."""
+    """The vector of one input: numbers, or float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -28,7 +28,7 @@ class EmbeddingUsage(ResponseModel):
 
 
 class EmbeddingList(ResponseModel):
-    """The answer of POST /v1/embeddings."""
+    """The response to POST /v1/embeddings."""
 
     id: str
     object: Literal["list"]
@@ -39,7 +39,7 @@ class EmbeddingList(ResponseModel):
 
 
 class EmbeddingFormatter(ResponseFormatter):
-    """Formats one response, which is never streamed."""
+    """Formats one response. Never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
         self._request = request

@@ -33,25 +33,24 @@ class CreateEmbeddingRequest(InputBody):
 
 
 def parse_embedding(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
-    """Check a body, tokenize its inputs. Raises ``RequestError``."""
+    """Check a body and tokenize its inputs. Raises ``RequestError``."""
     ignored: set[str] = set()
-    asked = CreateEmbeddingRequest.read(body, ignored)
-    model.check_name(asked.model)
-    name = asked.prompt_name
-    prompts = read_inputs(asked, model, prompt=model.tokenizer.prompts.of(name), prompt_name=name)
+    request = CreateEmbeddingRequest.read(body, ignored)
+    model.check_name(request.model)
+    name = request.prompt_name
+    prompts = read_inputs(request, model, prompt=model.tokenizer.prompts.of(name), prompt_name=name)
     embed = VectorOptions(
         pooling=options.pooling,
-        normalize=asked.normalize,
-        dimensions=asked.dimensions or 0,
-        in_base64=asked.encoding_format == "base64",
+        normalize=request.normalize,
+        dimensions=request.dimensions or 0,
+        in_base64=request.encoding_format == "base64",
     )
     return pooling_request(
-        GenerationRequest,
         "embd",
         model,
         prompts,
         embed,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         ignored=ignored,
     )

@@ -1,5 +1,5 @@
-"""Scores in vLLM's shape, documents by their scores in Jina's and Cohere's, and the models that
-document both."""
+"""Scores in vLLM's shape, ranked documents in Jina's and Cohere's, and the models that document
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScoreItem(ResponseModel):
 
 
 class ScoreList(ResponseModel):
-    """The answer of POST /v1/score."""
+    """The response to POST /v1/score."""
 
     id: str
     object: Literal["list"]
@@ -40,7 +40,8 @@ class RankedText(ResponseModel):
 
 
 class RankedDocument(ResponseModel):
-    """A document by its place in the request. It is left out unless the request wants it."""
+    """A document by its index in the request, with its text unless ``return_documents`` is
+    false."""
 
     index: int
     relevance_score: float
@@ -53,7 +54,7 @@ class RerankUsage(ResponseModel):
 
 
 class RerankResponse(ResponseModel):
-    """The answer of POST /v1/rerank, the best document first."""
+    """The response to POST /v1/rerank, the best document first."""
 
     id: str
     model: str
@@ -62,7 +63,7 @@ class RerankResponse(ResponseModel):
 
 
 class _Scores(ResponseFormatter):
-    """A response that is made of scores, and never streamed."""
+    """A response made of scores. Never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
         assert isinstance(request, ScoreRequest), "made by parse"
@@ -75,11 +76,11 @@ class _Scores(ResponseFormatter):
         vectors = [numbers_of(result.vectors[i]) for i in range(len(request.prompts))]
         if pairs is None:
             return [vector[0] for vector in vectors]
-        return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs]
+        return [sum(map(mul, vectors[first], vectors[second])) for first, second in pairs]
 
 
 class ScoreFormatter(_Scores):
-    """Formats the scores of pairs in their order."""
+    """Formats the scores of pairs, in the order of the request."""
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         tokens = result.usage.prompt_tokens
@@ -102,7 +103,7 @@ class RerankFormatter(_Scores):
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         request, tokens = self._request, result.usage.prompt_tokens
         assert isinstance(request, RerankRequest), "made by parse"
-        ranked = sorted(enumerate(self.scores(result)), key=lambda item: -item[1])
+        ranking = sorted(enumerate(self.scores(result)), key=lambda item: -item[1])
         documents = request.documents
         return {
             "id": request.request_id,
@@ -111,6 +112,6 @@ class RerankFormatter(_Scores):
             "results": [
                 {"index": i, "relevance_score": score}
                 | ({} if documents is None else {"document": {"text": documents[i]}})
-                for i, score in ranked[: request.top_n]
+                for i, score in ranking[: request.top_n]
             ],
         }

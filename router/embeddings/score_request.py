@@ -1,7 +1,7 @@
 """POST /v1/score and /v1/rerank: from a body to a ``GenerationRequest`` that computes scores.
 
-A cross-encoder reads each pair of texts as one prompt, in its template if it has one. Of a model
-for embeddings, each text is a prompt, and a score is the cosine of the angle between two vectors.
+A cross-encoder reads each pair of texts as one prompt, in its template if it has one. With an
+embedding model each text is a prompt, and a score is the cosine similarity of two vectors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
-from ...shared.text.text_prompts import DOCUMENT, QUERY
+from ...shared.text.prompts import DOCUMENT, QUERY
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions
@@ -26,7 +26,7 @@ from ..served_model import ServedModel
 from .text_inputs import MAX_INPUTS
 
 _TEXTS = DocumentedAs(str | list[str])
-# Names that rerankers of images have for what is no text.
+# Keys that multimodal rerankers have for images and videos.
 _MEDIA = ("image", "image_url", "video", "video_url")
 
 
@@ -59,13 +59,13 @@ class PairsBody(BodyModel):
 
     @property
     def truncation_side(self) -> str:
-        """Of each text; the longer one of a pair is cut first."""
+        """The side of each text to truncate; the longer text of a pair is truncated first."""
         return "right"
 
 
 class ScoreBody(PairsBody):
-    """The body of POST /v1/score: two texts, one and several, or as many of both. They have one of
-    several pairs of names."""
+    """The body of POST /v1/score: one text and any number of texts, or equally many of both, under
+    one of several pairs of names."""
 
     text_1: Annotated[Any, _TEXTS] = None
     text_2: Annotated[Any, _TEXTS] = None
@@ -85,7 +85,7 @@ NAMES = (
 
 
 class RerankBody(PairsBody):
-    """The body of POST /v1/rerank. With ``top_n`` 0, all documents are returned."""
+    """The body of POST /v1/rerank. ``top_n`` 0 returns all documents."""
 
     query: Annotated[Any, DocumentedAs(str | TextObject)]
     documents: Annotated[Any, DocumentedAs(list[str | TextObject])]
@@ -95,27 +95,28 @@ class RerankBody(PairsBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest(GenerationRequest):
-    """``pairs`` has the numbers of the two prompts of each score, or is ``None`` if each prompt has
-    its own."""
+    """``pairs`` has the indices of the two prompts of each score; ``None`` if each prompt is a
+    pair."""
 
     pairs: Sequence[tuple[int, int]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest(ScoreRequest):
-    """``documents`` are those to be returned with the best ``top_n`` scores, if they are."""
+    """``documents`` are the texts to return with the best ``top_n`` scores; ``None`` without
+    texts."""
 
     documents: list[str] | None
     top_n: int
 
 
 def parse_score(body: Any, model: ServedModel, options: RouterOptions) -> ScoreRequest:
-    """Check a body, tokenize its texts. Raises ``RequestError`` or ``ApiError``."""
+    """Check a body and tokenize its texts. Raises ``RequestError`` or ``ApiError``."""
     ignored: set[str] = set()
-    asked = ScoreBody.read(body, ignored)
-    model.check_name(asked.model)
-    names = _names(asked)
-    firsts, seconds = (_texts(getattr(asked, name), name) for name in names)
+    request = ScoreBody.read(body, ignored)
+    model.check_name(request.model)
+    names = _names(request)
+    firsts, seconds = (_texts(getattr(request, name), name) for name in names)
     if len(firsts) not in (1, len(seconds)):
         raise invalid(
             f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}; give one and "
@@ -123,39 +124,39 @@ def parse_score(body: Any, model: ServedModel, options: RouterOptions) -> ScoreR
             names[0],
         )
     prefixes = (model.tokenizer.prompts.default,) * 2
-    fields = _fields("score", asked, firsts, seconds, names, prefixes, model, options)
+    fields = _fields("score", request, firsts, seconds, names, prefixes, model, options)
     return ScoreRequest(**fields, ignored=ignored)
 
 
 def parse_rerank(body: Any, model: ServedModel, options: RouterOptions) -> RerankRequest:
-    """Check a body, tokenize its texts. Raises ``RequestError`` or ``ApiError``."""
+    """Check a body and tokenize its texts. Raises ``RequestError`` or ``ApiError``."""
     ignored: set[str] = set()
-    asked = RerankBody.read(body, ignored)
-    model.check_name(asked.model)
-    query = _text(asked.query, "query")
-    if not isinstance(asked.documents, list):
-        raise wrong_type("documents", "an array", asked.documents)
-    documents = _texts(asked.documents, "documents")
+    request = RerankBody.read(body, ignored)
+    model.check_name(request.model)
+    query = _text(request.query, "query")
+    if not isinstance(request.documents, list):
+        raise wrong_type("documents", "an array", request.documents)
+    documents = _texts(request.documents, "documents")
     names = ("query", "documents")
     prompts = model.tokenizer.prompts
     prefixes = (prompts.first_of(QUERY), prompts.first_of(DOCUMENT))
-    fields = _fields("rerank", asked, [query], documents, names, prefixes, model, options)
+    fields = _fields("rerank", request, [query], documents, names, prefixes, model, options)
     return RerankRequest(
         **fields,
         ignored=ignored,
-        documents=documents if asked.return_documents else None,
-        top_n=asked.top_n or len(documents),
+        documents=documents if request.return_documents else None,
+        top_n=request.top_n or len(documents),
     )
 
 
-def _names(asked: ScoreBody) -> tuple[str, str]:
-    """The names by which the body has its texts."""
+def _names(request: ScoreBody) -> tuple[str, str]:
+    """The names under which the body has its texts."""
     for names in NAMES:
-        if all(getattr(asked, name) is not None for name in names):
+        if all(getattr(request, name) is not None for name in names):
             return names
-    known = " or ".join(f"'{one}' and '{other}'" for one, other in NAMES)
-    missing = next((b for a, b in NAMES if getattr(asked, a) is not None), NAMES[0][0])
-    raise invalid(f"Give two texts, as {known}.", missing, "missing_required_parameter")
+    choices = " or ".join(f"'{first}' and '{second}'" for first, second in NAMES)
+    missing = next((b for a, b in NAMES if getattr(request, a) is not None), NAMES[0][0])
+    raise invalid(f"Give two texts, as {choices}.", missing, "missing_required_parameter")
 
 
 def _texts(value: Any, param: str) -> list[str]:
@@ -170,7 +171,7 @@ def _texts(value: Any, param: str) -> list[str]:
 
 
 def _text(value: Any, param: str) -> str:
-    """A text, which may be that of an object. Raises ``RequestError`` for an image beside it."""
+    """A text, or the text of an object. Raises ``RequestError`` for media beside it."""
     _refuse_media(value, param)
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
@@ -185,16 +186,16 @@ def _refuse_media(value: Any, param: str) -> None:
         f"{param}.content[{number}]": part
         for number, part in enumerate(parts if isinstance(parts, list) else ())
     }
-    for place, each in places.items():
-        for key in _MEDIA if isinstance(each, dict) else ():
-            if each.get(key) is not None:
+    for place, item in places.items():
+        for key in _MEDIA if isinstance(item, dict) else ():
+            if item.get(key) is not None:
                 name = f"{place}.{key}"
                 raise invalid(f"Invalid '{name}': only texts are scored; leave it out.", name)
 
 
 def _fields(
     kind: str,
-    asked: PairsBody,
+    request: PairsBody,
     firsts: list[str],
     seconds: list[str],
     names: tuple[str, str],
@@ -202,22 +203,22 @@ def _fields(
     model: ServedModel,
     options: RouterOptions,
 ) -> dict[str, Any]:
-    """The fields of a request for the scores of pairs. A model for embeddings reads ``prefixes``
-    before the texts."""
-    cut = read_truncation(asked, max_prompt_tokens(model, 0))
-    together = model.scoring == "pair"
-    _check_scores(asked, model, options)
-    if together:
+    """The fields of a request that scores pairs. An embedding model reads ``prefixes`` before the
+    texts."""
+    truncation = read_truncation(request, max_prompt_tokens(model, 0))
+    as_pairs = model.scoring == "pair"
+    _check_scores(request, model, options)
+    if as_pairs:
         pairs = None
-        several = firsts * (len(seconds) // len(firsts))
+        repeated = firsts * (len(seconds) // len(firsts))
         prompts = [
-            _pair(first, second, cut, model, names, asked.instruction)
-            for first, second in zip(several, seconds, strict=True)
+            _pair(first, second, truncation, model, names, request.instruction)
+            for first, second in zip(repeated, seconds, strict=True)
         ]
     else:
         pairs = [(i % len(firsts), len(firsts) + i) for i in range(len(seconds))]
         prompts = [
-            EncodedPrompt(new_tokens(_encoded(prefix + text, cut, model, name)))
+            EncodedPrompt(new_tokens(_encoded(prefix + text, truncation, model, name)))
             for name, prefix, texts in zip(names, prefixes, (firsts, seconds), strict=True)
             for text in texts
         ]
@@ -229,21 +230,20 @@ def _fields(
         "sampling": pb.Sampling(n=1),
         "text": TextOptions(),
         "stream": False,
-        "priority": asked.priority,
-        "cache_salt": asked.cache_salt,
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
         "embed": VectorOptions(
-            pooling=None if together else options.pooling,
-            normalize=asked.use_activation if together else True,
-            score=together,
+            pooling=None if as_pairs else options.pooling,
+            normalize=request.use_activation if as_pairs else True,
+            score=as_pairs,
         ),
         "pairs": pairs,
     }
 
 
-def _check_scores(asked: PairsBody, model: ServedModel, options: RouterOptions) -> None:
-    """Raise ``RequestError`` for a model that does not score pairs: whose classifier has several
-    labels, or whose vectors mean nothing. An operator that sets ``--pooling`` says that they mean
-    something."""
+def _check_scores(request: PairsBody, model: ServedModel, options: RouterOptions) -> None:
+    """Raise ``RequestError`` for a model that does not score pairs: its classifier has several
+    labels, or its vectors are not embeddings. ``--pooling`` declares that they are."""
     if model.scoring == "pair":
         return
     if model.scoring == "labels":
@@ -253,7 +253,7 @@ def _check_scores(asked: PairsBody, model: ServedModel, options: RouterOptions) 
             "model",
             "model_cannot_score",
         )
-    if asked.instruction:
+    if request.instruction:
         raise invalid(
             "Invalid 'instruction': this model scores by vectors, which take none.", "instruction"
         )
@@ -269,12 +269,12 @@ def _check_scores(asked: PairsBody, model: ServedModel, options: RouterOptions) 
 def _pair(
     first: str,
     second: str,
-    cut: Truncation | None,
+    truncation: Truncation | None,
     model: ServedModel,
     names: tuple[str, str],
     instruction: str | None,
 ) -> EncodedPrompt:
-    limit = None if cut is None else cut.tokens
+    limit = None if truncation is None else truncation.tokens
     tokens, second_text = encode_pair(
         first, second, model, param=names[1], limit=limit, instruction=instruction
     )
@@ -282,8 +282,8 @@ def _pair(
     return EncodedPrompt(new_tokens(tokens), second_text=second_text)
 
 
-def _encoded(text: str, cut: Truncation | None, model: ServedModel, param: str) -> list[int]:
-    tokens = encode_one(text, model, cut, param=param)
+def _encoded(text: str, truncation: Truncation | None, model: ServedModel, param: str) -> list[int]:
+    tokens = encode_one(text, model, truncation, param=param)
     _check(tokens, model, param)
     return tokens
 

@@ -1,9 +1,9 @@
-"""The ``input`` of requests that generate nothing: texts or tokens."""
+"""The ``input`` of requests that generate no text: strings or tokens."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,10 +22,8 @@ from ..requests.context import check_context, encode_one
 from ..requests.truncation import max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 
-# As in OpenAI's API.
+# OpenAI's limit.
 MAX_INPUTS = 2048
-
-Request = TypeVar("Request", bound=GenerationRequest)
 
 
 class InputBody(BodyModel):
@@ -43,12 +41,12 @@ class InputBody(BodyModel):
 
 
 def read_inputs(
-    asked: InputBody, model: ServedModel, *, prompt: str = "", prompt_name: str | None = None
+    request: InputBody, model: ServedModel, *, prompt: str = "", prompt_name: str | None = None
 ) -> list[EncodedPrompt]:
-    """The tokens of each input: a string, token ids, or a list of either kind. The ``prompt`` goes
-    before texts; tokens get none, and a name of one is rejected."""
-    value = asked.input
-    reader = _Reader(asked, model, prompt, prompt_name)
+    """The tokens of each input: a string, token ids, or a list of either. ``prompt`` precedes texts
+    only; a ``prompt_name`` with token ids is rejected."""
+    value = request.input
+    reader = _Reader(request, model, prompt, prompt_name)
     if isinstance(value, str):
         return [reader.text(value, "input")]
     if not isinstance(value, list):
@@ -64,16 +62,14 @@ def read_inputs(
 
 
 def pooling_request(
-    of: type[Request],
     kind: str,
     model: ServedModel,
     prompts: list[EncodedPrompt],
     embed: VectorOptions,
     **fields: Any,
-) -> Request:
-    """A request for what the model makes of each prompt; its id begins with ``kind``. ``fields``
-    are further ones of the class."""
-    return of(
+) -> GenerationRequest:
+    """A request for the vectors or scores of prompts; its id begins with ``kind``."""
+    return GenerationRequest(
         request_id=f"{kind}-{uuid.uuid4().hex}",
         model=model,
         prompts=prompts,
@@ -87,19 +83,19 @@ def pooling_request(
 
 
 class _Reader:
-    """The tokens of inputs, as a body asks for them."""
+    """Reads inputs with the options of a body."""
 
     def __init__(
-        self, asked: InputBody, model: ServedModel, prompt: str, prompt_name: str | None
+        self, request: InputBody, model: ServedModel, prompt: str, prompt_name: str | None
     ) -> None:
-        self._asked = asked
+        self._request = request
         self._model = model
-        self._cut = read_truncation(asked, max_prompt_tokens(model, 0))
+        self._truncation = read_truncation(request, max_prompt_tokens(model, 0))
         self._prompt = prompt
         self._prompt_name = prompt_name
 
     def item(self, value: Any, kind: type, param: str) -> EncodedPrompt:
-        """One of several inputs, which are all of one ``kind``."""
+        """Read one of several inputs, which must all be of one ``kind``."""
         if type(value) is not kind or not isinstance(value, (str, list)):
             raise invalid(
                 "Invalid type for 'input': an array must hold only strings, only token ids, or "
@@ -110,12 +106,16 @@ class _Reader:
         return self.text(value, param) if isinstance(value, str) else self.tokens(value, param)
 
     def text(self, text: str, param: str) -> EncodedPrompt:
-        """The tokens of a text after its prompt."""
-        model, special = self._model, self._asked.add_special_tokens
+        """Read a text, after its prompt."""
+        model, special = self._model, self._request.add_special_tokens
         tokens: list[int] = []
         if text:
             tokens = encode_one(
-                self._prompt + text, model, self._cut, param="input", add_special_tokens=special
+                self._prompt + text,
+                model,
+                self._truncation,
+                param="input",
+                add_special_tokens=special,
             )
         if not tokens:
             raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_string")
@@ -123,14 +123,14 @@ class _Reader:
         return EncodedPrompt(new_tokens(tokens))
 
     def tokens(self, tokens: list[Any], param: str) -> EncodedPrompt:
-        """Tokens that were given as such, which no prompt precedes."""
+        """Read an input of token ids, which no prompt precedes."""
         if self._prompt_name is not None:
             raise invalid("'prompt_name' needs an input of texts.", "prompt_name")
         if not tokens:
             raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_array")
-        if self._cut is not None:
-            tokens = self._cut.cut(tokens)
-        # Before the loop: a list of millions must cost nothing.
+        if self._truncation is not None:
+            tokens = self._truncation.cut(tokens)
+        # Checked before the loop, so that a list of millions is rejected at once.
         check_context([len(tokens)], 0, self._model, param="input", default=1)
         for i, token in enumerate(tokens):
             check_token(f"{param}[{i}]", token, self._model.vocab_size)

@@ -1,1 +1,1 @@
-"""HTTP itself, without any API: bounded reading, watched writing, JSON, deadlines."""
+"""HTTP without any API: exchanges with size and time limits, JSON, deadlines."""

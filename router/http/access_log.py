@@ -1,4 +1,4 @@
-"""The access log: one line for each request, without its text or its key."""
+"""The access log: one line per request, without its text or its key."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..usage import ServedPrompt, Usage
 
 log = logging.getLogger("tandem.access")
 
-# Logged for a client that disconnected before its status, as proxies do.
+# nginx's status for a client that disconnected before the response.
 CLIENT_CLOSED_REQUEST = 499
-# Open to everybody, because the machines that ask have no key.
+# Served without a key, because load balancers have none.
 PROBES = frozenset(("/live", "/health", "/ready", "/health/live", "/health/ready", "/ping"))
-# Polled by machines all the time; their lines are for debugging.
+# Polled continuously by machines, and logged at level DEBUG.
 POLLED = PROBES | {"/metrics", "/load", "/cluster/state"}
-# The page for browsers, which has no data and needs no key, and its files.
+# The web page and its files, which contain no data and need no key.
 PAGE = frozenset(("/", "/cluster"))
 PAGE_FILES = "/web/"
-LONGEST_PATH = 200
+MAX_PATH = 200  # characters
 
 
 @dataclass(slots=True)
 class AccessRecord:
-    """One request's line, filled while it is served; ``log`` is called once, at its end.
+    """The log line of one request, filled while it is served; call ``log`` once, at its end.
 
-    ``status`` is the status that was sent, 0 if none was. ``first_token_seconds`` and the total
-    count from the parsed request, or from its head if it was never parsed.
+    ``status`` is 0 until one is sent. ``first_token_seconds`` and the total count from ``start``:
+    when the request was parsed, or its head arrived if it never was.
     """
 
     method: str
@@ -45,12 +45,12 @@ class AccessRecord:
     first_token_seconds: float | None = None
     finish_reasons: Counter[str] = field(default_factory=Counter)
     usage: Usage = field(default_factory=Usage)
-    gone: bool = False  # the client disconnected
-    begun: float = field(default_factory=time.monotonic)
+    client_gone: bool = False  # disconnected before the end
+    start: float = field(default_factory=time.monotonic)
 
     @property
     def is_routine(self) -> bool:
-        """True for what monitors and the page request all the time."""
+        """True for paths that monitors and the page request continuously."""
         return self.path in POLLED or self.path.startswith(PAGE_FILES)
 
     @property
@@ -60,13 +60,13 @@ class AccessRecord:
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt tokens, those that nodes had."""
-        computed = [prompt.computed for prompt in self.usage.served]
-        return sum(one.cached_tokens + one.remote_cached_tokens for one in computed)
+        """Prompt tokens that were in caches of nodes."""
+        prefills = [prompt.prefill for prompt in self.usage.served]
+        return sum(one.cached_tokens + one.remote_cached_tokens for one in prefills)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the request so far; none before a node has it."""
+        """Prompt and output tokens so far; 0 until a node has admitted a prompt."""
         return self.prompt_tokens + self.output_tokens if self.usage.served else 0
 
     def log(self) -> None:
@@ -74,13 +74,17 @@ class AccessRecord:
         if log.isEnabledFor(level):
             fields = self._fields()
             words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-            status = self.status or (CLIENT_CLOSED_REQUEST if self.gone else 0)
-            head = {"method": self.method, "path": self.path[:LONGEST_PATH], "status": status}
+            status = self.status or (CLIENT_CLOSED_REQUEST if self.client_gone else 0)
+            head = {"method": self.method, "path": self.path[:MAX_PATH], "status": status}
             extra = {"fields": head | fields, "words": words}
             log.log(level, "%s %s %d", *head.values(), extra=extra)
 
     def _fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"error": self.error, "client_gone": self.gone, "key": self.key}
+        fields: dict[str, Any] = {
+            "error": self.error,
+            "client_gone": self.client_gone,
+            "key": self.key,
+        }
         if self.model:
             served = self.usage.served
             fields |= {
@@ -91,34 +95,34 @@ class AccessRecord:
                 "finish_reason": _counted(self.finish_reasons),
                 "ttft_seconds": self.first_token_seconds,
                 "decode_nodes": _names(name for prompt in served for name in prompt.nodes),
-                "prefill_nodes": _names(prompt.computed.prefill_node for prompt in served),
+                "prefill_nodes": _names(prompt.prefill.prefill_node for prompt in served),
                 "prefilled": _counted(Counter(map(_prefilled, filter(_is_computed, served)))),
                 "first_token": self.phases(),
             }
-        fields["total_seconds"] = round(time.monotonic() - self.begun, 4)
+        fields["total_seconds"] = round(time.monotonic() - self.start, 4)
         return {name: value for name, value in fields.items() if _is_shown(value)}
 
     def phases(self) -> dict[str, float]:
-        """Seconds until the first token by phase; the router's are what the node's phases leave.
-        Empty for several prompts, where it is unknown whose token was the first. Of several rounds
-        they are the first one's."""
+        """Seconds to the first token, by phase; "router" is the time outside the node's phases.
+        Empty for several prompts, because the prompt of the first token is unknown. With several
+        rounds of tool calls, the phases of the first round."""
         served = self.usage.served
         if not served or any(one.number for one in served) or self.first_token_seconds is None:
             return {}
-        spent = _seconds(served[0].computed.first_token)
-        rest = max(0.0, self.first_token_seconds - sum(spent.values()))
-        return {"router": round(rest, 4)} | spent if spent else {}
+        phases = _seconds(served[0].prefill.first_token)
+        rest = max(0.0, self.first_token_seconds - sum(phases.values()))
+        return {"router": round(rest, 4)} | phases if phases else {}
 
 
 def prefill_origin(served: ServedPrompt) -> tuple[str, str]:
-    """The side that prefilled a prompt, and the reason if it was its decode node."""
-    if served.computed.prefill_node:
+    """Where a prompt was prefilled, and the reason if that was its decode node."""
+    if served.prefill.prefill_node:
         return REMOTE, ""
-    return LOCAL, known_reason(served.computed.local_reason)
+    return LOCAL, known_reason(served.prefill.local_reason)
 
 
 def _is_computed(served: ServedPrompt) -> bool:
-    return served.computed.prompt_tokens > 0
+    return served.prefill.prompt_tokens > 0
 
 
 def _prefilled(served: ServedPrompt) -> str:
@@ -126,15 +130,15 @@ def _prefilled(served: ServedPrompt) -> str:
     return f"{where} ({reason})" if reason else where
 
 
-def _seconds(spent: pb.FirstToken) -> dict[str, float]:
+def _seconds(phases: pb.FirstToken) -> dict[str, float]:
     return {
-        item.name.removesuffix("_seconds"): round(seconds, 4)
-        for item, seconds in spent.ListFields()
+        field.name.removesuffix("_seconds"): round(seconds, 4)
+        for field, seconds in phases.ListFields()
     }
 
 
 def _is_shown(value: Any) -> bool:
-    """Return whether a field is part of the line; numbers always are."""
+    """True if a field is part of the line; numbers always are."""
     return value is not None and value is not False and value not in ("", [], {})
 
 
@@ -147,7 +151,7 @@ def _names(names: Iterator[str]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """A value as one word of a line for people."""
+    """A value as one word of the text line."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, list):

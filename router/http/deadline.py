@@ -7,13 +7,13 @@ from math import inf
 from ..errors import ApiError
 from .exchange import HttpExchange
 
-# Name, and seconds of one unit. The second is how Envoy tells servers its own timeout.
+# Header name, and its unit in seconds. Envoy sends its own timeout in the second one.
 HEADERS = ((b"x-request-timeout", 1.0), (b"x-envoy-expected-rq-timeout-ms", 0.001))
 
 
 def seconds_allowed(exchange: HttpExchange, limit: float) -> float:
-    """Seconds from now in which the request must end: ``limit``, or less if a header says so.
-    Raises ``ApiError`` for a value that is not a positive number."""
+    """Seconds until the deadline of a request: ``limit``, or less if a header says so. Raises
+    ``ApiError`` for a header that is not a positive number."""
     return min(limit, *(_seconds(exchange, name, unit) for name, unit in HEADERS))
 
 

@@ -1,6 +1,6 @@
-"""The JSON of responses and events.
+"""The JSON of responses, and server-sent events.
 
-msgspec writes it: ``json`` would hold the event loop for ten times as long.
+Encoded by msgspec: ``json`` would block the event loop for ten times as long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-# Of an array that become Python's numbers at once.
+# Items of an array that are converted to Python objects at once.
 NUMBERS_AT_ONCE = 4096
 
 
@@ -24,7 +24,7 @@ class EncodedArray:
         self.extend(items)
 
     def __len__(self) -> int:
-        """Bytes, not items."""
+        """Bytes of JSON, not items."""
         return len(self._data)
 
     def extend(self, items: Iterable[Any]) -> None:
@@ -39,7 +39,7 @@ class EncodedArray:
 
 
 def _encodable(value: Any) -> Any:
-    """What is written in the place of a value that msgspec does not know."""
+    """The replacement for a value of a type that msgspec does not know."""
     match value:
         case EncodedArray():
             return msgspec.Raw(value.json())
@@ -59,3 +59,13 @@ _encoder = msgspec.json.Encoder(enc_hook=_encodable)
 def dump(value: Any) -> bytes:
     """The JSON of a value that may contain ``EncodedArray``, ``array`` and ``StringIO``."""
     return _encoder.encode(value)
+
+
+def named_event(name: str, value: Any) -> bytes:
+    """A server-sent event with a name, and the JSON of ``value`` as its data."""
+    return b"event: " + name.encode() + b"\ndata: " + dump(value) + b"\n\n"
+
+
+def data_event(value: Any) -> bytes:
+    """A server-sent event with the JSON of ``value`` as its data."""
+    return b"data: " + dump(value) + b"\n\n"

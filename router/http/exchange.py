@@ -1,4 +1,4 @@
-"""One HTTP exchange on bare ASGI: bounded reading, watched writing."""
+"""One HTTP exchange over ASGI, with limits on the size and time of the body and of writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ...shared.errors import OverloadedError
@@ -14,15 +15,28 @@ from ..errors import ApiError, to_api_error
 from ..options import RouterOptions
 from .access_log import AccessRecord
 from .encoding import dump
-from .key_owner import ANYBODY, KeyOwner
 from .memory_budget import MemoryShare
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
 CLOSE = ((b"connection", b"close"),)
 MAX_SHOWN = 64  # characters of a header in an error
-# Of a response, at once.
+# Of a response that are written at once.
 WRITE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOwner:
+    """The owner of one or several API keys. A limit of ``None`` is the router's."""
+
+    name: str
+    admin: bool = False
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+# Every client of a router without keys.
+ANYBODY = KeyOwner("")
 
 
 class ClientGoneError(Exception):
@@ -30,11 +44,14 @@ class ClientGoneError(Exception):
 
 
 class HttpExchange:
-    """A request and its response. ``started``: the status has been sent. ``complete``: so has all
-    the rest. ``streaming``: it began a stream. ``closes``: the connection ends with this response.
-    ``id_header``: an API's own header for the request's id, beside ours. ``stream_type``: the type
-    of a stream. ``any_type``: bodies need not say that they are JSON, but from a browser, where any
-    page could send them."""
+    """A request and its response.
+
+    ``started``: the status has been sent. ``complete``: the whole response has been sent.
+    ``streaming``: the response is a stream. ``closes``: close the connection after the response.
+    ``id_header``: an API's own header for the request id, beside ``x-request-id``.
+    ``stream_type``: content type of a stream. ``any_type``: accept a body of any content type,
+    except from browsers, where any page could send it.
+    """
 
     def __init__(self, scope: Any, receive: Any, send: Any, options: RouterOptions) -> None:
         self._scope = scope
@@ -44,14 +61,14 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         address = scope.get("client") or ("",)
-        # Requests take turns by client; behind a proxy, keys tell clients apart.
+        # The parser pools take turns by client; behind a proxy, only keys tell clients apart.
         keys = self.header(b"authorization"), self.header(b"x-api-key")
         self.client: Hashable = (address[0], keys)
-        given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
-        self.request_id = given or uuid.uuid4().hex
+        client_id = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
+        self.request_id = client_id or uuid.uuid4().hex
         self.access = AccessRecord(self.method, self.path)
         self.owner = ANYBODY
-        self.headers: list[tuple[bytes, bytes]] = []  # of any response
+        self.headers: list[tuple[bytes, bytes]] = []  # for the response, also of an error
         self.started = False
         self.complete = False
         self.streaming = False
@@ -62,30 +79,30 @@ class HttpExchange:
         self.stream_type = b"text/event-stream; charset=utf-8"
         self._writing_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._cut = False
+        self._aborted = False
 
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self._scope["headers"] if key == name), b"")
 
     @property
     def has_body(self) -> bool:
-        """True if the request has a body, by its head."""
+        """True if the headers announce a body."""
         return self.header(b"content-length") not in (b"", b"0") or bool(
             self.header(b"transfer-encoding")
         )
 
     @property
     def writing(self) -> bool:
-        """True while the client takes what has been written."""
+        """True while a write is in progress."""
         return self._writing_since is not None
 
-    def own(self, owner: KeyOwner) -> None:
+    def set_owner(self, owner: KeyOwner) -> None:
         """Attribute the request to the owner of its key."""
         self.owner = owner
         self.access.key = owner.name
 
     async def body(self, share: MemoryShare) -> bytearray:
-        """Read the body within the limits of type, size and time; count it in ``share``."""
+        """Read the body within the limits on type, size and time; account for it in ``share``."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         if kind != JSON_TYPE and not (self.any_type and not self.header(b"origin")):
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
@@ -124,8 +141,8 @@ class HttpExchange:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
 
     def _check_encoding(self) -> None:
-        """Reject a body that is compressed, as a whole or for its way: RFC 9110, 15.5.16, and RFC
-        9112, 6.1."""
+        """Reject compressed content and transfer encodings: RFC 9110, 15.5.16, and RFC 9112,
+        6.1."""
         coding = self.header(b"transfer-encoding").strip().lower()
         if coding not in (b"", b"chunked"):
             name = coding.decode("latin-1")[:MAX_SHOWN]
@@ -138,8 +155,8 @@ class HttpExchange:
             raise ApiError(415, message, headers=(*CLOSE, (b"accept-encoding", b"identity")))
 
     async def parts(self, limit: int) -> AsyncIterator[bytes]:
-        """The body as it arrives, for one that is not held: at most ``limit`` bytes, with at most
-        ``body_timeout`` between two parts."""
+        """Yield the body as it arrives: at most ``limit`` bytes, with at most ``body_timeout``
+        between two parts."""
         self._check_encoding()
         length = self.header(b"content-length")
         if length.isdigit() and (len(length) > 18 or int(length) > limit):
@@ -160,20 +177,20 @@ class HttpExchange:
                 raise self._too_large(limit)
             yield part
 
-    async def disconnected(self) -> None:
-        """Wait until the client disconnects. Only after the body was read."""
+    async def wait_for_disconnect(self) -> None:
+        """Wait until the client disconnects. Call only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def send(self, message: Any) -> None:
-        """Send a message of ASGI, for responses that are not written by the methods below."""
+        """Send an ASGI message, for responses that are not written by the methods below."""
         if message["type"] == "http.response.start":
             await self._start(message["status"], message["headers"])
         else:
             await self._write(message.get("body", b""), more=message.get("more_body", False))
 
     async def respond_json(self, status: int, value: Any, headers: Headers = ()) -> None:
-        """Send a whole response of JSON."""
+        """Send a whole JSON response."""
         await self.respond(status, dump(value), JSON_TYPE, headers)
 
     async def respond(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
@@ -193,7 +210,7 @@ class HttpExchange:
         await self._start(200, headers)
 
     async def write(self, events: bytes) -> None:
-        """Send events of a stream together; nothing if there are none."""
+        """Send events of a stream; no-op if empty."""
         if events:
             await self._write(events, more=True)
 
@@ -212,8 +229,8 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        """Wait for a slow client, but at most ``send_timeout`` for each ``WRITE_BYTES``: then the
-        connection is cut."""
+        """Write, and wait for a slow client. The connection is aborted if ``WRITE_BYTES`` take
+        longer than ``send_timeout``."""
         if len(data) > WRITE_BYTES:
             for start in range(0, len(data), WRITE_BYTES):
                 end = start + WRITE_BYTES
@@ -228,23 +245,23 @@ class HttpExchange:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
             self._writing_since = None
-        if self._cut:
+        if self._aborted:
             raise ClientGoneError
         self.complete = not more
 
     def _check_write(self) -> None:
-        """Cut the connection if the current write takes too long. One timer serves all writes,
-        because a stream has thousands."""
+        """Abort the connection if the current write takes too long. One timer serves all writes,
+        because a stream has thousands of them."""
         loop, limit = asyncio.get_running_loop(), self._options.send_timeout
         since = self._writing_since
         waited = 0.0 if since is None else time.monotonic() - since
         if waited < limit:
             self._watch = loop.call_later(limit - waited, self._check_write)
             return
-        self._cut = True
+        self._aborted = True
         self._scope["state"]["abort"]()
 
     def close(self) -> None:
-        """Stop watching; nothing is written after this."""
+        """Cancel the write timer. Nothing may be written after this."""
         if self._watch is not None:
             self._watch.cancel()

@@ -1,9 +1,9 @@
 """Parse a request body as JSON.
 
-The parser is in C and holds the GIL until it is done, so that streams wait meanwhile: 40 ms for a
-body of 8 MiB with a million token ids, but half a second or more for one of empty arrays. So what
-takes longest to parse, arrays, objects and their fields, is bounded. ``json`` takes twice as long
-for numbers, six times for decimals.
+The parser holds the GIL, so all streams wait for it: 40 ms for a body of 8 MiB with a million token
+ids, but half a second or more for one with empty arrays. So the number of arrays, objects and
+fields, which take longest, is limited. ``json`` takes twice as long for integers, and six times for
+decimals.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import msgspec
 
 from ..errors import invalid
 
-# Arrays, objects and fields of one body; as many are parsed within 50 ms.
+# Arrays, objects and fields of one body; this many are parsed within 50 ms.
 MAX_PARTS = 200_000
-# More than any schema has. What reads a value recursively needs some of the stack's 1,000 frames.
+# More than any schema has. Recursive readers of a value use several frames of the stack per level.
 MAX_DEPTH = 128
 
 Body = bytes | bytearray
@@ -27,12 +27,12 @@ Body = bytes | bytearray
 def parse_json(body: Body) -> Any:
     """Parse strict JSON: no NaN, no lone surrogates, at most ``MAX_DEPTH`` levels and ``MAX_PARTS``
     parts. Raises ``RequestError``."""
-    if body.startswith(codecs.BOM_UTF8):  # RFC 8259, 8.1: it may be ignored
+    if body.startswith(codecs.BOM_UTF8):  # RFC 8259, 8.1, allows to ignore it
         body = body.removeprefix(codecs.BOM_UTF8)
     if _parts(body) > MAX_PARTS:
         raise invalid(f"The body has more than {MAX_PARTS} arrays, objects and fields.")
     try:
-        return _parsed(body)
+        return _parse(body)
     except UnicodeError:
         raise invalid("The body is not valid UTF-8.") from None
     except ValueError as error:
@@ -40,28 +40,28 @@ def parse_json(body: Body) -> Any:
 
 
 def parse_text(text: str) -> Any:
-    """Parse JSON inside of a string of a body, such as the arguments of a call, in the same way.
-    Raises ``ValueError``."""
+    """Parse the JSON in a string of a body, such as the arguments of a tool call, within the same
+    limits. Raises ``ValueError``."""
     body = text.encode()
     if _parts(body) > MAX_PARTS:
         raise ValueError(f"it has more than {MAX_PARTS} arrays, objects and fields")
-    return _parsed(body)
+    return _parse(body)
 
 
 def values_in(value: Any) -> Iterator[Any]:
-    """Yield a JSON value and all inside of it, names of objects included."""
-    left = [value]
-    while left:
-        item = left.pop()
+    """Yield a JSON value and all values in it, including names of fields."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
         yield item
         if isinstance(item, list):
-            left.extend(item)
+            stack.extend(item)
         elif isinstance(item, dict):
-            left.extend(item)
-            left.extend(item.values())
+            stack.extend(item)
+            stack.extend(item.values())
 
 
-def _parsed(body: Body) -> Any:
+def _parse(body: Body) -> Any:
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -87,11 +87,11 @@ def _check_depth(value: Any) -> None:
 
 
 def _parts(body: Body) -> int:
-    """Arrays, objects and fields, of which too many are not all counted."""
+    """The number of arrays, objects and fields. Stops counting over ``MAX_PARTS``."""
     count = _marks(body, 0, len(body))
     if count <= MAX_PARTS:
         return count
-    # A text may have as many of their marks inside.
+    # The marks may be inside of strings: count again outside of them.
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     count, at = 0, 0
     while count <= MAX_PARTS:

@@ -1,4 +1,4 @@
-"""Events that keep a stream alive while nothing is generated, such as during a long prefill."""
+"""Pings that keep a stream alive while nothing is generated, such as during a long prefill."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 
 from .exchange import ClientGoneError, HttpExchange
 
-# As often as Anthropic's API; proxies cut connections after 30 to 60 s of silence.
+# Anthropic's interval; proxies close connections after 30 to 60 s of silence.
 PING_SECONDS = 15.0
 
 
 @contextlib.asynccontextmanager
-async def kept_alive(exchange: HttpExchange, ping: bytes) -> AsyncIterator[None]:
-    """Write ``ping``, an event without meaning, while nothing else is written; nothing if the API
-    has no such event."""
+async def keep_alive(exchange: HttpExchange, ping: bytes) -> AsyncIterator[None]:
+    """Write the event ``ping`` while nothing else is written. No-op if it is empty."""
     if not ping:
         yield
         return
@@ -28,9 +27,9 @@ async def kept_alive(exchange: HttpExchange, ping: bytes) -> AsyncIterator[None]
 
 
 async def _ping(exchange: HttpExchange, event: bytes) -> None:
-    with contextlib.suppress(ClientGoneError):  # the stream notices too
+    with contextlib.suppress(ClientGoneError):  # the writer of the stream gets it too
         while True:
-            written = exchange.writes
+            writes = exchange.writes
             await asyncio.sleep(PING_SECONDS)
-            if exchange.streaming and not exchange.writing and exchange.writes == written:
+            if exchange.streaming and not exchange.writing and exchange.writes == writes:
                 await exchange.write(event)

@@ -1,4 +1,4 @@
-"""Limits on what the router holds at once for all requests: bodies, prompts, answers."""
+"""Limits on the memory of all requests together: bodies, prompts and responses."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ...shared.errors import OverloadedError
 
 
 class MemoryBudget:
-    """A limit on the sum over all requests, each of which has limits of its own. ``unit`` is its
-    name in errors."""
+    """A limit on the sum over all requests; each request has its own limits too. ``unit`` names it
+    in errors."""
 
     def __init__(self, limit: int, unit: str) -> None:
         self.limit = limit
         self.unit = unit
-        self.held = 0
-        self.lock = Lock()  # threads that format large answers count them
+        self.used = 0
+        self.lock = Lock()  # large responses are formatted, and counted, in threads
 
     @contextmanager
     def share(self) -> Iterator[MemoryShare]:
-        """One request's share, empty at first, returned at the end of the block."""
+        """A request's share, initially empty, which is released at the end of the block."""
         share = MemoryShare(self)
         try:
             yield share
         finally:
             with self.lock:
-                self.held -= share.size
+                self.used -= share.size
 
 
 class MemoryShare:
@@ -38,13 +38,13 @@ class MemoryShare:
         self.size = 0
 
     def take(self, size: int) -> None:
-        """Hold ``size`` more. Raises ``OverloadedError`` if it does not fit into the budget."""
+        """Add ``size``. Raises ``OverloadedError`` if it does not fit into the budget."""
         budget = self._budget
         with budget.lock:
-            if budget.held + size > budget.limit:
+            if budget.used + size > budget.limit:
                 raise OverloadedError(
                     f"The {budget.unit} of all requests together are over the limit of "
                     f"{budget.limit}; try again later."
                 )
-            budget.held += size
+            budget.used += size
             self.size += size

@@ -1,7 +1,7 @@
-"""Threads for parsing, rendering and tokenizing, which would hold the event loop.
+"""Threads for parsing, rendering and tokenizing, which would block the event loop.
 
-Bodies wait only for bodies of their own size class: two clients whose bodies take seconds do not
-delay small ones. Within a class clients take turns.
+A body waits only for bodies of its own size class: two clients whose bodies take seconds do not
+delay small ones. Within a class, clients take turns.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from ...shared.errors import OverloadedError
 
-# A body up to this size takes a few milliseconds, unless the model's chat template does much: it
-# may loop for 0.2 s before its budget ends, for a body of any size. So small ones too go to a
-# thread, which costs them less than 0.1 ms. A larger body may take seconds.
+# A body up to this size takes a few milliseconds, unless the model's chat template loops: its time
+# budget is 0.2 s for a body of any size. So small bodies go to a thread too, which costs less than
+# 0.1 ms. A larger body may take seconds.
 SMALL_BODY = 256 * 1024
 THREADS = 2
 
@@ -54,7 +54,7 @@ class _FairPool:
     async def run(self, client: Hashable, work: Callable[[], T]) -> T:
         await self._turn(client)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        # Not at the end of this task: a thread continues the work of a cancelled request.
+        # Not when this task ends: the thread continues the work of a cancelled request.
         running.add_done_callback(lambda _: self._next())
         return await asyncio.shield(running)
 
@@ -73,7 +73,7 @@ class _FairPool:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._next()  # the turn came in the same moment
+                self._next()  # the turn came at the same moment
             self._forget(client, turn)
             if isinstance(error, TimeoutError):
                 raise OverloadedError(
@@ -94,7 +94,7 @@ class _FairPool:
             client, queue = self._waiting.popitem(last=False)
             turn = queue.popleft()
             if queue:
-                self._waiting[client] = queue  # after all others
+                self._waiting[client] = queue  # behind all other clients
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with the limits that it lacks: header size and time.
+"""uvicorn's HTTP protocol with limits on the size and time of headers.
 
-Requests that are rejected before their head is complete get an error body too. Offers to upgrade to
-another protocol, which JDK's clients make with every request, are ignored.
+Requests that are rejected before their head is complete get an error body too. Upgrade headers,
+which Java's HTTP client sends with every request, are ignored.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..options import RouterOptions
 from .access_log import AccessRecord
 from .encoding import dump
 
-# How long a client may continue to send a request that has been answered.
+# How long a client may continue to send after the response.
 LINGER_SECONDS = 2.0
 # Read at once. uvicorn calls back for each chunk of a body and for each pipelined request, which
-# may have a few bytes: with asyncio's own 256 KiB they would hold the loop for 60 ms.
+# may have only a few bytes: asyncio's default of 256 KiB could block the loop for 60 ms.
 READ_BYTES = 32 * 1024
 
 
 class _Lingering:
     """A transport that can be closed while the client still sends.
 
-    The kernel resets a connection that is closed with unread input, and most clients then lose the
-    response that was on its way. So only our side is closed, and input is dropped for a while.
+    The kernel resets a connection that is closed with unread input, and most clients then lose a
+    response in flight. So only our side is closed, and input is discarded for a while.
     """
 
     def __init__(self, transport: Any, loop: Any, unread: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ class _Lingering:
         return self._timer is not None or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Write, unless our side is closed: a request that was served meanwhile still answers."""
+        """Write, unless our side is closed; the task of a request may still try to."""
         if not self.is_closing():
             self._transport.write(data)
 
@@ -63,7 +63,7 @@ class _Lingering:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. ``bounded`` sets the attributes of the class."""
+    """One connection. ``bounded_protocol`` sets the attributes of the class."""
 
     options: RouterOptions
     error_body: Callable[[ApiError], Any]
@@ -75,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_open = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
-        self._served: Any = None  # the request that is served, before those that are pipelined
+        self._served: Any = None  # the current cycle; ``self.cycle`` is the last pipelined one
 
     def connection_made(self, transport: Any) -> None:
         transport.max_size = READ_BYTES
@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.lost()
         served = self._served
         if served is not None and served is not self.cycle and not served.response_complete:
-            # uvicorn tells the last of pipelined requests only.
+            # uvicorn notifies only the last of several pipelined requests.
             served.disconnected = True
             served.message_event.set()
         super().connection_lost(exc)
@@ -107,8 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.options.max_header_bytes:
                 self._refuse(self._too_large())
-        elif self._answered:
-            # uvicorn takes any byte for a request, and cancels the keep-alive timeout.
+        elif self._between_requests:
+            # uvicorn treats any byte as a request, and cancels the keep-alive timeout.
             self._arm()
 
     def _parse(self, data: bytes) -> None:
@@ -118,19 +118,19 @@ class BoundedProtocol(HttpToolsProtocol):
                 try:
                     self.parser.feed_data(data)
                     return
-                except httptools.HttpParserUpgrade as offer:
-                    (end_of_head,) = offer.args
-                    data = self._without_offer() + data[end_of_head:]
+                except httptools.HttpParserUpgrade as upgrade:
+                    (end_of_head,) = upgrade.args
+                    data = self._head_without_upgrade() + data[end_of_head:]
         except httptools.HttpParserError:
             message = "Invalid HTTP request received."
             self.logger.warning(message)
             self.send_400_response(message)
 
-    def _without_offer(self) -> bytes:
-        """The head that has just been parsed, without its offer of an upgrade, for a new parser.
+    def _head_without_upgrade(self) -> bytes:
+        """The head that has just been parsed, without its upgrade header, for a new parser.
 
-        The parser takes what follows an offer for another protocol, and leaves out the body. RFC
-        9110, 7.8, has servers ignore offers, but not bodies.
+        The parser treats everything after an upgrade as another protocol, so it drops the body. A
+        server may ignore an upgrade, but not the body: RFC 9110, 7.8.
         """
         method, version = self.parser.get_method(), self.parser.get_http_version()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
@@ -158,13 +158,13 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 self._refusal = ApiError(405, "CONNECT is not allowed.")
                 raise httptools.HttpParserError("a proxy's method")
-            return  # the head comes again without the offer
+            return  # the head is parsed again without the upgrade
         self._head_open = False
         self._head_bytes = 0
         self._disarm()
         super().on_headers_complete()
         if len(self.pipeline) == 1:
-            # uvicorn reads no further until it is this one's turn, and notices no disconnection.
+            # uvicorn pauses reading until this request's turn, and would not notice a disconnect.
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
@@ -172,26 +172,24 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject what the parser could not parse: because of ``_refusal``, or as invalid HTTP."""
+        """Reject a request that could not be parsed, with ``_refusal`` or as invalid HTTP."""
         self._refuse(self._refusal or ApiError(400, msg))
 
     @property
-    def _answered(self) -> bool:
-        """True between two requests. Input is then the rest of an unread body, or line ends that
-        begin no request."""
+    def _between_requests(self) -> bool:
+        """True between two requests. Input is then the rest of an unread body, or empty lines."""
         return self.cycle is not None and self.cycle.response_complete
 
     @property
-    def _answerable(self) -> bool:
-        """True if an error written now answers the request that caused it. While an earlier request
-        is served, the client would take it for that one's response, or it would end up in its
-        stream."""
+    def _can_respond(self) -> bool:
+        """True if an error can be written now. While an earlier request is served, the client would
+        take it for that request's response, or as a part of its stream."""
         if self.cycle is None or self.cycle.response_complete:
             return True
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
     def _unread(self) -> bool:
-        """Return whether the client still sends a request that has been answered."""
+        """True if the client still sends a request after its response."""
         in_body = self.cycle is not None and self.cycle.more_body
         return in_body or (self._head_open and self._head_bytes > 0)
 
@@ -216,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         if not self._head_open or not self._head_bytes:
-            self.transport.close()  # there is no request to answer
+            self.transport.close()  # there is no request to respond to
             return
         limit = self.options.header_timeout
         self._refuse(ApiError(408, f"The headers did not arrive within {limit:g} s."))
@@ -225,7 +223,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self.transport.is_closing():
             return
-        if not self._answerable:
+        if not self._can_respond:
             self.transport.close()
             return
         if self.options.access_log:  # method and path may be unknown
@@ -240,18 +238,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _new_parser(protocol: BoundedProtocol) -> Any:
-    """As uvicorn makes one."""
+    """A parser configured like uvicorn's."""
     parser = httptools.HttpRequestParser(protocol)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
 
-def bounded(
+def bounded_protocol(
     options: RouterOptions,
     error_body: Callable[[ApiError], Any],
     count_error: Callable[[int], None],
 ) -> type[BoundedProtocol]:
-    """The protocol class with these options; uvicorn creates the instances itself."""
+    """A protocol class with these options, which uvicorn instantiates."""
     attributes = {
         "options": options,
         "error_body": staticmethod(error_body),

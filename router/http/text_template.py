@@ -1,4 +1,4 @@
-"""JSON around a text that changes, such as the events of a stream, which differ in their text."""
+"""JSON templates around a changing text, for the events of a stream."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .encoding import dump
 
 K = TypeVar("K", bound=Hashable)
 
-# No name or id of a client contains them.
+# Placeholders; random, so that no client's text contains them.
 _MARK = f"text {secrets.token_hex(16)}"
 _STAMP = f"stamp {secrets.token_hex(16)}"
 
 
 class TextTemplates(Generic[K]):
-    """``write`` makes the JSON of a text, and is called once for each key: from then on only the
-    text is encoded, which takes a tenth of the time."""
+    """Templates by key. ``write`` formats a text as JSON; it is called once per key, and afterwards
+    only the text is encoded, which takes a tenth of the time."""
 
     def __init__(self, write: Callable[[K, str], bytes]) -> None:
         self._write = write
         self._around: dict[K, list[bytes]] = {}
 
     def fill(self, key: K, text: str) -> bytes:
-        """The JSON of ``text``, as ``write`` makes it."""
+        """``write(key, text)`` from the template."""
         around = self._around.get(key)
         if around is None:
             around = self._around[key] = self._write(key, _MARK).split(dump(_MARK))
@@ -33,15 +33,15 @@ class TextTemplates(Generic[K]):
 
 
 class StampedTemplates(Generic[K]):
-    """The same for JSON in which a stamp, such as a number or a time, precedes the text. ``write``
-    gets the key, the stamp and the text."""
+    """Templates for JSON with a stamp, such as a number or a time, before the text. ``write`` gets
+    the key, the stamp and the text."""
 
     def __init__(self, write: Callable[[K, str, str], bytes]) -> None:
         self._write = write
         self._around: dict[K, tuple[bytes, bytes, bytes]] = {}
 
     def fill(self, key: K, stamp: bytes, text: str) -> bytes:
-        """The JSON of ``text`` and of a stamp that is JSON already."""
+        """``write(key, stamp, text)`` from the template; ``stamp`` is JSON."""
         around = self._around.get(key)
         if around is None:
             head, rest = self._write(key, _STAMP, _MARK).split(dump(_STAMP))

@@ -1,1 +1,1 @@
-"""Tools of MCP servers: the servers, and the calls that the router runs."""
+"""Tools of MCP servers: the servers, and the tool calls that the router runs."""

@@ -1,4 +1,4 @@
-"""Approvals of calls among the items of a conversation."""
+"""Approvals of tool calls as items of a conversation."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from .approvals import ApprovalResponse
 from .server_tools import ServerTool
 
 REQUEST, RESPONSE = "mcp_approval_request", "mcp_approval_response"
-# Items of the model after an answer show that it belongs to an earlier turn.
+# Items of the model. An approval before one of them belongs to an earlier turn.
 OF_MODEL = frozenset(("reasoning", "function_call", "mcp_call", REQUEST))
 DENIED = "The user has denied this call, so it was not run."
-# Of a call in an earlier turn whose result the client has left out.
+# The result of a call in an earlier turn, if the client has left it out.
 NO_RESULT = "The result of this call is not known."
-# What is listed in an error.
+# Ids that an error lists.
 MAX_LISTED = 16
 
 Item = dict[str, Any]
 
 
-def new_answers(items: list[Item], conversation: list[Item]) -> list[ApprovalResponse]:
-    """The answers among the ``items`` of a request, which end its ``conversation``. Raises
-    ``RequestError``."""
-    asked = {item["id"]: item for item in conversation if item["type"] == REQUEST}
-    if not asked and not any(item["type"] == RESPONSE for item in items):
+def new_responses(items: list[Item], conversation: list[Item]) -> list[ApprovalResponse]:
+    """The approval responses among the ``items`` of a request, which end its ``conversation``.
+    Raises ``RequestError``."""
+    requests = {item["id"]: item for item in conversation if item["type"] == REQUEST}
+    if not requests and not any(item["type"] == RESPONSE for item in items):
         return []
-    found: dict[str, ApprovalResponse] = {}
+    responses: dict[str, ApprovalResponse] = {}
     last = max((i for i, item in enumerate(items) if _is_of_model(item)), default=-1)
     for i, item in enumerate(items):
         if item["type"] != RESPONSE:
             continue
         param = f"input[{i}].approval_request_id"
-        request = asked.get(item["approval_request_id"])
+        request = requests.get(item["approval_request_id"])
         if request is None:
             raise invalid(
                 f"'{param}': the conversation has no approval request "
@@ -41,17 +41,17 @@ def new_answers(items: list[Item], conversation: list[Item]) -> list[ApprovalRes
                 param,
                 "approval_request_not_found",
             )
-        if request["id"] in found:
+        if request["id"] in responses:
             message = f"'{param}': '{request['id'][:64]}' is answered twice."
             raise invalid(message, param, "duplicate_approval")
         if i > last:
-            found[request["id"]] = _answer(item, request, param)
-    _check_complete(asked, conversation)
-    return list(found.values())
+            responses[request["id"]] = _response(item, request, param)
+    _check_complete(requests, conversation)
+    return list(responses.values())
 
 
 def result_text(request: Item, responses: dict[str, Item]) -> str:
-    """The result of a call that has not run, for the model."""
+    """The result, for the model, of a call that has not run."""
     response = responses.get(request["id"])
     if response is None or response["approve"]:
         return NO_RESULT
@@ -63,7 +63,7 @@ def _is_of_model(item: Item) -> bool:
     return item["type"] in OF_MODEL or item.get("role") == "assistant"
 
 
-def _answer(item: Item, request: Item, param: str) -> ApprovalResponse:
+def _response(item: Item, request: Item, param: str) -> ApprovalResponse:
     return ApprovalResponse(
         id=request["id"],
         tool=ServerTool(request["server_label"], request["name"]),
@@ -73,10 +73,10 @@ def _answer(item: Item, request: Item, param: str) -> ApprovalResponse:
     )
 
 
-def _check_complete(asked: dict[str, Item], conversation: list[Item]) -> None:
-    answered = {item["approval_request_id"] for item in conversation if item["type"] == RESPONSE}
-    open_ids = [approval_id for approval_id in asked if approval_id not in answered]
+def _check_complete(requests: dict[str, Item], conversation: list[Item]) -> None:
+    closed_ids = {item["approval_request_id"] for item in conversation if item["type"] == RESPONSE}
+    open_ids = [approval_id for approval_id in requests if approval_id not in closed_ids]
     if open_ids:
-        listed = ", ".join(approval_id[:64] for approval_id in open_ids[:MAX_LISTED])
-        message = f"The following MCP approval requests do not have an approval: {listed}"
+        ids = ", ".join(approval_id[:64] for approval_id in open_ids[:MAX_LISTED])
+        message = f"The following MCP approval requests do not have an approval: {ids}"
         raise invalid(message, "input", "missing_approval")

@@ -1,4 +1,4 @@
-"""Calls that wait until the client approves them, at most once each."""
+"""Tool calls that wait for the client's approval, run at most once each."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 from ..database import Database
 from ..errors import ApiError, invalid
-from ..state import oldest_in_the_way
+from ..state import rows_to_evict
 from .server_tools import CallOutcome, ServerTool
 
 MAX_APPROVALS = 4096
-# Of all arguments and outcomes that are kept.
+# Characters in all stored arguments and outcomes.
 MAX_CHARACTERS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalResponse:
-    """A client's answer to the request for approval ``id``, with the call as the conversation has
-    it. ``param`` is its place in the request."""
+    """A client's response to the approval request ``id``, with the call as the conversation has it.
+    ``param`` is its place in the request."""
 
     id: str
     tool: ServerTool
@@ -36,14 +36,14 @@ class ApprovalResponse:
 
 class _State(enum.StrEnum):
     WAITING = "waiting"
-    CLAIMED = "claimed"  # by a request that answers it
-    ANSWERED = "answered"
+    CLAIMED = "claimed"  # by a request that responds to it
+    FINAL = "answered"
 
 
 class Approvals:
-    """The last calls that wait, or were answered, for at most ``lifetime`` seconds, of all routers
-    that share a database. Those of one key do not exist for others. A call that is forgotten can no
-    longer be run."""
+    """The latest calls that wait for approval or were approved, for at most ``lifetime`` seconds,
+    of all routers that share a database. They are visible only to the key that made them. A call
+    whose entry was dropped can no longer run."""
 
     def __init__(
         self, database: Database, lifetime: float, clock: Callable[[], float] = time.time
@@ -54,11 +54,11 @@ class Approvals:
         self._releasing: set[asyncio.Task[None]] = set()
 
     def new_id(self) -> str:
-        """An id for a request for approval."""
+        """The id of a new approval request."""
         return f"mcpr_{uuid.uuid4().hex}"
 
     async def ask(self, owner: str, tool: ServerTool, arguments: str) -> str:
-        """Keep a call until it is approved. Returns the id of the request for approval. Raises
+        """Store a call until it is approved. Returns the id of the approval request. Raises
         ``ApiError`` 503."""
         approval_id = self.new_id()
         expires, size = self._clock() + self._lifetime, len(arguments)
@@ -76,83 +76,83 @@ class Approvals:
         await self._database.run(work)
         return approval_id
 
-    async def claim(self, owner: str, answer: ApprovalResponse) -> CallOutcome | None:
-        """Let one request answer, until ``release``. Returns the outcome of a call that has already
-        run for a request that failed. Raises ``ApiError`` or ``RequestError``."""
+    async def claim(self, owner: str, response: ApprovalResponse) -> CallOutcome | None:
+        """Reserve an approval for one request, until ``release``. Returns the outcome of a call
+        that has already run for a request that failed. Raises ``ApiError`` or ``RequestError``."""
 
         def work(connection: sqlite3.Connection) -> CallOutcome | None:
             row = connection.execute(
                 "SELECT * FROM approvals WHERE id = ? AND owner = ? AND expires > ?",
-                (answer.id, owner, self._clock()),
+                (response.id, owner, self._clock()),
             ).fetchone()
-            outcome = _check(row, answer)
+            outcome = _check(row, response)
             connection.execute(
-                "UPDATE approvals SET state = ? WHERE id = ?", (_State.CLAIMED, answer.id)
+                "UPDATE approvals SET state = ? WHERE id = ?", (_State.CLAIMED, response.id)
             )
             return outcome
 
         return await self._database.run(work)
 
-    async def release(
-        self, approval_id: str, outcome: CallOutcome | None, *, answered: bool
-    ) -> None:
-        """End a claim: the approval is ``answered``, or may be answered again, with the
-        ``outcome`` of the call if it has run. Raises ``ApiError`` 503."""
-        kept = None if outcome is None or answered else json.dumps(asdict(outcome))
+    async def release(self, approval_id: str, outcome: CallOutcome | None, *, final: bool) -> None:
+        """End a claim. If it is ``final``, the approval is used up; otherwise another request may
+        respond, and gets the ``outcome`` if the call has run. Raises ``ApiError`` 503."""
+        outcome_json = None if outcome is None or final else json.dumps(asdict(outcome))
 
         def work(connection: sqlite3.Connection) -> None:
-            if answered:
+            if final:
                 connection.execute(
                     "UPDATE approvals SET state = ?, outcome = NULL, arguments = '', size = 0"
                     " WHERE id = ?",
-                    (_State.ANSWERED, approval_id),
+                    (_State.FINAL, approval_id),
                 )
                 return
             connection.execute(
                 "UPDATE approvals SET state = ?, outcome = ?, size = length(arguments) + ?"
                 " WHERE id = ?",
-                (_State.WAITING, kept, len(kept or ""), approval_id),
+                (_State.WAITING, outcome_json, len(outcome_json or ""), approval_id),
             )
             self._make_room(connection)
 
         await self._database.run(work)
 
     def spawn(self, release: Coroutine[Any, Any, None]) -> None:
-        """Release a call that is still running once it has ended."""
+        """Release a claim in the background, once its call has finished."""
         task = asyncio.create_task(release)
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
     async def close(self) -> None:
-        """Leave calls that are still running claimed: it is not known whether they will run."""
+        """Stop. Calls that are still running stay claimed, because it is unknown whether they will
+        finish."""
         for task in self._releasing:
             task.cancel()
         await asyncio.gather(*self._releasing, return_exceptions=True)
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        gone = oldest_in_the_way(
+        dropped = rows_to_evict(
             connection,
             "approvals",
-            most=MAX_APPROVALS,
+            max_rows=MAX_APPROVALS,
             max_size=MAX_CHARACTERS,
             now=self._clock(),
         )
-        connection.executemany("DELETE FROM approvals WHERE number = ?", ((n,) for n in gone))
+        connection.executemany("DELETE FROM approvals WHERE number = ?", ((n,) for n in dropped))
 
 
-def _check(row: sqlite3.Row | None, answer: ApprovalResponse) -> CallOutcome | None:
-    """The outcome of a call that has run already, if the answer may be given."""
+def _check(row: sqlite3.Row | None, response: ApprovalResponse) -> CallOutcome | None:
+    """The outcome of a call that has already run. Raises ``ApiError`` or ``RequestError`` if the
+    response is not acceptable."""
     if row is None:
-        message = f"The approval request '{answer.id[:64]}' was not found; it may have expired."
-        raise ApiError(404, message, param=answer.param, code="approval_request_not_found")
+        message = f"The approval request '{response.id[:64]}' was not found; it may have expired."
+        raise ApiError(404, message, param=response.param, code="approval_request_not_found")
     if row["state"] == _State.CLAIMED:
-        message = f"Another request is answering the approval request '{answer.id[:64]}'."
-        raise invalid(message, answer.param, "approval_request_in_progress")
-    if row["state"] == _State.ANSWERED or (row["outcome"] and not answer.approve):
-        message = f"The approval request '{answer.id[:64]}' has already been answered."
-        raise invalid(message, answer.param, "approval_request_answered")
-    asked = ServerTool(row["label"], row["name"]), row["arguments"]
-    if asked != (answer.tool, answer.arguments):
-        message = f"The call of the approval request '{answer.id[:64]}' is not the original."
-        raise invalid(message, answer.param, "approval_request_changed")
+        message = f"Another request is answering the approval request '{response.id[:64]}'."
+        raise invalid(message, response.param, "approval_request_in_progress")
+    if row["state"] == _State.FINAL or (row["outcome"] and not response.approve):
+        message = f"The approval request '{response.id[:64]}' has already been answered."
+        raise invalid(message, response.param, "approval_request_answered")
+    original = ServerTool(row["label"], row["name"]), row["arguments"]
+    if original != (response.tool, response.arguments):
+        message = f"The call of the approval request '{response.id[:64]}' is not the original."
+        raise invalid(message, response.param, "approval_request_changed")
     return CallOutcome(**json.loads(row["outcome"])) if row["outcome"] else None

@@ -17,30 +17,30 @@ from ..openai.chat_request import ChatRequest, count_chat_tokens, parse_chat
 from ..openai.surfaces import ChatCompletions
 from ..openai.tools.grammars import NO_GRAMMARS, ToolGrammars
 from ..options import RouterOptions
-from ..requests.mcp_names import model_name
+from ..requests.mcp_tools import model_name
 from ..served_model import ServedModel
 from .approvals import ApprovalResponse
 from .chat_formatter import McpChatFormatter
 from .request_approvals import RequestApprovals
 from .rounds import Parsing, Rounds
 from .servers import McpServers
-from .tools import Offered, as_function, is_mcp, offer_tools
+from .tools import ToolOffer, as_function, is_mcp, offer_tools
 
-# About as many as a prompt has, to choose the threads that parse it.
+# An estimate of a prompt's size, to choose the threads that parse it.
 CHARACTERS_OF_TOKEN = 4
 _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpChatRequest(ChatRequest):
-    """A chat, and the ``rounds`` of its calls that the router runs, if it names any servers."""
+    """A chat, and its ``rounds`` if it uses servers."""
 
     rounds: Rounds | None = None
 
 
 class McpChat:
-    """Chats whose tools may be those of the router's servers, if it has any. The prompts of their
-    rounds are parsed by ``parsers``, and counted in ``prompts``."""
+    """Chats that may use the tools of the router's servers, if there are any. ``parsers`` parse the
+    prompts of later rounds, and ``prompts`` accounts for their memory."""
 
     def __init__(
         self, servers: McpServers | None, parsers: ParserPools, prompts: MemoryBudget
@@ -63,17 +63,17 @@ class McpChat:
         approvals: RequestApprovals | None = None,
         grammars: ToolGrammars = NO_GRAMMARS,
     ) -> ChatRequest:
-        """Check a body, and tokenize it; ``approvals`` and ``grammars`` of its functions are those
-        of an API that has them. Raises ``RequestError``."""
+        """Check a body and tokenize it. ``max_calls``, ``approvals`` and ``grammars`` are for APIs
+        that support them. Raises ``RequestError``."""
         if _names_servers(body):
             return self._with_rounds(body, model, options, max_calls, approvals, grammars)
         if approvals is not None:
-            _check_answers(approvals.answers, Offered(body))
+            _check_responses(approvals.responses, ToolOffer(body))
         return parse_chat(self._with_offer(body, options), model, options, grammars)
 
     def outputs(self, request: GenerationRequest, generate: Generate, owner: str) -> Outputs:
-        """The outputs of all rounds of a request, whose prompts are parsed in the turn of its
-        ``owner``."""
+        """The outputs of all rounds of a request. Their prompts are parsed in the ``owner``'s
+        turn."""
         if not isinstance(request, McpChatRequest) or request.rounds is None:
             return generate(request)
         return request.rounds.outputs(request, generate, self._parsing(request, owner))
@@ -97,17 +97,18 @@ class McpChat:
         return count_chat_tokens(self._with_offer(body, options), model, options)
 
     def _with_offer(self, body: Any, options: RouterOptions) -> Any:
-        """The body with the tools of all servers, if it has none and the operator wants that."""
+        """The body with the tools of all servers, if it has no tools and the operator enables
+        this."""
         if self._servers is None or not options.mcp_offer_tools or not _has_no_tools(body):
             return body
         listings = self._servers.listings.values()
-        offered = [as_function(each.label, tool) for each in listings for tool in each.tools]
-        return body | {"tools": offered}
+        tools = [as_function(listing.label, tool) for listing in listings for tool in listing.tools]
+        return body | {"tools": tools}
 
     def _replaced(
         self, body: dict[str, Any], ignored: set[str], *, approvals: bool
-    ) -> tuple[McpServers, Offered]:
-        """The servers, and the body with functions instead of their tools."""
+    ) -> tuple[McpServers, ToolOffer]:
+        """The servers, and the body with functions in place of their tools."""
         if self._servers is None:
             param = f"tools[{next(i for i, tool in enumerate(body['tools']) if is_mcp(tool))}].type"
             message = f"'{param}': tools of MCP servers need a router with --mcp-config."
@@ -126,20 +127,20 @@ class McpChat:
         grammars: ToolGrammars,
     ) -> McpChatRequest:
         ignored: set[str] = set()
-        servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
+        servers, offer = self._replaced(body, ignored, approvals=approvals is not None)
         if approvals is not None:
-            _check_answers(approvals.answers, offered)
+            _check_responses(approvals.responses, offer)
 
         def parse(body: dict[str, Any]) -> ChatRequest:
             return parse_chat(body, model, options, grammars)
 
-        request = parse(offered.body)
+        request = parse(offer.body)
         rounds = Rounds(
-            body=offered.body,
-            tools=offered.tools,
-            guarded=offered.guarded,
+            body=offer.body,
+            tools=offer.tools,
+            guarded=offer.guarded,
             approvals=approvals,
-            listings=offered.listings,
+            listings=offer.listings,
             parse=parse,
             run=lambda tool, arguments: servers.call(tool.label, tool.name, arguments),
             max_rounds=options.mcp_max_rounds,
@@ -177,15 +178,15 @@ def _has_no_tools(body: Any) -> bool:
     return isinstance(body, dict) and not any(body.get(name) for name in _TOOL_FIELDS)
 
 
-def _check_answers(answers: Sequence[ApprovalResponse], offered: Offered) -> None:
-    """The request has to offer the tools whose calls are approved."""
-    for answer in answers:
-        label, name = answer.tool.label, answer.tool.name
-        if label not in offered.errors:
+def _check_responses(responses: Sequence[ApprovalResponse], offer: ToolOffer) -> None:
+    """Check that the request offers the tools of the calls that it responds to."""
+    for response in responses:
+        label, name = response.tool.label, response.tool.name
+        if label not in offer.errors:
             message = f"'tools' must have the MCP server '{label}', whose call is answered."
             raise invalid(message, "tools", "missing_required_parameter")
-        if answer.approve and model_name(label, name) not in offered.tools:
-            if offered.errors[label] is not None:
+        if response.approve and model_name(label, name) not in offer.tools:
+            if offer.errors[label] is not None:
                 message = f"The MCP server '{label}' of the approved call is not available."
                 raise UnavailableError(message)
             message = f"'tools' does not offer the approved tool '{name[:64]}' of '{label}'."

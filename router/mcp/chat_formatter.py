@@ -8,8 +8,8 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta, GenerationRequest, Output
+from ..http.encoding import data_event
 from ..http.memory_budget import MemoryShare
-from ..http.sse import data_event
 from ..openai.chat_formatter import ChatFormatter, stream_choice
 from ..openai.chat_request import ChatRequest
 from ..result import ResultCollector, ToolCallResult
@@ -17,65 +17,70 @@ from .round_delta import ExecutedCall, RoundDelta
 
 
 class McpChatFormatter(ChatFormatter):
-    """Formats the response to a chat with the ``tools`` of servers, by the model's names of them.
-    It has one choice."""
+    """Formats the response to a chat with ``tools`` of servers, given by the names that the model
+    uses. It has one choice."""
 
     def __init__(self, request: ChatRequest, created: int, tools: Container[str]) -> None:
         super().__init__(request, created)
         self._tools = tools
-        self._numbers: dict[int, int] = {}  # of the client's calls among all of them
-        self._executed: list[ExecutedCall] = []  # of a response that is not streamed
+        # of the calls that the client runs, by index among all calls
+        self._client_indices: dict[int, int] = {}
+        self._executed_calls: list[ExecutedCall] = []  # unless the response is streamed
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
         if delta.calls:
-            delta = replace(delta, calls=self._clients(delta.calls))
+            delta = replace(delta, calls=self._client_calls(delta.calls))
         events = super().chunk(delta)
-        if not isinstance(delta, RoundDelta) or not delta.executed:
+        if not isinstance(delta, RoundDelta) or not delta.executed_calls:
             return events
-        calls = {"mcp_calls": [_executed(call) for call in delta.executed]}
+        calls = {"mcp_calls": [_executed_call(call) for call in delta.executed_calls]}
         return events + data_event(self._chunk([stream_choice(0, calls)]))
 
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResultCollector:
-        return _Collector(request, self, memory, self._executed)
+        return _Collector(request, self, memory, self._executed_calls)
 
-    def _called(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
-        fields = super()._called([call for call in calls if call.name not in self._tools])
-        if self._executed:
-            fields["mcp_calls"] = [_executed(call) for call in self._executed]
+    def _call_fields(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
+        fields = super()._call_fields([call for call in calls if call.name not in self._tools])
+        if self._executed_calls:
+            fields["mcp_calls"] = [_executed_call(call) for call in self._executed_calls]
         return fields
 
-    def _clients(self, calls: Sequence[CallDelta]) -> list[CallDelta]:
-        """The calls that the client runs, by their own numbers."""
+    def _client_calls(self, calls: Sequence[CallDelta]) -> list[CallDelta]:
+        """The calls that the client runs, renumbered."""
         for call in calls:
             if call.name and call.name not in self._tools:
-                self._numbers[call.index] = len(self._numbers)
-        numbers = self._numbers
-        return [replace(c, index=numbers[c.index]) for c in calls if c.index in numbers]
+                self._client_indices[call.index] = len(self._client_indices)
+        indices = self._client_indices
+        return [replace(c, index=indices[c.index]) for c in calls if c.index in indices]
 
 
 class _Collector(ResultCollector):
-    """Collects the calls that the router has run too."""
+    """Collects the calls that the router has run, too."""
 
     def __init__(
         self,
         request: GenerationRequest,
         response: McpChatFormatter,
         memory: MemoryShare,
-        executed: list[ExecutedCall],
+        executed_calls: list[ExecutedCall],
     ) -> None:
         super().__init__(request, response.choice_logprobs, response.prompt_logprobs, memory)
-        self._executed = executed
-        self._held = memory
+        self._executed_calls = executed_calls
 
     def add(self, output: Output) -> None:
         super().add(output)
         if isinstance(output, RoundDelta):
-            self._executed += output.executed
-            self._held.take(sum(call.size for call in output.executed))
+            self._executed_calls += output.executed_calls
+            self._memory.take(sum(call.size for call in output.executed_calls))
 
 
-def _executed(call: ExecutedCall) -> dict[str, Any]:
+def _executed_call(call: ExecutedCall) -> dict[str, Any]:
     """A call that the router has run, in the shape of OpenAI's Responses API."""
-    named = {"server_label": call.tool.label, "name": call.tool.name}
-    head = {"id": call.id, "type": "mcp_call", **named, "arguments": call.arguments}
-    return head | call.outcome()
+    fields = {
+        "id": call.id,
+        "type": "mcp_call",
+        "server_label": call.tool.label,
+        "name": call.tool.name,
+        "arguments": call.arguments,
+    }
+    return fields | call.outcome()

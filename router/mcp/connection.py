@@ -1,4 +1,4 @@
-"""The connection to one MCP server: made again whenever it breaks. Needs the package ``mcp``, and
+"""The connection to one MCP server, reopened whenever it breaks. Needs the package ``mcp``, and
 runs in the thread of all servers."""
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from mcp.shared.exceptions import MCPError
 from ...shared.process.backoff import Backoff
 from ...shared.telemetry.logs import logger
 from ..http.json_body import parse_text
-from ..requests.json_size import size_of
+from ..requests.json_size import json_text, size_of
 from .http_transport import http_transport
-from .result_text import cut, result_text
 from .server_config import McpServerConfig
 from .server_tools import CallOutcome, McpListing, McpTool
 from .stdio_transport import stdio_transport
 
 MAX_TOOLS = 512
 MAX_PAGES = 64
-# Characters and values of all definitions of a server.
+# Characters and values in all tool definitions of a server.
 MAX_DEFINITIONS = 1 << 20
-MAX_CALLS = 16  # of one server at once
-# A server is asked for a sign of life after a call that failed, and from time to time.
+MAX_CALLS = 16  # to one server at once
+# The server is probed after a call that failed, and when idle.
 PING_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -36,7 +35,7 @@ log = logger("router")
 
 
 class McpConnection:
-    """``publish`` is called with the tools whenever they change."""
+    """Calls ``publish`` with the tools whenever they change."""
 
     def __init__(
         self,
@@ -44,16 +43,16 @@ class McpConnection:
         publish: Callable[[McpListing], None],
         *,
         seconds: float,
-        most: int,
+        max_result_bytes: int,
     ) -> None:
         self._config = config
         self._publish = publish
         self._seconds = seconds
-        self._most = most
+        self._max_result_bytes = max_result_bytes
         self._client: Client | None = None
         self._calls = asyncio.Semaphore(MAX_CALLS)
-        self._lost_before = False  # since the last connection
-        self._look = asyncio.Event()  # something may have changed
+        self._lost = False  # lost, and not connected since
+        self._changed = asyncio.Event()  # the tools or the connection may have changed
 
     async def run(self) -> None:
         """Keep the connection until this task is cancelled."""
@@ -64,46 +63,46 @@ class McpConnection:
             try:
                 await self._connected(backoff)
             except Exception as error:
-                self._lost(error)
+                self._publish_loss(error)
             if not task.cancelling():
                 await asyncio.sleep(backoff.pause())
 
     async def call(self, tool: str, arguments: str) -> CallOutcome:
-        """Run a tool. Errors are outcomes."""
+        """Run a tool. Errors are returned as outcomes."""
         try:
-            given = parse_text(arguments or "{}")
+            parsed = parse_text(arguments or "{}")
         except ValueError:
-            given = None
-        if not isinstance(given, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             return _failed("The arguments are not a JSON object.")
         try:
             async with asyncio.timeout(self._seconds), self._calls:
-                return await self._call(tool, given)
+                return await self._call(tool, parsed)
         except TimeoutError:
-            self._look.set()
+            self._changed.set()
             return _failed(f"The server did not answer within {self._seconds:g} s.")
         except MCPError as error:
-            self._look.set()
-            return _failed(cut(error.error.message, 1024), error.error.code)
+            self._changed.set()
+            return _failed(_cut(error.error.message, 1024), error.error.code)
         except Exception as error:
-            # Its text may have secrets of the configuration.
-            self._look.set()
+            # The error's text may have secrets of the configuration.
+            self._changed.set()
             return _failed(f"The call failed: {type(error).__name__}.")
 
     async def _call(self, tool: str, arguments: dict[str, Any]) -> CallOutcome:
         if self._client is None:
             return _failed("The server is not connected.")
         params = mcp_types.CallToolRequestParams(name=tool, arguments=arguments)
-        # Not the session's own method, which would check results against patterns of the server.
+        # The session's own method would match results against patterns of the server.
         result = await self._client.session.send_request(
             mcp_types.CallToolRequest(params=params), mcp_types.CallToolResult
         )
         content = [block.model_dump(mode="json", by_alias=True) for block in result.content]
-        text = result_text(content, result.structured_content, self._most)
+        text = _result_text(content, result.structured_content, self._max_result_bytes)
         return CallOutcome(text=text, failed=result.is_error, by_tool=True)
 
     async def _connected(self, backoff: Backoff) -> None:
-        """Connect, publish the tools, and return when the server no longer answers."""
+        """Connect and publish the tools; return when the server stops replying."""
         client = Client(
             self._transport(),
             read_timeout_seconds=self._seconds,
@@ -115,7 +114,7 @@ class McpConnection:
                 tools = await self._list(client)
                 limit.reschedule(None)
                 backoff.reset()
-                self._lost_before = False
+                self._lost = False
                 self._client = client
                 try:
                     self._show(tools)
@@ -124,18 +123,18 @@ class McpConnection:
                     self._client = None
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
-        most = max(1 << 20, 2 * self._most)
+        max_bytes = max(1 << 20, 2 * self._max_result_bytes)
         if self._config.url:
-            return http_transport(self._config, most, self._seconds)
-        return stdio_transport(self._config, most)
+            return http_transport(self._config, max_bytes, self._seconds)
+        return stdio_transport(self._config, max_bytes)
 
     async def _watch(self, client: Client) -> None:
-        """Ask for the tools again when they change, until the server does not answer."""
+        """List the tools again when they may have changed, until the server fails to reply."""
         while True:
-            self._look.clear()
+            self._changed.clear()
             try:
                 async with asyncio.timeout(IDLE_SECONDS):
-                    await self._look.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 pass
             async with asyncio.timeout(PING_SECONDS):
@@ -144,39 +143,39 @@ class McpConnection:
 
     async def _take_message(self, message: Any) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
-            self._look.set()
+            self._changed.set()
 
     async def _list(self, client: Client) -> tuple[McpTool, ...]:
         """All tools, or as many as the limits allow."""
-        found: dict[str, McpTool] = {}
-        cursor, left = None, MAX_DEFINITIONS
+        tools: dict[str, McpTool] = {}
+        cursor, remaining = None, MAX_DEFINITIONS
         for _ in range(MAX_PAGES):
             params = mcp_types.PaginatedRequestParams(cursor=cursor)
             page = await client.session.list_tools(params=params)
             for tool in page.tools:
                 texts = len(tool.name) + len(tool.description or "")
                 size = size_of(tool.input_schema) + texts
-                if size > left or len(found) >= MAX_TOOLS:
-                    self._warn(f"has too many tools; it is used with {len(found)} of them")
-                    return tuple(found.values())
-                left -= size
-                found.setdefault(tool.name, _tool(tool))
+                if size > remaining or len(tools) >= MAX_TOOLS:
+                    self._warn(f"has too many tools; only the first {len(tools)} are used")
+                    return tuple(tools.values())
+                remaining -= size
+                tools.setdefault(tool.name, _tool(tool))
             cursor = page.next_cursor
             if cursor is None:
                 break
-        return tuple(found.values())
+        return tuple(tools.values())
 
     def _show(self, tools: tuple[McpTool, ...]) -> None:
         self._publish(McpListing(label=self._config.label, tools=tools))
 
-    def _lost(self, error: Exception) -> None:
-        # Errors may have URLs or arguments in their texts, which may have secrets.
+    def _publish_loss(self, error: Exception) -> None:
+        # Error texts may contain URLs or arguments with secrets.
         kind = type(error).__name__
         if isinstance(error, BaseExceptionGroup):
             kind = type(error.exceptions[0]).__name__
-        if not self._lost_before:
-            self._warn(f"is not available ({kind}); it is tried again from time to time")
-        self._lost_before = True
+        if not self._lost:
+            self._warn(f"is not available ({kind}); retrying from time to time")
+        self._lost = True
         reason = f"The server is not available ({kind})."
         self._publish(McpListing(label=self._config.label, error=reason))
 
@@ -196,3 +195,32 @@ def _tool(tool: mcp_types.Tool) -> McpTool:
 
 def _failed(text: str, code: int = 0) -> CallOutcome:
     return CallOutcome(text=text, failed=True, code=code)
+
+
+def _result_text(content: list[Any], structured: Any, max_bytes: int) -> str:
+    """The text of a result's content blocks, which are dicts; of its structured value if it has no
+    blocks."""
+    text = "\n".join(_block_text(block) for block in content)
+    if not content and structured is not None:
+        text = json_text(structured)
+    return _cut(text, max_bytes)
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """The text in at most ``max_bytes`` bytes, with a note if it was truncated."""
+    data = text.encode(errors="replace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    note = f"\n[cut: the result has {len(data)} bytes]"
+    return data[: max(0, max_bytes - len(note))].decode(errors="ignore") + note
+
+
+def _block_text(block: dict[str, Any]) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return str(block.get("text", ""))
+    if kind == "resource" and isinstance(text := block.get("resource", {}).get("text"), str):
+        return text
+    if kind == "resource_link":
+        return f"[resource {block.get('uri')}]"
+    return f"[{kind} left out: the model takes text only]"

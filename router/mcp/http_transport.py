@@ -1,5 +1,4 @@
-"""A server that runs elsewhere, by streamable HTTP, with limits on what it sends. Needs the package
-``mcp``."""
+"""A remote server over streamable HTTP, with limits on what it sends. Needs the package ``mcp``."""
 
 from __future__ import annotations
 
@@ -16,23 +15,23 @@ from mcp.client.streamable_http import streamable_http_client
 from .message_bounds import bounded
 from .server_config import McpServerConfig
 
-# A stream of events may have several messages.
+# An event stream may have the size of this many messages.
 STREAM_MESSAGES = 16
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response; one that is too long fails."""
+class _BoundedBody(httpx2.AsyncByteStream):
+    """The body of a response; reading fails beyond ``max_bytes``."""
 
-    def __init__(self, body: Any, most: int) -> None:
+    def __init__(self, body: Any, max_bytes: int) -> None:
         self._body = body
-        self._most = most
+        self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for part in self._body:
             size += len(part)
-            if size > self._most:
-                raise httpx2.ReadError(f"the response has more than {self._most} bytes")
+            if size > self._max_bytes:
+                raise httpx2.ReadError(f"the response has more than {self._max_bytes} bytes")
             yield part
 
     async def aclose(self) -> None:
@@ -40,58 +39,60 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__()
-        self._most = most
+        self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
         events = response.headers.get("content-type", "").startswith("text/event-stream")
-        # Compressed bodies could grow beyond any limit.
+        # A compressed body could expand beyond any limit.
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.ReadError("the response is compressed, although it must not be")
-        most = self._most * (STREAM_MESSAGES if events else 1)
-        response.stream = _Bounded(response.stream, most)
+            raise httpx2.ReadError("the response is compressed, although 'identity' was requested")
+        max_bytes = self._max_bytes * (STREAM_MESSAGES if events else 1)
+        response.stream = _BoundedBody(response.stream, max_bytes)
         return response
 
 
 @asynccontextmanager
 async def http_transport(
-    config: McpServerConfig, most: int, seconds: float
+    config: McpServerConfig, max_bytes: int, seconds: float
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Messages to and from the server of a URL, of at most ``most`` bytes each."""
+    """Streams of messages to and from the server at a URL, at most ``max_bytes`` each."""
     headers = {"accept-encoding": "identity"} | dict(config.headers)
     client = httpx2.AsyncClient(
         headers=headers,
         timeout=httpx2.Timeout(seconds),
-        transport=_BoundedTransport(most),
+        transport=_BoundedTransport(max_bytes),
         trust_env=False,
     )
     async with (
         client,
-        streamable_http_client(config.url, http_client=client, max_sse_event_size=most) as streams,
+        streamable_http_client(
+            config.url, http_client=client, max_sse_event_size=max_bytes
+        ) as streams,
         _bounded_messages(streams[0]) as incoming,
     ):
         yield incoming, streams[1]
 
 
 @asynccontextmanager
-async def _bounded_messages(received: Any) -> AsyncIterator[Any]:
-    """The messages of a stream, as far as they are cheap to check."""
-    passed, incoming = anyio.create_memory_object_stream[Any](0)
+async def _bounded_messages(messages: Any) -> AsyncIterator[Any]:
+    """The messages of a stream, reduced to what is cheap to validate."""
+    outgoing, incoming = anyio.create_memory_object_stream[Any](0)
 
     async def pass_on() -> None:
-        with passed, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for item in received:
+        with outgoing, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for item in messages:
                 if isinstance(item, Exception) or bounded(item.message):
-                    await passed.send(item)
+                    await outgoing.send(item)
 
-    passing = asyncio.create_task(pass_on())
+    task = asyncio.create_task(pass_on())
     try:
         yield incoming
     finally:
         incoming.close()
-        received.close()
-        passing.cancel()
-        await asyncio.gather(passing, return_exceptions=True)
+        messages.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The approvals of one request: those that it answers, and those that it asks for."""
+"""The approvals of one request: its responses to earlier approval requests, and new requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INTERRUPTED = "The call was interrupted; it is not known whether it ran."
 
 
 class RequestApprovals:
-    """A context manager around the time in which no other request may give the same ``answers``. A
-    request that fails gives them back, with the outcomes of calls that have run."""
+    """A context manager that claims the approvals of ``responses`` for one request. One that fails
+    releases them, with the outcomes of calls that have run."""
 
     def __init__(
-        self, approvals: Approvals, owner: str, answers: Sequence[ApprovalResponse] = ()
+        self, approvals: Approvals, owner: str, responses: Sequence[ApprovalResponse] = ()
     ) -> None:
-        self.answers = answers
+        self.responses = responses
         self._approvals = approvals
         self._owner = owner
         self._claimed: dict[str, CallOutcome | None] = {}
@@ -33,7 +33,7 @@ class RequestApprovals:
         try:
             await asyncio.shield(claiming)
         except BaseException:
-            await asyncio.wait((claiming,))  # a request that is cancelled goes on claiming
+            await asyncio.wait((claiming,))  # claims of a cancelled request continue
             await self._release_all()
             raise
 
@@ -41,26 +41,26 @@ class RequestApprovals:
         await asyncio.shield(self._release_all())
 
     async def ask(self, tool: ServerTool, arguments: str) -> str:
-        """Ask for the approval of a call. Returns the id of the request for it."""
+        """Ask for the approval of a call. Returns the id of the approval request."""
         return await self._approvals.ask(self._owner, tool, arguments)
 
     async def run(
         self, approval_id: str, call: Callable[[], Coroutine[Any, Any, CallOutcome]]
     ) -> CallOutcome:
-        """Run an approved call, unless it has run already. It goes on if this request is cancelled,
-        because it cannot be undone."""
-        if (known := self._claimed[approval_id]) is not None:
-            return known
+        """Run an approved call, unless it has already run. It continues if this request is
+        cancelled, because it cannot be undone."""
+        if (outcome := self._claimed[approval_id]) is not None:
+            return outcome
         task = self._running[approval_id] = asyncio.create_task(call())
         return await asyncio.shield(task)
 
     def settle(self) -> None:
-        """The answers have had their effect: none of them can be given again."""
+        """Make the responses final: none of them can be given again."""
         self._settled = True
 
     async def _claim_all(self) -> None:
-        for answer in self.answers:
-            self._claimed[answer.id] = await self._approvals.claim(self._owner, answer)
+        for response in self.responses:
+            self._claimed[response.id] = await self._approvals.claim(self._owner, response)
 
     async def _release_all(self) -> None:
         for approval_id in self._claimed:
@@ -79,5 +79,5 @@ class RequestApprovals:
         if task is not None:
             lost = task.cancelled() or task.exception() is not None
             outcome = CallOutcome(text=INTERRUPTED, failed=True) if lost else task.result()
-        with suppress(ApiError):  # it has been logged; the call is not run again
-            await self._approvals.release(approval_id, outcome, answered=self._settled)
+        with suppress(ApiError):  # logged already; the call does not run again
+            await self._approvals.release(approval_id, outcome, final=self._settled)

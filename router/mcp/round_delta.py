@@ -1,4 +1,4 @@
-"""What a round adds to the output of the model: calls that the router runs."""
+"""What a round adds to the output of the model: tool calls that the router runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .server_tools import ServerTool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutedCall:
-    """A call that the router has run: either its ``output`` or its ``error`` is set."""
+    """A tool call that the router has run: either ``output`` or ``error`` is set."""
 
     id: str
     tool: ServerTool
@@ -23,21 +23,21 @@ class ExecutedCall:
 
     @property
     def size(self) -> int:
-        """About as many bytes as it takes in a response."""
+        """Its approximate size in a response, in bytes."""
         error = self.error or {}
-        texts = [part["text"] for part in error.get("content", ())]
-        told = (self.output or "", str(error.get("message", "")), *texts)
-        return len(self.arguments) + sum(map(len, told))
+        parts = [part["text"] for part in error.get("content", ())]
+        texts = (self.arguments, self.output or "", str(error.get("message", "")), *parts)
+        return sum(map(len, texts))
 
     def outcome(self) -> dict[str, Any]:
-        """The fields of the call in a response that say how it ended."""
+        """The fields of the call in a response that describe its outcome."""
         status = "completed" if self.error is None else "failed"
         return {"status": status, "output": self.output, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
-    """A call that the router runs once the client has approved it, in a later request."""
+    """A tool call that the router runs in a later request, once the client has approved it."""
 
     id: str
     tool: ServerTool
@@ -46,9 +46,9 @@ class ApprovalRequest:
 
 @dataclass(slots=True)
 class RoundDelta(ChoiceDelta):
-    """Output that is not the model's: a later generation ``began``, calls were ``executed``, or the
-    client is ``asked`` to approve them."""
+    """Output that is not the model's: the request of the next generation, calls that the router has
+    run, and calls that wait for the client's approval."""
 
-    began: ChatRequest | None = None
-    executed: Sequence[ExecutedCall] = ()
-    asked: Sequence[ApprovalRequest] = ()
+    next_request: ChatRequest | None = None
+    executed_calls: Sequence[ExecutedCall] = ()
+    approval_requests: Sequence[ApprovalRequest] = ()

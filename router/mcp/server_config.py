@@ -1,5 +1,5 @@
-"""The configuration of MCP servers: the file of --mcp-config, in the form that other programs have
-too, and --mcp-command."""
+"""The configuration of MCP servers: --mcp-command, and the file of --mcp-config, in the format that
+other programs share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STDIO_TYPES, _HTTP_TYPES = ("stdio",), ("http", "streamable-http", "streamable_
 
 @dataclass(frozen=True, kw_only=True)
 class McpServerConfig:
-    """One server: a program to start, or a URL. What may be secret is in no ``repr``."""
+    """One server: a program to start, or a URL. ``repr`` leaves out what may be secret."""
 
     label: str
     command: str = ""
@@ -49,8 +49,8 @@ def read_servers(
     if config.mcp_config is not None:
         servers += _read_file(Path(config.mcp_config), environment)
     labels = [server.label for server in servers]
-    if twice := {label for label in labels if labels.count(label) > 1}:
-        raise UsageError(f"--mcp-config: {twice.pop()!r} is the label of --mcp-command")
+    if duplicates := {label for label in labels if labels.count(label) > 1}:
+        raise UsageError(f"--mcp-config: {duplicates.pop()!r} is the label of --mcp-command")
     if len(servers) > MAX_SERVERS:
         raise UsageError(f"--mcp-config has {len(servers)} servers; the limit is {MAX_SERVERS}")
     return tuple(servers)
@@ -59,19 +59,19 @@ def read_servers(
 def _read_file(path: Path, environment: Mapping[str, str]) -> list[McpServerConfig]:
     try:
         with path.open("rb") as file:
-            given = json.loads(file.read(MAX_FILE_BYTES))
+            document = json.loads(file.read(MAX_FILE_BYTES))
     except OSError as error:
         raise UsageError(f"--mcp-config: cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise UsageError(f"--mcp-config: {path} is not valid JSON") from None
-    servers = given.get("mcpServers") if isinstance(given, dict) else None
+    servers = document.get("mcpServers") if isinstance(document, dict) else None
     if not isinstance(servers, dict):
         raise UsageError(f"--mcp-config: {path} must have an object 'mcpServers'")
-    made = [
+    configs = [
         _server(label, item, f"{path}: {label!r:.70}", environment)
         for label, item in servers.items()
     ]
-    return [server for server in made if server is not None]
+    return [config for config in configs if config is not None]
 
 
 def _server(
@@ -85,8 +85,8 @@ def _server(
         raise UsageError(f"--mcp-config: {place} must be an object")
     for key in item:
         if key not in _KEYS:
-            known = ", ".join(_KEYS)
-            raise UsageError(f"--mcp-config: {place}: unknown key {key!r:.70}; known are {known}")
+            keys = ", ".join(_KEYS)
+            raise UsageError(f"--mcp-config: {place}: unknown key {key!r:.70}; known are {keys}")
     if item.get("disabled", False):
         return None
     _check_kind(item, place)
@@ -111,7 +111,7 @@ def _check_kind(item: dict[str, Any], place: str) -> None:
 
 
 class _Values:
-    """Reads the values of one server, with variables replaced."""
+    """Reads the values of one server and expands variables."""
 
     def __init__(self, item: dict[str, Any], place: str, environment: Mapping[str, str]) -> None:
         self._item = item
@@ -119,24 +119,24 @@ class _Values:
         self._environment = environment
 
     def text(self, key: str) -> str:
-        return self._replaced(self._item.get(key, ""), key)
+        return self._expanded(self._item.get(key, ""), key)
 
     def texts(self, key: str) -> tuple[str, ...]:
         values = self._item.get(key, [])
         if not isinstance(values, list):
             raise UsageError(f"--mcp-config: {self._place}: {key!r} must be an array of strings")
-        return tuple(self._replaced(value, key) for value in values)
+        return tuple(self._expanded(value, key) for value in values)
 
     def mapping(self, key: str) -> dict[str, str]:
         values = self._item.get(key, {})
         if not isinstance(values, dict):
             raise UsageError(f"--mcp-config: {self._place}: {key!r} must be an object of strings")
-        return {name: self._replaced(value, key) for name, value in values.items()}
+        return {name: self._expanded(value, key) for name, value in values.items()}
 
-    def _replaced(self, value: Any, key: str) -> str:
+    def _expanded(self, value: Any, key: str) -> str:
         if not isinstance(value, str) or "\0" in value:
             raise UsageError(f"--mcp-config: {self._place}: {key!r} must have strings as values")
-        return _VARIABLE.sub(lambda found: self._variable(found[1]), value)
+        return _VARIABLE.sub(lambda match: self._variable(match[1]), value)
 
     def _variable(self, name: str) -> str:
         if name not in self._environment:

@@ -1,4 +1,4 @@
-"""The tools that a server has, and the outcome of a call: only values, without the SDK."""
+"""The tools of servers and the outcomes of calls: plain values, without the SDK."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class ServerTool:
-    """A tool that the router runs, by the label of its server and the server's name for it."""
+    """A tool that the router runs: the label of its server, and the server's name for it."""
 
     label: str
     name: str
@@ -26,7 +26,7 @@ class ServerTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpListing:
-    """The tools of one server, or the reason why it has none."""
+    """The tools of one server, or the reason why they are unavailable."""
 
     label: str
     tools: tuple[McpTool, ...] = ()
@@ -35,8 +35,8 @@ class McpListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome:
-    """The text of a call's result, or an error: of the tool if ``by_tool``, otherwise of the
-    protocol, or of its transport."""
+    """The text of a tool call's result, or an error: of the tool if ``by_tool``, otherwise of the
+    protocol or the transport."""
 
     text: str
     failed: bool = False

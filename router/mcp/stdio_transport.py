@@ -1,7 +1,7 @@
-"""A server that the router starts: messages are lines on its standard input and output.
+"""A server that the router starts; messages are lines on its standard input and output.
 
-The SDK's own transport has no limit on a line, so that a hostile server could fill the memory.
-Needs the package ``mcp``.
+The SDK's own transport does not limit the length of a line, so a hostile server could exhaust the
+memory. Needs the package ``mcp``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mcp.shared.message import SessionMessage
 from .message_bounds import bounded
 from .server_config import McpServerConfig
 
-# For a server to end by itself when its input ends, and after SIGTERM.
+# Time for a server to exit after its input ends, and after SIGTERM.
 END_SECONDS = 1.0
 
 Streams = tuple[Any, Any]
 
 
 @asynccontextmanager
-async def stdio_transport(config: McpServerConfig, most: int) -> AsyncIterator[Streams]:
-    """Start the server, and end it with the block. A message of more than ``most`` bytes ends the
-    connection."""
+async def stdio_transport(config: McpServerConfig, max_bytes: int) -> AsyncIterator[Streams]:
+    """Start the server, and stop it at the end of the block. A message of more than ``max_bytes``
+    bytes ends the connection."""
     process = await asyncio.create_subprocess_exec(
         config.command,
         *config.args,
@@ -41,52 +41,52 @@ async def stdio_transport(config: McpServerConfig, most: int) -> AsyncIterator[S
         stderr=asyncio.subprocess.DEVNULL,
         env=get_default_environment() | dict(config.env),
         cwd=config.cwd,
-        limit=most,
+        limit=max_bytes,
         start_new_session=True,
     )
-    received, incoming = anyio.create_memory_object_stream[Any](0)
-    outgoing, sent = anyio.create_memory_object_stream[Any](0)
+    to_client, incoming = anyio.create_memory_object_stream[Any](0)
+    outgoing, from_client = anyio.create_memory_object_stream[Any](0)
     tasks = [
-        asyncio.create_task(_read(process, received)),
-        asyncio.create_task(_write(process, sent)),
+        asyncio.create_task(_read(process, to_client)),
+        asyncio.create_task(_write(process, from_client)),
     ]
     try:
         yield incoming, outgoing
     finally:
         for task in tasks:
             task.cancel()
-        for stream in (incoming, outgoing, received, sent):
+        for stream in (incoming, outgoing, to_client, from_client):
             stream.close()
         try:
             await asyncio.shield(_end(process))
         except asyncio.CancelledError:
-            _signal(process, signal.SIGTERM)  # the loop may stop before the rest is done
+            _signal(process, signal.SIGTERM)  # the loop may stop before it has ended
             raise
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(process: asyncio.subprocess.Process, received: Any) -> None:
-    """Read messages until the output ends, or a line is too long. What is no message is skipped."""
+async def _read(process: asyncio.subprocess.Process, messages: Any) -> None:
+    """Read messages until the output ends or a line is too long. Invalid messages are skipped."""
     assert process.stdout is not None
-    with received, contextlib.suppress(ValueError, anyio.BrokenResourceError):
+    with messages, contextlib.suppress(ValueError, anyio.BrokenResourceError):
         while line := await process.stdout.readline():
             with contextlib.suppress(pydantic.ValidationError):
                 message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                 if bounded(message):
-                    await received.send(SessionMessage(message))
+                    await messages.send(SessionMessage(message))
 
 
-async def _write(process: asyncio.subprocess.Process, sent: Any) -> None:
+async def _write(process: asyncio.subprocess.Process, messages: Any) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
-        async for message in sent:
+        async for message in messages:
             text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             process.stdin.write(text.encode() + b"\n")
             await process.stdin.drain()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the input, then end the server with all its children."""
+    """Close the input, then stop the server with all its children."""
     assert process.stdin is not None
     process.stdin.close()
     for number in (None, signal.SIGTERM, signal.SIGKILL):

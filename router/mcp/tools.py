@@ -1,4 +1,4 @@
-"""Tools of the type ``mcp`` in a request: replaced by functions that the model may call."""
+"""Tools of the type ``mcp`` in a request, replaced by functions that the model may call."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
-from ..requests.mcp_fields import McpApprovalFilter, McpToolFilter, McpToolRequest
-from ..requests.mcp_names import model_name
+from ..requests.mcp_tools import McpApprovalFilter, McpToolFilter, McpToolRequest, model_name
 from .server_tools import McpListing, McpTool, ServerTool
 
 KIND = "mcp"
-# A server that a request could choose would be called from inside the operator's network.
+# Fields by which a request would choose a server; the router would connect to it from inside the
+# operator's network.
 CHOOSES_SERVER = ("server_url", "connector_id", "tunnel_id", "headers", "authorization")
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """The body of a chat with functions instead of tools of servers; ``tools`` has these by the
-    names that the model uses, ``guarded`` the names of those whose calls need an approval.
-    ``errors`` has each server by its label, with the reason if it has no tools."""
+class ToolOffer:
+    """The body of a chat with functions in place of server tools. ``tools`` has them by the names
+    that the model uses; ``guarded`` has the names whose calls need an approval. ``errors`` has each
+    server by label, with the reason if its tools are unavailable."""
 
     body: dict[str, Any]
     tools: dict[str, ServerTool] = field(default_factory=dict)
@@ -37,34 +37,34 @@ def offer_tools(
     ignored: set[str],
     *,
     approvals: bool = False,
-) -> Offered:
-    """Replace the tools of servers in the body of a chat, which may demand ``approvals``. Raises
-    ``RequestError``."""
-    offered = Offered(dict(body))
-    made: list[Any] = []
-    labels: dict[str, list[str]] = {}  # names of functions by the label of their server
+) -> ToolOffer:
+    """Replace the server tools in the body of a chat. ``approvals`` says whether it may require
+    them. Raises ``RequestError``."""
+    offer = ToolOffer(dict(body))
+    tools: list[Any] = []
+    labels: dict[str, list[str]] = {}  # names of functions by server label
     for i, tool in enumerate(body["tools"]):
         if not is_mcp(tool):
-            made.append(tool)
+            tools.append(tool)
             continue
         param = f"tools[{i}]"
-        asked, listing = _asked(tool, param, servers, ignored)
+        request, listing = _server_request(tool, param, servers, ignored)
         label = listing.label
         if label in labels:
             message = f"'{param}.server_label': the server '{label}' is listed twice."
             raise invalid(message, f"{param}.server_label", "duplicate_tool")
-        chosen = _allowed(listing, asked.allowed_tools, param, ignored)
-        made += [as_function(label, each) for each in chosen]
-        names = {model_name(label, each.name): each for each in chosen}
+        allowed = _allowed(listing, request.allowed_tools, param, ignored)
+        tools += [as_function(label, item) for item in allowed]
+        names = {model_name(label, item.name): item for item in allowed}
         labels[label] = list(names)
-        offered.tools.update((name, ServerTool(label, each.name)) for name, each in names.items())
-        guarded = _guard(asked.require_approval, f"{param}.require_approval", approvals, ignored)
-        offered.guarded.update(name for name, each in names.items() if guarded(each))
-        offered.listings.append(_listed(listing, chosen))
-        offered.errors[label] = listing.error
-    offered.body["tools"] = made
-    offered.body["tool_choice"] = _choice(body.get("tool_choice"), labels)
-    return offered
+        offer.tools.update((name, ServerTool(label, item.name)) for name, item in names.items())
+        guarded = _guard(request.require_approval, f"{param}.require_approval", approvals, ignored)
+        offer.guarded.update(name for name, item in names.items() if guarded(item))
+        offer.listings.append(_listing_item(listing, allowed))
+        offer.errors[label] = listing.error
+    offer.body["tools"] = tools
+    offer.body["tool_choice"] = _choice(body.get("tool_choice"), labels)
+    return offer
 
 
 def is_mcp(tool: Any) -> bool:
@@ -79,7 +79,7 @@ def as_function(label: str, tool: McpTool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _asked(
+def _server_request(
     tool: dict[str, Any], param: str, servers: Mapping[str, McpListing], ignored: set[str]
 ) -> tuple[McpToolRequest, McpListing]:
     for name in CHOOSES_SERVER:
@@ -90,16 +90,16 @@ def _asked(
                 f"{param}.{name}",
                 "unsupported_parameter",
             )
-    asked = McpToolRequest.read(tool, ignored, "tools[].", at=param)
-    listing = servers.get(asked.server_label)
+    request = McpToolRequest.read(tool, ignored, "tools[].", at=param)
+    listing = servers.get(request.server_label)
     if listing is None:
-        known = ", ".join(f"'{label}'" for label in servers) or "none"
+        labels = ", ".join(f"'{label}'" for label in servers) or "none"
         message = (
-            f"'{param}.server_label': this router has no MCP server '{asked.server_label}'; it "
-            f"has {known}."
+            f"'{param}.server_label': this router has no MCP server '{request.server_label}'; it "
+            f"has {labels}."
         )
         raise invalid(message, f"{param}.server_label", "invalid_value")
-    return asked, listing
+    return request, listing
 
 
 def _allowed(listing: McpListing, allowed: Any, param: str, ignored: set[str]) -> list[McpTool]:
@@ -109,44 +109,46 @@ def _allowed(listing: McpListing, allowed: Any, param: str, ignored: set[str]) -
         allowed = {"tool_names": allowed}
     if not isinstance(allowed, dict):
         raise wrong_type(f"{param}.allowed_tools", "an array or an object", allowed)
-    asked = McpToolFilter.read(allowed, ignored, "", at=f"{param}.allowed_tools")
-    return [tool for tool in listing.tools if _matches(asked, tool)]
+    tool_filter = McpToolFilter.read(allowed, ignored, "", at=f"{param}.allowed_tools")
+    return [tool for tool in listing.tools if _matches(tool_filter, tool)]
 
 
-def _matches(asked: McpToolFilter, tool: McpTool) -> bool:
-    named = asked.tool_names is None or tool.name in asked.tool_names
-    return named and (tool.read_only or not asked.read_only)
+def _matches(tool_filter: McpToolFilter, tool: McpTool) -> bool:
+    has_name = tool_filter.tool_names is None or tool.name in tool_filter.tool_names
+    return has_name and (tool.read_only or not tool_filter.read_only)
 
 
-def _guard(asked: Any, param: str, approvals: bool, ignored: set[str]) -> Callable[[McpTool], bool]:
-    """True for tools whose calls need an approval."""
-    if asked in (None, "never"):
+def _guard(
+    requirement: Any, param: str, approvals: bool, ignored: set[str]
+) -> Callable[[McpTool], bool]:
+    """A predicate for the tools whose calls need an approval."""
+    if requirement in (None, "never"):
         return lambda tool: False
     if not approvals:
         message = f"'{param}' must be 'never' here: only /v1/responses asks for approvals."
         raise invalid(message, param, "unsupported_value")
-    if asked == "always":
+    if requirement == "always":
         return lambda tool: True
-    if not isinstance(asked, dict):
+    if not isinstance(requirement, dict):
         raise invalid(
             f"Invalid '{param}': it must be 'always', 'never' or an object with filters of tools.",
             param,
             "invalid_value",
         )
-    filters = McpApprovalFilter.read(asked, ignored, "", at=param)
+    filters = McpApprovalFilter.read(requirement, ignored, "", at=param)
     always = _filter(filters.always, f"{param}.always", ignored)
     never = _filter(filters.never, f"{param}.never", ignored)
     return lambda tool: always(tool) or not never(tool)
 
 
-def _filter(asked: Any, param: str, ignored: set[str]) -> Callable[[McpTool], bool]:
-    if asked is None:
+def _filter(tool_filter: Any, param: str, ignored: set[str]) -> Callable[[McpTool], bool]:
+    if tool_filter is None:
         return lambda tool: False
-    return partial(_matches, McpToolFilter.read(asked, ignored, "", at=param))
+    return partial(_matches, McpToolFilter.read(tool_filter, ignored, "", at=param))
 
 
-def _listed(listing: McpListing, chosen: list[McpTool]) -> dict[str, Any]:
-    """An item of a response, without its id."""
+def _listing_item(listing: McpListing, allowed: list[McpTool]) -> dict[str, Any]:
+    """The ``mcp_list_tools`` item of a response, without its id."""
     tools = [
         {
             "name": tool.name,
@@ -154,7 +156,7 @@ def _listed(listing: McpListing, chosen: list[McpTool]) -> dict[str, Any]:
             "input_schema": tool.schema,
             "annotations": {"read_only": tool.read_only},
         }
-        for tool in chosen
+        for tool in allowed
     ]
     return {
         "type": "mcp_list_tools",
@@ -165,13 +167,13 @@ def _listed(listing: McpListing, chosen: list[McpTool]) -> dict[str, Any]:
 
 
 def _choice(choice: Any, labels: Mapping[str, list[str]]) -> Any:
-    """The ``tool_choice`` among functions."""
+    """The ``tool_choice`` in terms of functions."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == KIND:
         names = _names(choice, labels)
         if not names:
-            return "auto"  # a server that is not available costs only its tools
+            return "auto"  # without an available server, only its tools are missing
         return _among(names, "required")
     allowed = choice.get("allowed_tools")
     if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
@@ -188,7 +190,7 @@ def _names(choice: dict[str, Any], labels: Mapping[str, list[str]]) -> list[str]
         message = "'tool_choice' names an MCP server that is not in 'tools'."
         raise invalid(message, "tool_choice", "invalid_value")
     names = labels[label]
-    return [each for each in names if name is None or each == model_name(label, str(name))]
+    return [own for own in names if name is None or own == model_name(label, str(name))]
 
 
 def _among(names: list[str], mode: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One turn of the model: its output, as the message that the next round begins with."""
+"""One turn of the model: its output, and the message that continues the chat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..generation import ChoiceDelta, Output, RequestAdmitted
 
 @dataclass(slots=True)
 class TurnCall:
-    """One call of a turn."""
+    """One tool call of a turn."""
 
     id: str
     name: str
@@ -21,8 +21,9 @@ class TurnCall:
 
 
 class ModelTurn:
-    """Collects the output of one generation. Its calls follow the ``before`` calls of earlier
-    turns; those of the ``guarded`` tools are not passed on, because they wait for an approval."""
+    """Collects the output of one generation. Its calls are numbered after ``before`` calls of
+    earlier turns. Calls of ``guarded`` tools are not passed on, because they wait for an
+    approval."""
 
     def __init__(self, before: int, guarded: Container[str] = ()) -> None:
         self._before = before
@@ -35,8 +36,8 @@ class ModelTurn:
         self._reasoning = StringIO()
 
     def take(self, outputs: Sequence[Output], *, first: bool) -> list[Output]:
-        """Add output. Returns it as a part of the whole response's, which is admitted with the
-        ``first`` turn, and does not finish with this one."""
+        """Collect output. Returns it as part of the whole response, which is admitted with the
+        ``first`` turn and continues after this one."""
         return [
             self._take_delta(output) if isinstance(output, ChoiceDelta) else output
             for output in outputs
@@ -52,20 +53,21 @@ class ModelTurn:
         calls = [call for call in map(self._take_call, delta.calls) if call is not None]
         return replace(delta, calls=calls, finish_reason=None)
 
-    def end(self, *, answered: bool) -> ChoiceDelta:
-        """The finish of the response, if no other turn follows. The client has nothing to do with
-        the calls of a turn whose calls are all ``answered``."""
+    def end(self, *, all_run: bool) -> ChoiceDelta:
+        """The finish of the response, unless another turn follows. If the router has handled all
+        calls (``all_run``), the finish reason is not "tool_calls", as the client has none to
+        run."""
         reason = self._finish_reason
-        if reason == "tool_calls" and answered:
+        if reason == "tool_calls" and all_run:
             reason = "stop"
         return ChoiceDelta(0, finish_reason=reason, stop_reason=self._stop_reason)
 
     def _take_call(self, call: CallDelta) -> CallDelta | None:
         if call.index == len(self.calls):
             self.calls.append(TurnCall(call.id, call.name))
-        taken = self.calls[call.index]
-        taken.arguments.write(call.arguments)
-        if taken.name in self._guarded:
+        collected = self.calls[call.index]
+        collected.arguments.write(call.arguments)
+        if collected.name in self._guarded:
             return None
         return replace(call, index=self._before + call.index)
 
@@ -74,10 +76,10 @@ class ModelTurn:
         message: dict[str, Any] = {"role": "assistant", "content": self._text.getvalue()}
         if reasoning := self._reasoning.getvalue():
             message["reasoning_content"] = reasoning
-        message["tool_calls"] = [_called(call) for call in self.calls]
+        message["tool_calls"] = [_tool_call(call) for call in self.calls]
         return message
 
 
-def _called(call: TurnCall) -> dict[str, Any]:
+def _tool_call(call: TurnCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments.getvalue()}
     return {"id": call.id, "type": "function", "function": function}

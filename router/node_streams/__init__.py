@@ -1,1 +1,1 @@
-"""Calls of decode nodes, all on one stream to each."""
+"""Requests to decode nodes, multiplexed on one stream to each node."""

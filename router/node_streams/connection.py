@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -15,7 +15,7 @@ from .remote_request import RemoteRequest
 from .stream import NodeStream
 
 END_CHOICE_SECONDS = 5.0
-# A first packet that is lost is sent again after a second.
+# A lost first packet is sent again after a second.
 RECONNECT_SECONDS = 1.5
 _CLOSED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
@@ -25,25 +25,28 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 )
 
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import DecodeAsyncStub
+
 
 class _Running(NamedTuple):
-    """One request: its sequences, and the channel that it is on."""
+    """A request's number of sequences, and its channel."""
 
     sequences: int
     channel: grpc.aio.Channel
 
 
 class NodeConnection:
-    """Opens the channel on demand. ``sequences`` counts those of all running requests."""
+    """Opens the channel on demand. ``sequences`` is the number in all running requests."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._address = address
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
-        self._generation = 0  # of the credentials, when the channel was opened
+        self._generation = 0  # of the credentials when the channel was opened
         self._stream: NodeStream | None = None  # for new requests
         self._stream_channel: grpc.aio.Channel | None = None
-        self._retired: list[NodeStream] = []  # of older channels, with their last requests
+        self._retired: list[NodeStream] = []  # on older channels, until their last requests end
         self._running: dict[RemoteRequest, _Running] = {}
         self._ending: set[Any] = set()  # EndChoice RPCs
         self.sequences = 0
@@ -51,11 +54,11 @@ class NodeConnection:
 
     @property
     def requests(self) -> int:
-        """Number of requests that run."""
+        """The number of running requests."""
         return len(self._running)
 
     def take_peak(self) -> int:
-        """The largest number of sequences at any time since the last call of this method."""
+        """The largest number of sequences at any time since the previous invocation."""
         peak, self._peak_sequences = self._peak_sequences, self.sequences
         return peak
 
@@ -70,21 +73,22 @@ class NodeConnection:
         self._peak_sequences = max(self._peak_sequences, self.sequences)
         return remote
 
-    def _open_stream(self, stub: Any) -> NodeStream:
+    def _open_stream(self, stub: DecodeAsyncStub) -> NodeStream:
         stream = self._stream
         if stream is not None and self._stream_channel is not self._channel:
             self._retired = [each for each in (*self._retired, stream) if not each.over]
             stream.retire()
             stream = None
         if stream is None or stream.over:
-            stream = self._stream = NodeStream(stub.Stream())
+            stream = self._stream = NodeStream(stub.Stream())  # type: ignore[call-arg]  # written to
             self._stream_channel = self._channel
             stream.start()
         return stream
 
     async def reconnect(self, remote: RemoteRequest) -> bool:
-        """Replace the connection of this request; false if that takes long. Of requests that lost a
-        connection together, the first opens another channel, since the old one notices late."""
+        """Replace the connection of this request; false if that takes too long. The first of the
+        requests that lost a connection opens another channel, since the old one is slow to
+        notice."""
         if self._running[remote].channel is self._channel:
             self._channel = None
         self._stub()
@@ -98,18 +102,19 @@ class NodeConnection:
                         return False
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
-        except (TimeoutError, grpc.aio.UsageError):  # it was closed, with a node that is lost
+        # the channel was closed, because the node is lost
+        except (TimeoutError, grpc.aio.UsageError):
             return False
         return True
 
     def end(self, remote: RemoteRequest) -> None:
-        """Cancel a request, which does nothing if it has ended, and stop counting it."""
+        """Cancel a request unless it has ended, and stop counting it."""
         remote.cancel()
         self.sequences -= self._running.pop(remote).sequences
 
     def end_choice(self, internal_id: int, index: int) -> None:
-        """End one choice of a request on the node, without waiting for the reply: it may come too
-        late."""
+        """End one choice of a request on the node. Does not wait for the reply, since it may come
+        too late to have an effect."""
         if self._channel is not None:
             stub = self._credentials.stub(DecodeStub, self._channel)
             request = pb.EndChoiceRequest(internal_id=internal_id, index=index)
@@ -118,7 +123,7 @@ class NodeConnection:
             rpc.add_done_callback(self._ending.discard)
 
     def cancel(self) -> None:
-        """Cancel all requests; those who read them get ``RequestFailedError``."""
+        """Cancel all requests; their readers get ``RequestFailedError``."""
         for remote in tuple(self._running):
             remote.cancel()
 
@@ -130,9 +135,9 @@ class NodeConnection:
         if channel is not None:
             await channel.close(grace=None)
 
-    def _stub(self) -> Any:
+    def _stub(self) -> DecodeAsyncStub:
         if self._channel is None or self._generation != self._credentials.generation:
-            # An older channel is closed when its last request ends.
+            # An older channel closes when its last request ends.
             self._generation = self._credentials.generation
             self._channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
         return self._credentials.stub(DecodeStub, self._channel)

@@ -1,4 +1,4 @@
-"""The events of one request of a decode node, and its end."""
+"""The events of one request on a decode node, and its failure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...proto import tandem_pb2 as pb
 
 @dataclass(slots=True)
 class PlainTokens:
-    """New tokens of one choice, without logprobs: nearly all events are of this kind, and to read
-    a message for each would take several times as long."""
+    """New tokens of one choice, without logprobs. Nearly all events are of this kind, and a
+    protobuf message for each would take several times as long to read."""
 
     index: int
     tokens: list[int]
@@ -22,11 +22,11 @@ NodeEvent = PlainTokens | pb.GenerateEvent
 
 
 class RequestFailedError(Exception):
-    """A request has failed with this status of gRPC. ``answered``: the node itself has said so, and
-    the way to it is not the cause."""
+    """A request failed with this gRPC status. ``by_node``: the node itself reported it, so the
+    connection is not the cause."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, *, answered: bool = False) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, *, by_node: bool = False) -> None:
         super().__init__(details)
         self.code = code
         self.details = details
-        self.answered = answered
+        self.by_node = by_node

@@ -1,4 +1,4 @@
-"""The logprobs that nodes send: read where they are written as text, and copied until then."""
+"""The logprobs that nodes send, unpacked only where they are formatted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..errors import NodeError
 
 
 def check_logprobs(positions: Collection[pb.PositionLogprobs], tokens: int | None = None) -> None:
-    """Raise ``NodeError`` for logprobs that cannot be read, or that are neither none nor those of
-    so many ``tokens``."""
+    """Raise ``NodeError`` if logprobs are malformed, or present for a number of positions other
+    than ``tokens``."""
     if positions and tokens is not None and len(positions) != tokens:
         raise NodeError(f"The node sent {tokens} tokens with the logprobs of {len(positions)}.")
     if any(len(position.packed_top) % ENTRY_BYTES for position in positions):
@@ -23,6 +23,6 @@ def alternatives(position: pb.PositionLogprobs) -> list[tuple[int, float]]:
     return unpack_logprobs(position.packed_top)
 
 
-def listed(position: pb.PositionLogprobs) -> int:
+def count_alternatives(position: pb.PositionLogprobs) -> int:
     """The number of alternatives."""
     return len(position.packed_top) // ENTRY_BYTES

@@ -1,11 +1,10 @@
-"""``Decode.Stream`` to one node: any number of requests, and one message for each step."""
+"""One ``Decode.Stream``: any number of requests to a node, with a message for each step."""
 
 from __future__ import annotations
 
 import asyncio
 from contextvars import Context
 from itertools import repeat
-from typing import Any
 
 import grpc
 
@@ -15,19 +14,19 @@ from ...shared.telemetry.tracing import TRACEPARENT, Metadata
 from .events import RequestFailedError
 from .remote_request import RemoteRequest
 
-# A stream without requests is kept for so long, because gRPC pings its node every second.
+# How long a stream stays open without requests; gRPC pings its node every second.
 IDLE_SECONDS = 30.0
 
 
 class NodeStream:
-    """Reads and writes one RPC. ``over`` is final: requests need a new stream."""
+    """Reads and writes one RPC. ``over`` is final: requests then need a new stream."""
 
-    def __init__(self, rpc: Any) -> None:
+    def __init__(self, rpc: grpc.aio.StreamStreamCall[pb.StreamRequest, pb.StreamEvents]) -> None:
         self._rpc = rpc
         self._running: dict[int, RemoteRequest] = {}
         self._numbers: dict[RemoteRequest, int] = {}
         self._last = 0
-        # What is to be written, by request: its beginning, or else its end.
+        # Unsent messages by request: its start, or else its cancellation.
         self._unsent: dict[int, pb.StreamRequest] = {}
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -36,7 +35,7 @@ class NodeStream:
         self.over = False
 
     def start(self) -> None:
-        """Begin to read and write, outside of the context of any request."""
+        """Start reading and writing, outside the context of any request."""
         for work in (self._read(), self._write()):
             self._tasks.append(asyncio.create_task(work, context=Context()))
 
@@ -48,13 +47,13 @@ class NodeStream:
         remote = RemoteRequest(request, self._cancel, reuses=reuses)
         self._running[self._last] = remote
         self._numbers[remote] = self._last
-        carried = dict(metadata)
+        headers = dict(metadata)
         self._send(
             pb.StreamRequest(
                 number=self._last,
                 generate=request,
-                request_id=carried.get(REQUEST_ID_HEADER, ""),
-                traceparent=carried.get(TRACEPARENT, ""),
+                request_id=headers.get(REQUEST_ID_HEADER, ""),
+                traceparent=headers.get(TRACEPARENT, ""),
             )
         )
         if self._idle is not None:
@@ -62,12 +61,12 @@ class NodeStream:
         return remote
 
     def retire(self) -> None:
-        """End with the last request."""
+        """End after the last request."""
         self._retired = True
         self._note_idle()
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
-        """End at once, and all requests with this error."""
+        """End now, and end all requests with this error."""
         if self.over:
             return
         self.over = True
@@ -81,7 +80,7 @@ class NodeStream:
             remote.end(RequestFailedError(code, details))
 
     async def close(self) -> None:
-        """Wait until nothing runs any more."""
+        """Fail all requests, and wait until the tasks have ended."""
         self.fail(grpc.StatusCode.CANCELLED, "the stream was closed")
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -107,7 +106,7 @@ class NodeStream:
                 while self._unsent:
                     await self._rpc.write(self._unsent.pop(next(iter(self._unsent))))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the reader is told why
+            pass  # the reader gets the reason
 
     # -- from the node -----------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class NodeStream:
                 remote.add_token(choice, token)
         for event in message.events:
             if (remote := running.get(event.number)) is None:
-                continue  # it was cancelled meanwhile
+                continue  # cancelled meanwhile
             if event.HasField("ended"):
                 self._end(remote, event.ended)
             else:
@@ -140,7 +139,7 @@ class NodeStream:
         if ended.status == 0:
             remote.end()
         else:
-            remote.end(RequestFailedError(_code(ended.status), ended.details, answered=True))
+            remote.end(RequestFailedError(_code(ended.status), ended.details, by_node=True))
 
     def _forget(self, remote: RemoteRequest) -> int | None:
         number = self._numbers.pop(remote, None)
@@ -160,5 +159,5 @@ class NodeStream:
 
 
 def _code(status: int) -> grpc.StatusCode:
-    known = (code for code in grpc.StatusCode if code.value[0] == status)
-    return next(known, grpc.StatusCode.UNKNOWN)
+    codes = (code for code in grpc.StatusCode if code.value[0] == status)
+    return next(codes, grpc.StatusCode.UNKNOWN)

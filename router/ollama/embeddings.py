@@ -21,7 +21,7 @@ from .request import OllamaBody, OllamaRequest, errors_of_ollama
 
 
 class OllamaEmbedRequest(OllamaBody):
-    """The body of POST /api/embed. Texts that are too long are cut, unless ``truncate`` is
+    """The body of POST /api/embed. Texts that are too long are truncated unless ``truncate`` is
     false."""
 
     input: Annotated[Any, DocumentedAs(str | list[str])]
@@ -30,7 +30,7 @@ class OllamaEmbedRequest(OllamaBody):
 
 
 class OllamaEmbeddingsRequest(OllamaBody):
-    """The body of POST /api/embeddings, the older route; its vectors have any length."""
+    """The body of POST /api/embeddings, the older route, whose vectors are not normalized."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"images": ([],)}
 
@@ -38,7 +38,7 @@ class OllamaEmbeddingsRequest(OllamaBody):
 
 
 class OllamaEmbedResponse(ResponseModel):
-    """The answer of POST /api/embed."""
+    """The response to POST /api/embed."""
 
     model: str
     embeddings: list[list[float]]
@@ -48,53 +48,53 @@ class OllamaEmbedResponse(ResponseModel):
 
 
 class OllamaEmbeddingsResponse(ResponseModel):
-    """The answer of POST /api/embeddings."""
+    """The response to POST /api/embeddings."""
 
     embedding: list[float]
 
 
 def read_embed(body: Any, model: ServedModel, options: RouterOptions) -> OllamaRequest:
-    """The embeddings of POST /api/embed. Raises ``RequestError``."""
+    """The embedding request of POST /api/embed. Raises ``RequestError``."""
     ignored: set[str] = set()
-    asked = OllamaEmbedRequest.read(body, ignored)
-    texts = asked.input if isinstance(asked.input, list) else [asked.input]
+    request = OllamaEmbedRequest.read(body, ignored)
+    texts = request.input if isinstance(request.input, list) else [request.input]
     if not 0 < len(texts) <= MAX_INPUTS:
         raise invalid(f"'input' must have 1 to {MAX_INPUTS} texts, not {len(texts)}", "input")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise wrong_type(f"input[{i}]", "a string", text)
-    fields = {"input": texts, "dimensions": asked.dimensions or None}
-    return _request(asked, fields, model, options, ignored, cut=asked.truncate)
+    fields = {"input": texts, "dimensions": request.dimensions or None}
+    return _request(request, fields, model, options, ignored, truncate=request.truncate)
 
 
 def read_embeddings(body: Any, model: ServedModel, options: RouterOptions) -> OllamaRequest:
-    """The embedding of POST /api/embeddings. Raises ``RequestError``."""
+    """The embedding request of POST /api/embeddings. Raises ``RequestError``."""
     ignored: set[str] = set()
-    asked = OllamaEmbeddingsRequest.read(body, ignored)
-    fields = {"input": asked.prompt, "normalize": False}
-    return _request(asked, fields, model, options, ignored, cut=True)
+    request = OllamaEmbeddingsRequest.read(body, ignored)
+    fields = {"input": request.prompt, "normalize": False}
+    return _request(request, fields, model, options, ignored, truncate=True)
 
 
 class EmbedFormatter(EmbeddingFormatter):
-    """All vectors, and how long they took."""
+    """Formats all vectors, and the time they took."""
 
     def __init__(self, request: OllamaRequest) -> None:
-        super().__init__(request, created=0)  # which such an answer does not have
-        self._model = request.asked_model
-        self._begun = time.monotonic_ns()
+        super().__init__(request, created=0)  # not in this response
+        self._model = request.requested_model
+        self._start = time.monotonic_ns()
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         return {
             "model": self._model,
             "embeddings": self.vectors(result),
-            "total_duration": time.monotonic_ns() - self._begun,
+            "total_duration": time.monotonic_ns() - self._start,
             "load_duration": 0,
             "prompt_eval_count": result.usage.prompt_tokens,
         }
 
 
 class OlderEmbeddingFormatter(EmbeddingFormatter):
-    """The one vector."""
+    """Formats the single vector of the older route."""
 
     def __init__(self, request: OllamaRequest) -> None:
         super().__init__(request, created=0)
@@ -104,14 +104,14 @@ class OlderEmbeddingFormatter(EmbeddingFormatter):
 
 
 def _request(
-    asked: OllamaBody, fields: dict[str, Any], model: ServedModel, options: RouterOptions,
-    ignored: set[str], *, cut: bool,
+    request: OllamaBody, fields: dict[str, Any], model: ServedModel, options: RouterOptions,
+    ignored: set[str], *, truncate: bool,
 ) -> OllamaRequest:  # fmt: skip
-    limited = asked.read_options(model, ignored).limited(model)
+    limited = request.read_options(model, ignored).limited(model)
     with errors_of_ollama(limited):
-        if cut:  # of a text of any length that the model itself takes
-            cutting = {"truncate_prompt_tokens": limited.max_model_len}
-            parsed = parse_embedding(fields | cutting, model, options)
+        if truncate:  # with the model's own limit, so that no text is too long
+            truncation = {"truncate_prompt_tokens": limited.max_model_len}
+            parsed = parse_embedding(fields | truncation, model, options)
         else:
             parsed = parse_embedding(fields, limited, options)
-    return OllamaRequest.of(parsed, asked, model, ignored)
+    return OllamaRequest.of(parsed, request, model, ignored)

@@ -1,4 +1,4 @@
-"""Answers and errors in Ollama's shape: one object, or a line of JSON for each piece."""
+"""Responses and errors in Ollama's shape: one object, or a line of JSON for each piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .request import OllamaRequest, OnlyLoadsError
 
 
 class OllamaErrors:
-    """Errors in Ollama's shape: a message."""
+    """Errors in Ollama's shape, which has only a message."""
 
     def error_body(self, error: ApiError) -> Any:
         return {"error": error.message}
@@ -32,22 +32,22 @@ class OllamaErrors:
 
 
 class OllamaFormatter(ResponseFormatter):
-    """Formats one response; ``chat`` tells the two routes apart."""
+    """Formats one response to /api/chat, or to /api/generate unless ``chat``."""
 
     def __init__(self, request: OllamaRequest, *, chat: bool) -> None:
         self._request = request
         self._chat = chat
-        self._begun = time.monotonic_ns()
+        self._start = time.monotonic_ns()
         self._first: int | None = None
         self._reason = "stop"
         self._calls: dict[int, _StreamedCall] = {}
         texts = token_names(request)
         self._entries = TokenEntries(request.model.tokenizer, texts)
-        self._tokens = new_tokens()  # of a streamed answer whose context is returned
+        self._tokens = new_tokens()  # of a streamed response that returns its context
         self._lines = StampedTemplates(self._text_line)
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
-        """A line for new text; calls are written whole, once they are."""
+        """A line for new text. Tool calls are written whole, at the end."""
         if self._first is None:
             self._first = time.monotonic_ns()
         if self._request.returns_context:
@@ -80,14 +80,14 @@ class OllamaFormatter(ResponseFormatter):
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         (choice,) = result.choices
         reasoning = choice.reasoning.getvalue() if self._request.include_reasoning else ""
-        calls = [_call(made.name, made.arguments.getvalue()) for made in choice.calls]
+        calls = [_call(call.name, call.arguments.getvalue()) for call in choice.calls]
         content = self._content(choice.text, reasoning, calls)
         end = self._end(result.usage, _done_reason(choice.finish_reason))
         if self._request.returns_context:
             end["context"] = self._context(choice.tokens)
         if choice.logprobs is not None:
             content["logprobs"] = choice.logprobs.body()
-        return self._body(content, done=True, made=_timestamp()) | end
+        return self._body(content, done=True, created_at=_timestamp()) | end
 
     def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
         if not delta.scored:
@@ -95,7 +95,7 @@ class OllamaFormatter(ResponseFormatter):
         return {"logprobs": [self._entries.scored(item) for item in delta.scored]}
 
     def _context(self, tokens: array[int]) -> array[int]:
-        """The tokens of prompt and answer, which the next request may begin with."""
+        """The tokens of prompt and output, with which the next request may begin."""
         (prompt,) = self._request.prompts
         return prompt.tokens + tokens
 
@@ -109,49 +109,49 @@ class OllamaFormatter(ResponseFormatter):
             extra["tool_calls"] = calls
         return {"message": {"role": "assistant", "content": text, **extra}}
 
-    def _body(self, content: dict[str, Any], *, done: bool, made: str) -> dict[str, Any]:
-        head = {"model": self._request.asked_model, "created_at": made}
+    def _body(self, content: dict[str, Any], *, done: bool, created_at: str) -> dict[str, Any]:
+        head = {"model": self._request.requested_model, "created_at": created_at}
         return {**head, **content, "done": done}
 
     def _line(self, content: dict[str, Any], *, done: bool = False) -> bytes:
-        return dump(self._body(content, done=done, made=_timestamp())) + b"\n"
+        return dump(self._body(content, done=done, created_at=_timestamp())) + b"\n"
 
-    def _text_line(self, thinking: bool, made: str, text: str) -> bytes:
-        """A line of text, or of reasoning, alone."""
+    def _text_line(self, thinking: bool, created_at: str, text: str) -> bytes:
+        """A line of text or reasoning alone."""
         content = self._content("", text) if thinking else self._content(text, "")
-        return dump(self._body(content, done=False, made=made)) + b"\n"
+        return dump(self._body(content, done=False, created_at=created_at)) + b"\n"
 
     def _end(self, usage: Usage, reason: str) -> dict[str, Any]:
-        """Counts, and durations in nanoseconds. Of an answer that is not streamed, all of it counts
-        as generation."""
+        """Counts, and durations in nanoseconds. Without streaming, the whole duration counts as
+        generation."""
         now = time.monotonic_ns()
-        first = self._first or self._begun
+        first = self._first or self._start
         return {
             "done_reason": reason,
-            "total_duration": now - self._begun,
+            "total_duration": now - self._start,
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": first - self._begun,
+            "prompt_eval_duration": first - self._start,
             "eval_count": usage.completion_tokens,
             "eval_duration": now - first,
         }
 
 
 class OllamaLogprobs(EncodedEntries):
-    """The logprobs of an answer: one entry for each token."""
+    """The logprobs of a response: an entry for each token."""
 
     def body(self) -> EncodedArray:
         return self.content
 
 
-def loaded(asked: OnlyLoadsError) -> dict[str, Any]:
-    """The answer to a request without a prompt: the model is loaded, as always."""
-    head = {"model": asked.asked_model, "created_at": _timestamp()}
-    return {**head, **asked.content, "done": True, "done_reason": "load"}
+def load_response(error: OnlyLoadsError) -> dict[str, Any]:
+    """The response to a request without a prompt: the model is always loaded."""
+    head = {"model": error.requested_model, "created_at": _timestamp()}
+    return {**head, **error.content, "done": True, "done_reason": "load"}
 
 
 class _StreamedCall:
-    """One call of a stream, collected."""
+    """The collected parts of one streamed tool call."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -166,17 +166,17 @@ class _StreamedCall:
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
-    """A call; the arguments of one that was cut off are no JSON, and left out."""
+    """A tool call. Arguments that were cut off are not valid JSON and are left out."""
     return {"function": {"name": name, "arguments": read_arguments(arguments)}}
 
 
 def _timestamp() -> str:
-    """The time now, as Ollama writes it."""
+    """The current time in Ollama's format."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _stamp() -> bytes:
-    """The JSON of the time now."""
+    """The current time as JSON."""
     return b'"%b"' % _timestamp().encode()
 
 

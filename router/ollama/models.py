@@ -1,4 +1,4 @@
-"""The served model as Ollama's clients list it."""
+"""The served model in Ollama's lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ..options import RouterOptions
 from ..requests.body_model import BodyModel
 from ..requests.reasoning_options import reasoning_of
-from ..requests.written_tools import shows_tools
+from ..requests.tool_text import supports_tools
 from ..served_model import ServedModel
 from .request import LATEST, check_name
 
@@ -32,7 +32,7 @@ class ShowRequest(BodyModel):
 
     model: str = ""
     name: str = ""
-    verbose: bool = False  # without effect: the lists of the tokenizer are not shown
+    verbose: bool = False  # without effect: the tokenizer's vocabulary is never shown
 
 
 def tagged(name: str) -> str:
@@ -41,12 +41,12 @@ def tagged(name: str) -> str:
 
 
 def entry(model: ServedModel) -> dict[str, Any]:
-    """The model in the list; its size is the nodes' to know."""
-    made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    """The model's entry in the list. The router does not know its size."""
+    modified_at = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     return {
         "name": tagged(model.name),
         "model": tagged(model.name),
-        "modified_at": made,
+        "modified_at": modified_at,
         "size": 0,
         "digest": hashlib.sha256(model.name.encode()).hexdigest(),
         "details": DETAILS,
@@ -54,22 +54,22 @@ def entry(model: ServedModel) -> dict[str, Any]:
 
 
 def running(model: ServedModel) -> dict[str, Any]:
-    """The model in the list of loaded ones."""
-    loaded = {"expires_at": NEVER, "size_vram": 0, "context_length": model.max_model_len}
-    return {name: value for name, value in entry(model).items() if name != "modified_at"} | loaded
+    """The model's entry in the list of loaded models."""
+    runtime = {"expires_at": NEVER, "size_vram": 0, "context_length": model.max_model_len}
+    return {name: value for name, value in entry(model).items() if name != "modified_at"} | runtime
 
 
 def show(
     body: Any, model: ServedModel, options: RouterOptions, ignored: set[str]
 ) -> dict[str, Any]:
-    """The answer to a body of /api/show. Raises ``RequestError``."""
-    asked = ShowRequest.read(body, ignored)
-    check_name(asked.model or asked.name or "?", model)
+    """The response to POST /api/show. Raises ``RequestError``."""
+    request = ShowRequest.read(body, ignored)
+    check_name(request.model or request.name or "?", model)
     template, tool_template = model.tokenizer.template, model.tokenizer.tool_template
     source = "" if template is None else template.source
     capabilities = ["completion"]
-    shown = tool_template is not None and shows_tools(tool_template.source)
-    if shown and options.enable_auto_tool_choice:
+    has_tools = tool_template is not None and supports_tools(tool_template.source)
+    if has_tools and options.enable_auto_tool_choice:
         capabilities.append("tools")
     if model.tokenizer.fill_in_middle is not None:
         capabilities.append("insert")

@@ -1,4 +1,4 @@
-"""Ollama's answers, as /openapi.json documents them."""
+"""Ollama's responses, as /openapi.json documents them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class OllamaTokenLogprob(ResponseModel):
 
 
 class OllamaLogprob(OllamaTokenLogprob):
-    """One token, and the most likely ones in its place."""
+    """One token, and the most likely tokens at its position."""
 
     top_logprobs: list[OllamaTokenLogprob]
 
 
 class OllamaResponse(ResponseModel):
-    """The fields of both routes; in a stream the counts come with the last line."""
+    """The fields of both routes; streams have the counts in the last line."""
 
     model: str
     created_at: str
@@ -49,13 +49,13 @@ class OllamaResponseMessage(ResponseModel):
 
 
 class OllamaChatResponse(OllamaResponse):
-    """The answer of POST /api/chat, or a line of its stream."""
+    """The response to POST /api/chat, or a line of its stream."""
 
     message: OllamaResponseMessage
 
 
 class OllamaGenerateResponse(OllamaResponse):
-    """The answer of POST /api/generate, or a line of its stream."""
+    """The response to POST /api/generate, or a line of its stream."""
 
     response: str
     thinking: str | None = None
@@ -63,7 +63,7 @@ class OllamaGenerateResponse(OllamaResponse):
 
 
 class OllamaModelResponse(ResponseModel):
-    """The answer of POST /api/show."""
+    """The response to POST /api/show."""
 
     modelfile: str
     parameters: str

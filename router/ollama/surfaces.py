@@ -17,7 +17,7 @@ from .request import OllamaRequest, read_chat, read_generate
 
 @dataclass(frozen=True, slots=True)
 class OllamaSurface(Surface):
-    """A route: ``read`` translates its bodies, ``response_formatter`` writes its responses."""
+    """A route: ``read`` translates its bodies, ``response_formatter`` creates its formatters."""
 
     path: str
     read: Callable[[Any, ServedModel, RouterOptions], OllamaRequest]

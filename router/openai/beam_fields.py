@@ -9,9 +9,9 @@ from ..requests.body_errors import check_integer
 from ..served_model import ServedModel
 from .generation_body import GenerationBody
 
-# Each step is a call for each beam, which lists two continuations for each beam or more.
+# A step lists at least two continuations for each beam.
 MAX_BEAMS = MAX_LOGPROBS // 2
-# They change the probabilities of tokens, or need those of the prompt.
+# Fields that change the probabilities of tokens, or need logprobs of the prompt.
 INCOMPATIBLE = (
     "logit_bias",
     "allowed_token_ids",
@@ -25,8 +25,8 @@ NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalt
 def read_beams(
     body: GenerationBody, model: ServedModel, *, constrained: bool
 ) -> BeamOptions | None:
-    """The beam search that a body asks for. Temperature, seed and the filters of sampling have no
-    effect on it, because nothing is drawn. Raises ``RequestError``."""
+    """The options of a beam search, if the body has ``use_beam_search``. Temperature, seed and
+    sampling filters have no effect on it, because nothing is sampled. Raises ``RequestError``."""
     if not body.use_beam_search:
         for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
             if getattr(body, name) != default:

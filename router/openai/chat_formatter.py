@@ -10,8 +10,7 @@ from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, ScoredToken
-from ..http.encoding import EncodedArray
-from ..http.sse import data_event
+from ..http.encoding import EncodedArray, data_event
 from ..http.text_template import TextTemplates
 from ..node_streams.logprobs import alternatives
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
@@ -33,7 +32,7 @@ from .response_fields import (
 
 
 class TokenEntries:
-    """Tokens with their logprobs, as entries of a response."""
+    """Formats tokens with their logprobs."""
 
     def __init__(self, tokenizer: Tokenizer, name_of: Callable[[int], str]) -> None:
         self._bytes_of = tokenizer.texts.bytes_of
@@ -41,7 +40,7 @@ class TokenEntries:
 
     def scored(self, item: ScoredToken) -> dict[str, Any]:
         logprobs = item.logprobs
-        if logprobs is None:  # impossible: only the first token of an echoed prompt has none
+        if logprobs is None:  # only the first token of an echoed prompt has none
             return self._entry(item.token, 0.0) | {"top_logprobs": []}
         top = [self._entry(*entry) for entry in alternatives(logprobs)]
         chosen = logprobs.chosen
@@ -56,7 +55,7 @@ class TokenEntries:
 
 
 class EncodedEntries:
-    """The entries of a choice's tokens, encoded as they arrive."""
+    """A choice's token entries, encoded as they arrive."""
 
     def __init__(self, entries: TokenEntries) -> None:
         self._entries = entries
@@ -70,7 +69,7 @@ class EncodedEntries:
 
 
 class ChatLogprobsEncoder(EncodedEntries):
-    """Logprobs of a choice: one entry for each token."""
+    """The logprobs of a choice: an entry for each token."""
 
     def body(self) -> dict[str, Any]:
         return {"content": self.content, "refusal": None}
@@ -88,11 +87,11 @@ class ChatFormatter(ResponseFormatter):
         self._parsed = request.text.reasoning_parser != NO_PARSER
         self._texts = TextTemplates(self._text_event)
         self._reasonings = TextTemplates(self._reasoning_event)
-        # Events that have more than text.
+        # Whether text events carry further fields.
         self._varied = request.continuous_usage or request.return_token_ids
 
     def opening(self) -> bytes:
-        """The role chunk of each choice, with the text that is not generated."""
+        """The role chunk of each choice, with the opening text that is not generated."""
         role = {"role": self._request.role, "content": self._request.opening_text}
         chunks = [self._chunk([stream_choice(i, role)]) for i in range(self._request.choices)]
         if self._request.return_token_ids:
@@ -102,9 +101,9 @@ class ChatFormatter(ResponseFormatter):
         return b"".join(map(data_event, chunks))
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
-        """The reasoning, the text, the calls, then the finish reason with an empty delta, as OpenAI
-        sends it. The logprobs of tokens without text, such as the one that ended the choice, come
-        with that."""
+        """Chunks for reasoning, text and tool calls, then the finish reason with an empty delta, as
+        in OpenAI's API. Logprobs of tokens without text, such as the one that ended the choice,
+        come in the last chunk."""
         if self._continuous:
             self._continuous.add(delta)
         events = b""
@@ -132,7 +131,7 @@ class ChatFormatter(ResponseFormatter):
         return bool(delta.scored or (delta.tokens and self._request.return_token_ids))
 
     def _tokens(self, delta: ChoiceDelta) -> dict[str, Any]:
-        """What a chunk says of the tokens of a delta."""
+        """The fields of a chunk about the tokens of a delta."""
         fields: dict[str, Any] = {}
         if delta.scored:
             fields["logprobs"] = self._logprobs(delta.scored)
@@ -151,7 +150,7 @@ class ChatFormatter(ResponseFormatter):
         return (self._reasoning_event if varied else self._reasonings.fill)(index, text)
 
     def closing(self, usage: Usage) -> bytes:
-        """The chunk that ``include_usage`` requests."""
+        """The usage chunk that ``include_usage`` requests."""
         if not self._request.include_usage:
             return b""
         extra = {"usage": self._usage(usage), "tandem": placement_body(usage)}
@@ -165,8 +164,9 @@ class ChatFormatter(ResponseFormatter):
         return None if self._request.logprobs is None else ChatLogprobsEncoder(self._entries)
 
     def prompt_logprobs(self) -> PromptLogprobsEncoder | None:
-        wanted = self._request.prompt_logprobs is not None
-        return PromptLogprobsEncoder(self._tokenizer) if wanted else None
+        if self._request.prompt_logprobs is None:
+            return None
+        return PromptLogprobsEncoder(self._tokenizer)
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         body = self._head("chat.completion") | {
@@ -205,9 +205,9 @@ class ChatFormatter(ResponseFormatter):
             "refusal": None,
             "annotations": [],
         }
-        message |= self._called(choice.calls)
-        said = choice.text.tell() or self._request.opening_text
-        if not said and (choice.calls or self._parsed):
+        message |= self._call_fields(choice.calls)
+        has_text = choice.text.tell() or self._request.opening_text
+        if not has_text and (choice.calls or self._parsed):
             message["content"] = None
         if not self._parsed:
             return message
@@ -215,7 +215,7 @@ class ChatFormatter(ResponseFormatter):
         return message | _reasoning(choice.reasoning if has_reasoning else None)
 
     def _finish_reason(self, reason: str | None) -> str | None:
-        """As in OpenAI's API, a call that the client has named ends with "stop"."""
+        """OpenAI's finish reason: "stop" for a tool call that ``tool_choice`` names."""
         tools = self._request.text.tools
         if reason != "tool_calls":
             return reason
@@ -223,8 +223,8 @@ class ChatFormatter(ResponseFormatter):
             return "stop"
         return "function_call" if self._request.function_calls else reason
 
-    def _called(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
-        """The fields of a message for its calls."""
+    def _call_fields(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
+        """The fields of a message for its tool calls."""
         if not calls:
             return {}
         if self._request.function_calls:
@@ -232,12 +232,10 @@ class ChatFormatter(ResponseFormatter):
         return {"tool_calls": [_call(call) for call in calls]}
 
     def _call_delta(self, call: CallDelta) -> dict[str, Any]:
-        made = _call_delta(call)
-        return (
-            {"function_call": made["function"]}
-            if self._request.function_calls
-            else {"tool_calls": [made]}
-        )
+        delta = _call_delta(call)
+        if self._request.function_calls:
+            return {"function_call": delta["function"]}
+        return {"tool_calls": [delta]}
 
     def _content(self, choice: ChoiceResult) -> str | StringIO:
         opening = self._request.opening_text
@@ -287,5 +285,6 @@ def _call(call: ToolCallResult) -> dict[str, Any]:
 
 
 def _reasoning(text: str | StringIO | None) -> dict[str, Any]:
-    """By vLLM's name and by its former one, which DeepSeek's clients know."""
+    """The reasoning under vLLM's field name and under its former one, which DeepSeek's clients
+    read."""
     return {"reasoning": text, "reasoning_content": text}

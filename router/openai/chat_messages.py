@@ -20,22 +20,22 @@ MAX_NAME = 1 << 20
 
 
 class TextPart(BodyModel):
-    """A part of a message's content. Others than texts are rejected."""
+    """A text part of a message's content; other kinds are rejected."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
 class RefusalPart(BodyModel):
-    """A part of an earlier answer."""
+    """A refusal in an earlier reply."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 class CalledFunction(BodyModel):
-    """The function of a tool call; ``arguments`` is a JSON object, or its text. Anything else
-    counts as an empty one."""
+    """The function of a tool call; ``arguments`` is a JSON object or its text, and any other value
+    counts as an empty object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -50,9 +50,9 @@ class ToolCall(BodyModel):
 
 
 class ChatMessage(BodyModel):
-    """One message of a chat. ``reasoning`` is vLLM's newer name of ``reasoning_content``,
-    ``function_call`` the former way to write one of ``tool_calls``; ``mcp_calls``, ``refusal`` and
-    ``annotations`` come in responses that are sent back as part of the history."""
+    """One message of a chat. ``reasoning`` is vLLM's newer name of ``reasoning_content``, and
+    ``function_call`` the former way to write a single tool call. Clients send ``mcp_calls``,
+    ``refusal`` and ``annotations`` when a response goes back as history."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
 
@@ -81,7 +81,7 @@ Messages = Annotated[
 
 
 def read_messages(messages: list[Any], ignored: set[str]) -> list[dict[str, Any]]:
-    """Check messages, and convert them to the form that templates expect."""
+    """Check messages and convert them to the form that templates expect."""
     if not messages:
         raise invalid(
             "Invalid 'messages': empty array; expected at least one message.",
@@ -89,17 +89,17 @@ def read_messages(messages: list[Any], ignored: set[str]) -> list[dict[str, Any]
             "empty_array",
         )
     arguments = HistoryArguments()
-    made: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for i, item in enumerate(messages):
         reader = _MessageReader(item, f"messages[{i}]", arguments, ignored)
-        made += reader.ran()
-        made.append(reader.read())
+        converted += reader.executed_calls()
+        converted.append(reader.read())
     arguments.note()
-    return made
+    return converted
 
 
 class _MessageReader:
-    """One message; ``param`` is its name in errors."""
+    """Reads one message; ``param`` is its name in errors."""
 
     def __init__(
         self, item: Any, param: str, arguments: HistoryArguments, ignored: set[str]
@@ -115,8 +115,8 @@ class _MessageReader:
         self._message = ChatMessage.read(item, ignored, "messages[].")
         self._ignored = ignored
 
-    def ran(self) -> list[dict[str, Any]]:
-        """The calls before this message that the router has run."""
+    def executed_calls(self) -> list[dict[str, Any]]:
+        """The turn before this message with the tool calls that the router has run."""
         calls = self._message.mcp_calls
         if not calls:
             return []
@@ -124,22 +124,23 @@ class _MessageReader:
 
     def read(self) -> dict[str, Any]:
         message = self._message
-        made: dict[str, Any] = {"role": message.role, "content": self._content()}
+        converted: dict[str, Any] = {"role": message.role, "content": self._content()}
         for name in ("name", "reasoning_content", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
-                made[name] = value
-        # Templates use the older name.
+                converted[name] = value
+        # Templates read the older name.
         if message.reasoning is not None:
-            made.setdefault("reasoning_content", message.reasoning)
+            converted.setdefault("reasoning_content", message.reasoning)
         calls = message.tool_calls
         if message.function_call is not None:
             calls = [*calls, {"function": message.function_call}]
         if calls:
-            made["tool_calls"] = self._tool_calls(calls, message.role)
-        return made
+            converted["tool_calls"] = self._tool_calls(calls, message.role)
+        return converted
 
     def _content(self) -> str:
-        """The text; empty without one, as in vLLM: a message may consist of tool calls only."""
+        """The text, empty if there is none: as in vLLM, a message may consist of tool calls
+        only."""
         content = self._message.content
         if content is None:
             return ""
@@ -160,6 +161,9 @@ class _MessageReader:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"'{param}.function.name' must be a string.", param, "invalid_type")
         arguments = self._arguments.read(function.get("arguments"))
-        made = {"name": function["name"], "arguments": arguments}
         call_id = call.get("id") if isinstance(call.get("id"), str) else None
-        return {"id": call_id, "type": "function", "function": made}
+        return {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }

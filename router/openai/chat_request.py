@@ -16,15 +16,19 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, TextOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_model import INT32, NAMED_BOOLEAN, WHOLE
-from ..requests.context import ContextError, check_context, encode_chat
+from ..requests.context import (
+    ContextError,
+    TemplateVariables,
+    check_context,
+    check_template_variables,
+    encode_chat,
+)
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
-from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.truncation import max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages
-from .generation_body import COMMON_UNSUPPORTED, GenerationBody
-from .logprob_fields import Alternatives, check_alternatives
+from .generation_body import COMMON_UNSUPPORTED, Alternatives, GenerationBody, check_alternatives
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
     OpenAIRequest,
@@ -80,7 +84,7 @@ class ChatCompletionRequest(GenerationBody):
     parallel_tool_calls: bool = True
     functions: Functions = Field(default_factory=list)
     function_call: FunctionChoice = None
-    # No effect without predictions and storage.
+    # Accepted without effect: there are no predictions and no storage.
     prediction: Any = None
     store: Any = None
     service_tier: Any = None
@@ -88,8 +92,8 @@ class ChatCompletionRequest(GenerationBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(OpenAIRequest):
-    """A chat, with what its response needs: the ``opening_text`` of each choice, which is not
-    generated, and the ``prompt_text`` to return. With ``function_calls`` calls have the shape of
+    """A chat, and what its response needs: ``opening_text`` starts each choice and is not
+    generated, ``prompt_text`` is returned. With ``function_calls``, tool calls have the shape of
     OpenAI's former functions."""
 
     role: str = "assistant"
@@ -102,8 +106,8 @@ class ChatRequest(OpenAIRequest):
 def parse_chat(
     body: Any, model: ServedModel, options: RouterOptions, grammars: ToolGrammars = NO_GRAMMARS
 ) -> ChatRequest:
-    """Check a body, render the chat template, tokenize. The ``grammars`` are those of its
-    functions, by their names. Raises ``RequestError``."""
+    """Check a body, render the chat template, tokenize. ``grammars`` are keyed by function name.
+    Raises ``RequestError``."""
     ignored: set[str] = set()
     chat = ChatCompletionRequest.read(body, ignored)
     shared = read_shared(chat, ignored, model, options)
@@ -112,17 +116,18 @@ def parse_chat(
     tools = _tools(chat, model, options, ignored, template, former=former, grammars=grammars)
     text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
     logprobs = _logprobs(chat, options)
-    wanted = _max_tokens(chat)
+    requested = _max_tokens(chat)
     messages = read_messages(chat.messages, ignored)
-    adds_prompt = adds_generation_prompt(chat)
-    tokens = _prompt(chat, messages, model, tools, template, max_prompt_tokens(model, wanted or 1))
+    max_prompt = max_prompt_tokens(model, requested or 1)
+    tokens = _prompt(chat, messages, model, tools, template, max_prompt)
     prompt_text = None
     if chat.return_prompt_text:
         prompt_text = model.tokenizer.decode(tokens, skip_special_tokens=False)
-    role = "assistant" if adds_prompt else messages[-1]["role"]
+    role = "assistant" if adds_generation_prompt(chat) else messages[-1]["role"]
     opening = messages[-1]["content"] if chat.echo and role == messages[-1]["role"] else ""
-    longest = model.max_model_len
-    granted = check_context([len(tokens)], wanted, model, param="messages", default=longest)
+    max_tokens = check_context(
+        [len(tokens)], requested, model, param="messages", default=model.max_model_len
+    )
     size = ResponseSize(
         prompts=[len(tokens)],
         n=shared["sampling"].n,
@@ -131,12 +136,13 @@ def parse_chat(
         echoed=len(opening) + len(prompt_text or ""),
         token_ids=chat.return_token_ids,
         stream=chat.stream,
-        copies=1 if text.reasoning_parser == NO_PARSER else 2,  # reasoning has two names
+        # reasoning is written under two names
+        copies=1 if text.reasoning_parser == NO_PARSER else 2,
     )
-    if wanted is None:
-        granted = size.fit(granted, options)
-    size.check(granted, options)
-    check_min_tokens(text.min_tokens, granted)
+    if requested is None:
+        max_tokens = size.fit(max_tokens, options)
+    size.check(max_tokens, options)
+    check_min_tokens(text.min_tokens, max_tokens)
     text = _continuing_prompt(text, tokens, model)
     if shared["beams"] and tools.forced is not None:
         message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
@@ -145,7 +151,7 @@ def parse_chat(
     return ChatRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
-        max_tokens=granted,
+        max_tokens=max_tokens,
         text=text,
         logprobs=logprobs,
         ignored=ignored,
@@ -159,8 +165,7 @@ def parse_chat(
 
 
 def count_chat_tokens(body: Any, model: ServedModel, options: RouterOptions) -> int:
-    """The length of a chat's prompt, which may be longer than the context. Raises
-    ``RequestError``."""
+    """The length of a chat's prompt, which may exceed the context. Raises ``RequestError``."""
     ignored: set[str] = set()
     chat = ChatCompletionRequest.read(body, ignored)
     model.check_name(chat.model)
@@ -183,7 +188,7 @@ def _tools(
     former: bool,
     grammars: ToolGrammars = NO_GRAMMARS,
 ) -> ToolRequest:
-    """The tools; those by their former names make one call at a time."""
+    """The tools of a request. Former functions make one call at a time."""
     tools, choice, parallel = chat.tools, chat.tool_choice, chat.parallel_tool_calls
     if former:
         tools, choice = as_tools(chat.functions), as_tool_choice(chat.function_call)
@@ -200,10 +205,10 @@ def _prompt(
     model: ServedModel,
     tools: ToolRequest,
     template: ChatTemplate | None,
-    most: int,
+    limit: int,
 ) -> list[int]:
-    """The tokens of the prompt; at most ``most`` if the request has it truncated."""
-    truncation = read_truncation(chat, most)
+    """The tokens of the prompt, truncated to at most ``limit`` if the request asks for it."""
+    truncation = read_truncation(chat, limit)
     tokens = _encoded(chat, messages, model, tools, template, counted=truncation is not None)
     return tokens if truncation is None else truncation.cut(tokens)
 
@@ -217,12 +222,12 @@ def _encoded(
     *,
     counted: bool,
 ) -> list[int]:
-    """All tokens of the prompt; one that is only counted, or cut, may exceed the context."""
+    """All tokens of the prompt. One that is ``counted`` or truncated may exceed the context."""
     return encode_chat(
         messages,
         model,
         variables=_template_variables(chat),
-        tools=tools.shown,
+        tools=tools.definitions,
         add_generation_prompt=adds_generation_prompt(chat),
         add_special_tokens=chat.add_special_tokens,
         continue_final_message=chat.continue_final_message,
@@ -247,23 +252,23 @@ def _constrain(
 
 
 def _continuing_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:
-    """The options for an output that continues this prompt."""
+    """The text options for an output that continues this prompt."""
     opened = prompt_opens_reasoning(text.reasoning_parser, tokens, model)
     return replace(text, reasoning_opened=opened)
 
 
 def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:
-    given = check_template_variables(chat.chat_template_kwargs)
+    overrides = check_template_variables(chat.chat_template_kwargs)
     effort = chat.reasoning_effort
     # As in vLLM; templates without these variables are not affected.
-    own: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     if effort:
-        own |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        variables |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     if chat.verbosity is not None:
-        own["verbosity"] = chat.verbosity
+        variables["verbosity"] = chat.verbosity
     if chat.documents:
-        own["documents"] = chat.documents
-    return own | given
+        variables["documents"] = chat.documents
+    return variables | overrides
 
 
 def _include_reasoning(chat: ChatCompletionRequest, text: TextOptions) -> bool:
@@ -275,7 +280,7 @@ def _include_reasoning(chat: ChatCompletionRequest, text: TextOptions) -> bool:
 
 def _thinking_budget(chat: ChatCompletionRequest, text: TextOptions) -> int | None:
     budget = chat.thinking_token_budget
-    if budget in (None, -1):  # vLLM's -1 is any number of tokens
+    if budget in (None, -1):  # -1: no limit, as in vLLM
         return None
     if text.reasoning_parser == NO_PARSER:
         message = "'thinking_token_budget' needs a router with --reasoning-parser."

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ..generation import ChoiceDelta, ScoredToken
-from ..http.encoding import EncodedArray
-from ..http.sse import data_event
+from ..http.encoding import EncodedArray, data_event
 from ..http.text_template import TextTemplates
 from ..node_streams.logprobs import alternatives
 from ..result import ChoiceResult, GenerationResult
@@ -31,7 +30,7 @@ from .response_fields import (
 
 
 class CompletionLogprobsEncoder:
-    """Logprobs of a choice: four arrays as long as its tokens."""
+    """The logprobs of a choice: four arrays with an item for each token."""
 
     def __init__(self, name_of: Callable[[int], str]) -> None:
         self._name_of = name_of
@@ -60,7 +59,7 @@ class CompletionFormatter(ResponseFormatter):
         self._created = created
         self._opened: set[int] = set()
         self._texts = TextTemplates(self._text_event)
-        # Events that have more than text.
+        # Whether text events carry further fields.
         self._varied = request.continuous_usage or request.return_token_ids
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
@@ -68,8 +67,8 @@ class CompletionFormatter(ResponseFormatter):
             return self._texts.fill(delta.index, delta.text)
         if self._usage:
             self._usage.add(delta)
-        wants_tokens = self._request.return_token_ids and delta.tokens
-        if not (delta.text or delta.scored or delta.finish_reason or wants_tokens):
+        has_tokens = self._request.return_token_ids and delta.tokens
+        if not (delta.text or delta.scored or delta.finish_reason or has_tokens):
             return b""
         choice = _choice(delta.index, delta.text)
         choice["finish_reason"] = delta.finish_reason
@@ -78,10 +77,10 @@ class CompletionFormatter(ResponseFormatter):
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
             choice |= error_field(delta.error)
-        opens = delta.index not in self._opened
+        is_first = delta.index not in self._opened
         self._opened.add(delta.index)
         if self._request.return_token_ids:
-            if opens:
+            if is_first:
                 choice["prompt_token_ids"] = self._prompt(delta.index)
             choice["token_ids"] = list(delta.tokens)
         return data_event(self._chunk([choice]))
@@ -90,7 +89,7 @@ class CompletionFormatter(ResponseFormatter):
         return data_event(self._chunk([_choice(index, text)]))
 
     def closing(self, usage: Usage) -> bytes:
-        """The chunk that ``include_usage`` requests."""
+        """The usage chunk that ``include_usage`` requests."""
         if not self._request.include_usage:
             return b""
         extra = {"usage": usage_body(usage), "tandem": placement_body(usage)}
@@ -101,12 +100,14 @@ class CompletionFormatter(ResponseFormatter):
         return END_OF_STREAM
 
     def choice_logprobs(self) -> CompletionLogprobsEncoder | None:
-        wanted = self._request.logprobs is not None
-        return CompletionLogprobsEncoder(self._name_of) if wanted else None
+        if self._request.logprobs is None:
+            return None
+        return CompletionLogprobsEncoder(self._name_of)
 
     def prompt_logprobs(self) -> PromptLogprobsEncoder | None:
-        wanted = self._request.prompt_logprobs is not None
-        return PromptLogprobsEncoder(self._request.model.tokenizer) if wanted else None
+        if self._request.prompt_logprobs is None:
+            return None
+        return PromptLogprobsEncoder(self._request.model.tokenizer)
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         choices = [self._whole(i, choice, result) for i, choice in enumerate(result.choices)]
@@ -177,7 +178,7 @@ def _logprobs(items: Iterable[ScoredToken], name_of: Callable[[int], str]) -> di
 
 
 def _top(logprobs: pb.PositionLogprobs, name_of: Callable[[int], str]) -> dict[str, float]:
-    """The chosen token, which comes first as in vLLM, and the alternatives; so there may be one
-    more than requested."""
+    """The chosen token first, as in vLLM, then the alternatives; it may be one more than
+    requested."""
     entries = [(logprobs.chosen.token, logprobs.chosen.logprob), *alternatives(logprobs)]
     return {name_of(token): finite(value) for token, value in entries}

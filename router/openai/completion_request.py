@@ -17,8 +17,7 @@ from ..requests.context import check_context, encode_around_gap, encode_text
 from ..requests.response_size import ResponseSize
 from ..requests.truncation import Truncation, max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
-from .generation_body import COMMON_UNSUPPORTED, GenerationBody
-from .logprob_fields import Alternatives, check_alternatives
+from .generation_body import COMMON_UNSUPPORTED, Alternatives, GenerationBody, check_alternatives
 from .request_fields import (
     OpenAIRequest,
     check_min_tokens,
@@ -40,7 +39,7 @@ class CompletionRequest(GenerationBody):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETION_UNSUPPORTED
 
     echo: bool = False
-    # 0 with ``echo`` only.
+    # 0 is allowed with ``echo`` only.
     max_tokens: (
         Annotated[int, Field(le=INT32 - 1, json_schema_extra={"minimum": 0}), WHOLE] | None
     ) = None
@@ -51,35 +50,34 @@ class CompletionRequest(GenerationBody):
 
 
 def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> OpenAIRequest:
-    """Check a body, tokenize its prompts. Raises ``RequestError``."""
+    """Check a body and tokenize its prompts. Raises ``RequestError``."""
     ignored: set[str] = set()
-    asked = CompletionRequest.read(body, ignored)
-    shared = read_shared(asked, ignored, model, options)
-    echo, wanted = asked.echo, asked.max_tokens
-    logprobs = asked.logprobs
+    request = CompletionRequest.read(body, ignored)
+    shared = read_shared(request, ignored, model, options)
+    echo, logprobs, requested = request.echo, request.logprobs, request.max_tokens
     check_alternatives("logprobs", logprobs, options)
     n = shared["sampling"].n
-    if asked.suffix:
-        _check_suffix(asked)
-        shared["sampling"].stop_token_ids.extend(_ends(asked, model))
-    if asked.logprob_token_ids and (logprobs is None or wanted == 0):
+    if request.suffix:
+        _check_suffix(request)
+        shared["sampling"].stop_token_ids.extend(_ends(request, model))
+    if request.logprob_token_ids and (logprobs is None or requested == 0):
         message = "'logprob_token_ids' is only allowed with 'logprobs' and generated tokens."
         raise invalid(message, "logprob_token_ids")
-    if wanted is not None:
-        check_integer("max_tokens", wanted, 0 if echo and not shared["beams"] else 1, INT32 - 1)
+    if requested is not None:
+        check_integer("max_tokens", requested, 0 if echo and not shared["beams"] else 1, INT32 - 1)
     if shared["beams"] and echo and logprobs is not None:
         message = "'logprobs' of an 'echo' are not available with 'use_beam_search'."
         raise invalid(message, "logprobs", "unsupported_value")
-    text = read_text_options(asked, echo=echo, discard_output=wanted == 0)
-    most = max_prompt_tokens(model, wanted or 1)
-    prompts = _PromptReader(asked, model, options, read_truncation(asked, most)).read()
+    text = read_text_options(request, echo=echo, discard_output=requested == 0)
+    truncation = read_truncation(request, max_prompt_tokens(model, requested or 1))
+    prompts = _PromptReader(request, model, options, truncation).read()
     if echo:
         prompts = [_with_text(prompt, model) for prompt in prompts]
     _check_choices(len(prompts), n, options)
-    granted = check_context(
+    max_tokens = check_context(
         [len(prompt.tokens) for prompt in prompts],
-        # A node always samples one token; with max_tokens 0 it is discarded.
-        1 if wanted == 0 else wanted,
+        # A node always samples a token; with max_tokens 0 it is discarded.
+        1 if requested == 0 else requested,
         model,
         param="prompt",
         default=DEFAULT_MAX_TOKENS,
@@ -88,20 +86,20 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> O
     size = ResponseSize(
         prompts=[len(prompt.tokens) for prompt in prompts],
         n=n,
-        logprobs=listed_logprobs(logprobs, asked),
+        logprobs=listed_logprobs(logprobs, request),
         prompt_alternatives=logprobs if prompt_logprobs is None and echo else prompt_logprobs,
         echoed=sum(len(prompt.text or "") for prompt in prompts),
         token_ids=shared["return_token_ids"],
         stream=shared["stream"],
     )
-    if wanted is None and model.defaults.max_tokens is not None:
-        granted = size.fit(granted, options)
-    size.check(granted, options)
-    check_min_tokens(text.min_tokens, granted)
+    if requested is None and model.defaults.max_tokens is not None:
+        max_tokens = size.fit(max_tokens, options)
+    size.check(max_tokens, options)
+    check_min_tokens(text.min_tokens, max_tokens)
     return OpenAIRequest(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,
-        max_tokens=granted,
+        max_tokens=max_tokens,
         text=text,
         logprobs=logprobs,
         ignored=ignored,
@@ -109,38 +107,38 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> O
     )
 
 
-def _check_suffix(asked: CompletionRequest) -> None:
-    for name, given in (
-        ("echo", asked.echo),
-        ("truncate_prompt_tokens", asked.truncate_prompt_tokens is not None),
+def _check_suffix(request: CompletionRequest) -> None:
+    for name, is_set in (
+        ("echo", request.echo),
+        ("truncate_prompt_tokens", request.truncate_prompt_tokens is not None),
     ):
-        if given:
+        if is_set:
             raise invalid(f"'{name}' is not available with 'suffix'.", name)
 
 
-def _ends(asked: CompletionRequest, model: ServedModel) -> tuple[int, ...]:
-    """The tokens that end the missing text."""
-    known = model.tokenizer.fill_in_middle
-    return () if known is None or asked.ignore_eos else known.ends
+def _ends(request: CompletionRequest, model: ServedModel) -> tuple[int, ...]:
+    """The tokens that end a text in a gap."""
+    markers = model.tokenizer.fill_in_middle
+    return () if markers is None or request.ignore_eos else markers.ends
 
 
 class _PromptReader:
-    """The prompts of a body: a string, token ids, or a list of either kind."""
+    """Reads the prompts of a body: a string, token ids, or a list of either."""
 
     def __init__(
         self,
-        asked: CompletionRequest,
+        request: CompletionRequest,
         model: ServedModel,
         options: RouterOptions,
         truncation: Truncation | None,
     ) -> None:
-        self._asked = asked
+        self._request = request
         self._model = model
         self._options = options
         self._truncation = truncation
 
     def read(self) -> list[EncodedPrompt]:
-        value = self._asked.prompt
+        value = self._request.prompt
         if isinstance(value, str):
             return [self._from_text(value, "prompt")]
         if not isinstance(value, list):
@@ -167,20 +165,20 @@ class _PromptReader:
         )
 
     def _from_text(self, text: str, param: str) -> EncodedPrompt:
-        if not text and not self._asked.suffix:
+        if not text and not self._request.suffix:
             raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
         tokens = self._encode(text)
         if not tokens:
             raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
-        kept = self._kept(tokens)
-        whole = len(kept) == len(tokens)
-        return EncodedPrompt(new_tokens(kept), text if self._asked.echo and whole else None)
+        truncated = self._truncated(tokens)
+        echoes = self._request.echo and len(truncated) == len(tokens)
+        return EncodedPrompt(new_tokens(truncated), text if echoes else None)
 
     def _encode(self, text: str) -> list[int]:
-        special = self._asked.add_special_tokens
-        if self._asked.suffix:
+        special = self._request.add_special_tokens
+        if self._request.suffix:
             return encode_around_gap(
-                text, self._asked.suffix, self._model, add_special_tokens=special
+                text, self._request.suffix, self._model, add_special_tokens=special
             )
         return encode_text(
             text,
@@ -193,16 +191,16 @@ class _PromptReader:
     def _from_tokens(self, tokens: list[Any], param: str) -> EncodedPrompt:
         if not tokens:
             raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
-        if self._asked.suffix:
+        if self._request.suffix:
             raise invalid("With 'suffix', prompts must be texts, not token ids.", "prompt")
-        tokens = self._kept(tokens)
-        # Before the loop: a list of millions must cost nothing.
+        tokens = self._truncated(tokens)
+        # Checked before the loop, so that a list of millions is rejected at once.
         check_context([len(tokens)], None, self._model, param="prompt", default=1)
         for i, token in enumerate(tokens):
             check_token(f"{param}[{i}]", token, self._model.vocab_size)
         return EncodedPrompt(new_tokens(tokens))
 
-    def _kept(self, tokens: list[Any]) -> list[Any]:
+    def _truncated(self, tokens: list[Any]) -> list[Any]:
         return tokens if self._truncation is None else self._truncation.cut(tokens)
 
 

@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from ...proto.packed_logprobs import MAX_LOGPROBS
 from ..errors import invalid
 from ..generation import EarlyStopping
-from ..requests.body_errors import too_long, wrong_type
+from ..options import RouterOptions
+from ..requests.body_errors import check_integer, too_long, wrong_type
 from ..requests.body_model import BOUNDED, INT32, INT64, WHOLE, BodyModel, DocumentedAs
-from .logprob_fields import Alternatives
 from .structured_outputs import ConstrainedBody
 
 MAX_STOPS = 64
@@ -37,7 +37,7 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 def _check_stops(value: Any) -> Any:
-    """One message for all kinds of wrong items."""
+    """Check ``stop``, with one message for items of any invalid kind."""
     if not isinstance(value, (str, list)):
         raise wrong_type("stop", "an array", value)
     if len(stops := [value] if isinstance(value, str) else value) > MAX_STOPS:
@@ -61,18 +61,22 @@ Bias = Annotated[float, Field(ge=-100, le=100), BOUNDED]
 BIASES = TypeAdapter(dict[str, Bias], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
+# The number of alternatives listed for each token; the server sets the upper limit.
+Alternatives = Annotated[int, Field(ge=0), WHOLE]
+
+
 class StreamOptions(BodyModel):
-    """Options of a stream. Obfuscation pads chunks against traffic analysis; it is accepted without
-    effect."""
+    """Options of a stream. Obfuscation, which pads chunks against traffic analysis, is accepted
+    without effect."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # has an effect with include_usage only, as in vLLM
+    continuous_usage_stats: bool = False  # only with include_usage, as in vLLM
     include_obfuscation: Any = None
 
 
 class GenerationBody(ConstrainedBody):
-    """The parameters of both surfaces. A sampling parameter without a default has the one of the
-    model's generation_config.json."""
+    """The parameters that chat and text completions share. A sampling parameter without a default
+    takes the value of the model's generation_config.json."""
 
     model: Annotated[str, Field(max_length=1024)] = ""
     stream: bool = False
@@ -117,3 +121,10 @@ class GenerationBody(ConstrainedBody):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+
+
+def check_alternatives(name: str, count: int | None, options: RouterOptions) -> None:
+    """Raise ``RequestError`` if ``count``, the value of the field ``name``, exceeds
+    --max-logprobs."""
+    if count is not None:
+        check_integer(name, count, 0, options.max_logprobs)

@@ -1,4 +1,4 @@
-"""How a chat becomes a prompt: the template of a request, and how the prompt ends."""
+"""The chat template of a request, and how the prompt ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Chat(Protocol):
 
 
 def adds_generation_prompt(chat: _Chat) -> bool:
-    """True if the prompt ends with the beginning of a new message. Raises ``RequestError`` if the
+    """True if the prompt ends with the header of a new message. Raises ``RequestError`` if the
     final message is to be continued as well."""
     if not chat.continue_final_message:
         return chat.add_generation_prompt
@@ -38,8 +38,8 @@ def adds_generation_prompt(chat: _Chat) -> bool:
 def read_template(
     source: str | None, model: ServedModel, options: RouterOptions
 ) -> ChatTemplate | None:
-    """Compile a request's own template, or the one of the model's that it names, if the router
-    allows it. Raises ``RequestError``."""
+    """The chat template that a request brings, or names among the model's. Raises ``RequestError``,
+    also if the router does not allow any."""
     if source is None:
         return None
     if not options.trust_request_chat_template:
@@ -50,8 +50,8 @@ def read_template(
             "unsupported_parameter",
         )
     try:
-        if (named := model.tokenizer.named_template(source)) is not None:
-            return named
+        if (template := model.tokenizer.named_template(source)) is not None:
+            return template
         return ChatTemplate(source, origin="'chat_template'", tokens=model.tokenizer.special_tokens)
     except ModelError as error:
         raise invalid(f"Invalid value for {error}.", "chat_template") from None

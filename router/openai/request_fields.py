@@ -1,4 +1,4 @@
-"""Parameters that chat and text completions share: checked, and written into messages."""
+"""Parameters that chat and text completions share: checked and converted."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ..options import RouterOptions
 from ..requests.body_errors import check_integer, check_token, to_request_error
 from ..requests.sampling import numbers_of, sampling_message
 from ..served_model import ServedModel
-from .bad_words import bad_word_ids
 from .beam_fields import read_beams
-from .generation_body import BIASES, GenerationBody, StreamOptions
-from .logprob_fields import check_alternatives
+from .generation_body import BIASES, GenerationBody, StreamOptions, check_alternatives
 from .structured_outputs import read_constraint
 
-# Wrong keys that an error names.
+# Invalid keys that an error lists.
 MAX_SHOWN = 4
+# The limit of the nodes.
+MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIRequest(GenerationRequest):
-    """A request with what responses in OpenAI's shape need."""
+    """A request, and the options of its response in OpenAI's shape."""
 
     include_usage: bool = False
     continuous_usage: bool = False
     tokens_as_ids: bool = False  # in logprobs
-    timed: bool = False  # the response has the times of the request
+    timed: bool = False  # the response has `metrics`
 
 
 class SharedFields(TypedDict):
-    """The fields of an ``OpenAIRequest`` that both surfaces read in the same way."""
+    """The fields of an ``OpenAIRequest`` that are the same for chat and text completions."""
 
     model: ServedModel
     sampling: pb.Sampling
@@ -59,7 +59,7 @@ class SharedFields(TypedDict):
 def read_shared(
     body: GenerationBody, ignored: set[str], model: ServedModel, options: RouterOptions
 ) -> SharedFields:
-    """Read the fields that can be checked before a text is encoded."""
+    """Read the fields that can be checked before any text is tokenized."""
     model.check_name(body.model)
     stream = _stream_options(body, ignored)
     best = None if body.use_beam_search else _best(body, options)
@@ -68,7 +68,7 @@ def read_shared(
     check_alternatives("prompt_logprobs", body.prompt_logprobs, options)
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
-    # The decoders of nearly all models write no spaces between special tokens in any case.
+    # Most tokenizers never write spaces between special tokens; for them true has no effect.
     if not (body.spaces_between_special_tokens or model.tokenizer.texts.exact):
         message = "'spaces_between_special_tokens' must be true for this model's tokenizer."
         raise invalid(message, "spaces_between_special_tokens", "unsupported_value")
@@ -104,7 +104,7 @@ def _sampling(
         logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
         ignore_eos=body.ignore_eos,
         allowed_token_ids=body.allowed_token_ids,
-        bad_words=[pb.TokenIds(ids=ids) for ids in bad_word_ids(body.bad_words, model)],
+        bad_words=[pb.TokenIds(ids=ids) for ids in _bad_word_ids(body.bad_words, model)],
         logprob_token_ids=body.logprob_token_ids,
         stop_token_ids=body.stop_token_ids,
         n=body.n if body.use_beam_search else body.best_of or body.n,
@@ -120,7 +120,7 @@ def read_text_options(
     reasoning_parser: str = NO_PARSER,
     tools: ToolUse | None = None,
 ) -> TextOptions:
-    """Read the options of how the router turns tokens into text."""
+    """Read the options for turning tokens into text."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     return TextOptions(
         stop=StopStrings(stops) if stops else StopStrings(),
@@ -135,7 +135,7 @@ def read_text_options(
 
 
 def _best(body: GenerationBody, options: RouterOptions) -> int | None:
-    """The choices to return, if ``best_of`` makes more of them."""
+    """The number of choices to return, if ``best_of`` generates more."""
     if body.best_of is None or body.best_of == body.n:
         return None
     check_integer("best_of", body.best_of, 1, options.max_n)
@@ -157,13 +157,13 @@ def _stream_options(body: GenerationBody, ignored: set[str]) -> StreamOptions:
 
 
 def listed_logprobs(logprobs: int | None, body: GenerationBody) -> int | None:
-    """The alternatives listed for each generated token: the given ones or the most likely ones."""
+    """The number of alternatives listed for each generated token."""
     ids = len(body.logprob_token_ids)
     return ids + 1 if ids else logprobs
 
 
 def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
-    """Raise ``RequestError`` if a prompt may generate fewer tokens than ``minimum``."""
+    """Raise ``RequestError`` if a prompt's token limit is below ``minimum``."""
     if minimum > min(granted):
         raise invalid(
             f"'min_tokens' ({minimum}) must not exceed the tokens that may be generated "
@@ -172,24 +172,44 @@ def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
         )
 
 
+def _bad_word_ids(words: Sequence[str], model: ServedModel) -> list[list[int]]:
+    """The token sequences of each word, at the beginning of a text and after a space: many
+    tokenizers merge the space into the first token. Raises ``RequestError``."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise invalid("Invalid 'bad_words': a word consists of spaces only.", "bad_words")
+        for text in (word, " " + word.lstrip()):
+            ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
+            if len(ids) > MAX_BAD_WORD_TOKENS:
+                raise invalid(
+                    f"Invalid 'bad_words': {word[:64]!r} has {len(ids)} tokens; the limit is "
+                    f"{MAX_BAD_WORD_TOKENS}.",
+                    "bad_words",
+                )
+            if ids:
+                sequences[ids] = None
+    return [list(ids) for ids in sequences]
+
+
 def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     for i, token in enumerate(ids):
         check_token(f"{name}[{i}]", token, vocab_size)
 
 
-def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
-    wrong = [f"'{name[:64]}'" for name in given if not _is_token_id(name, vocab_size)]
-    if wrong:
-        shown = ", ".join(wrong[:MAX_SHOWN]) + (", ..." if len(wrong) > MAX_SHOWN else "")
+def _logit_bias(biases: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    bad_keys = [f"'{name[:64]}'" for name in biases if not _is_token_id(name, vocab_size)]
+    if bad_keys:
+        keys = ", ".join(bad_keys[:MAX_SHOWN]) + (", ..." if len(bad_keys) > MAX_SHOWN else "")
         message = (
-            f"Invalid keys in 'logit_bias': {shown}; keys are token ids from 0 to "
+            f"Invalid keys in 'logit_bias': {keys}; keys are token ids from 0 to "
             f"{vocab_size - 1}, since the vocabulary has {vocab_size}."
         )
         raise invalid(message, "logit_bias")
     try:
-        return {int(name): bias for name, bias in BIASES.validate_python(given).items()}
+        return {int(name): bias for name, bias in BIASES.validate_python(biases).items()}
     except ValidationError as error:
-        raise to_request_error(error, given, "logit_bias") from None
+        raise to_request_error(error, biases, "logit_bias") from None
 
 
 def _is_token_id(name: str, vocab_size: int) -> bool:

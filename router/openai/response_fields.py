@@ -14,17 +14,17 @@ from ..generation import ChoiceDelta, GenerationRequest
 from ..http.encoding import EncodedArray
 from ..node_streams.logprobs import alternatives
 from ..usage import Usage
-from .error_body import error_body
+from .errors import error_body
 from .request_fields import OpenAIRequest
 
-# JSON has no infinity; vLLM writes this.
+# Stands for minus infinity, which JSON lacks; vLLM writes the same.
 LOWEST_LOGPROB = -9999.0
 LAST_DATA = "[DONE]"
 END_OF_STREAM = b"data: %b\n\n" % LAST_DATA.encode()
 
 
 class PromptLogprobsEncoder:
-    """vLLM's ``prompt_logprobs``, of which the first, of no token, is null."""
+    """vLLM's ``prompt_logprobs``; the first token has none, so its entry is null."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -34,14 +34,14 @@ class PromptLogprobsEncoder:
         return len(self._entries)
 
     def add(self, items: Collection[pb.PositionLogprobs]) -> None:
-        self._entries.extend(_ranked(position, self._tokenizer) for position in items)
+        self._entries.extend(_ranked_tokens(position, self._tokenizer) for position in items)
 
     def body(self) -> EncodedArray:
         return self._entries
 
 
 class ContinuousUsage:
-    """The usage of each choice so far, which ``continuous_usage_stats`` adds to its chunks."""
+    """The usage of each choice so far, for the chunks of ``continuous_usage_stats``."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._prompts = [len(prompt.tokens) for prompt in request.prompts]
@@ -61,7 +61,7 @@ class ContinuousUsage:
 
 
 def token_names(request: OpenAIRequest) -> Callable[[int], str]:
-    """The names of tokens in logprobs: their texts, or their ids as vLLM writes them."""
+    """The names of tokens in logprobs: their texts, or their ids in vLLM's form."""
     return "token_id:{}".format if request.tokens_as_ids else request.model.tokenizer.texts.text_of
 
 
@@ -88,14 +88,14 @@ def placement_body(usage: Usage) -> dict[str, Any]:
 
 
 def fingerprint_field(request: GenerationRequest) -> dict[str, str]:
-    """OpenAI's ``system_fingerprint``. In streams only the chunks that end something have it, as in
-    vLLM: those with a finish reason, and the one with the usage."""
+    """OpenAI's ``system_fingerprint``. In streams it comes in the chunks with a finish reason or
+    the usage, as in vLLM."""
     return {"system_fingerprint": request.model.system_fingerprint}
 
 
 def metrics_body(request: OpenAIRequest, usage: Usage) -> dict[str, Any]:
-    """vLLM's ``metrics``, of --enable-per-request-metrics, in milliseconds. ``mean_itl_ms`` is left
-    out if no choice has two tokens."""
+    """vLLM's ``metrics`` of --enable-per-request-metrics, in milliseconds. ``mean_itl_ms`` is left
+    out unless a choice has two tokens."""
     timings = usage.timings
     if not request.timed or timings is None:
         return {}
@@ -115,24 +115,22 @@ def _milliseconds(seconds: float) -> float:
 
 
 def error_field(error: RequestError | None) -> dict[str, Any]:
-    """The error of a choice that failed while others went on, as a field of the choice."""
+    """The error of a choice that failed while others continued, as a field of the choice."""
     if error is None:
         return {}
     return error_body(ApiError(400, str(error), param=error.param, code=error.code))
 
 
 def finite(logprob: float) -> float:
-    """A logprob that JSON can express."""
+    """The logprob, or ``LOWEST_LOGPROB`` if JSON has no number for it."""
     return max(logprob, LOWEST_LOGPROB) if not math.isnan(logprob) else LOWEST_LOGPROB
 
 
-def _ranked(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+def _ranked_tokens(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
     chosen, text_of = position.chosen, tokenizer.texts.text_of
-    ranked = [(chosen.token, chosen.logprob, chosen.rank)]
-    ranked += [
-        (token, value, rank) for rank, (token, value) in enumerate(alternatives(position), 1)
-    ]
+    rows = [(chosen.token, chosen.logprob, chosen.rank)]
+    rows += [(token, value, rank) for rank, (token, value) in enumerate(alternatives(position), 1)]
     return {
         str(token): {"logprob": finite(value), "rank": rank, "decoded_token": text_of(token)}
-        for token, value, rank in ranked
+        for token, value, rank in rows
     }

@@ -1,4 +1,4 @@
-"""OpenAI's answers, as /openapi.json documents them."""
+"""OpenAI's responses, as /openapi.json documents them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ResponseFunction(ResponseModel):
 
 
 class ResponseToolCall(ResponseModel):
-    """A call of a tool; ``arguments`` is JSON, as the model has written it."""
+    """A tool call; ``arguments`` is JSON as the model wrote it."""
 
     id: str
     type: Literal["function"]
@@ -97,8 +97,8 @@ class ChoiceError(ResponseModel):
 
 
 class ExecutedMcpCall(ResponseModel):
-    """A call of an MCP server's tool that the router has run: an extension, in the shape of the
-    items of responses."""
+    """A call to an MCP server's tool that the router has run: an extension, in the shape of the
+    Responses API's items."""
 
     id: str
     type: Literal["mcp_call"]
@@ -133,7 +133,7 @@ class ChatChoice(ResponseModel):
 
 
 class RequestTimes(ResponseModel):
-    """With --enable-per-request-metrics. Tokens per second are those until the last one."""
+    """With --enable-per-request-metrics. Tokens per second are measured up to the last token."""
 
     time_to_first_token_ms: float
     generation_time_ms: float
@@ -143,7 +143,7 @@ class RequestTimes(ResponseModel):
 
 
 class ChatCompletion(ResponseModel):
-    """The answer of POST /v1/chat/completions."""
+    """The response to POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -165,7 +165,7 @@ class FunctionDelta(ResponseModel):
 
 
 class ToolCallDelta(ResponseModel):
-    """New output of a call. Its id, type and name come once, with its first delta."""
+    """New output of a tool call. Its id, type and name come once, with its first delta."""
 
     index: int
     id: str | None = None
@@ -194,7 +194,7 @@ class ChatChunkChoice(ResponseModel):
 
 
 class ChatCompletionChunk(ResponseModel):
-    """The data of each event of a streamed chat completion, but for the last, ``[DONE]``."""
+    """The data of each event of a streamed chat completion, except the last, ``[DONE]``."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -232,7 +232,7 @@ class TextChoice(TextChunkChoice):
 
 
 class TextCompletion(ResponseModel):
-    """The answer of POST /v1/completions."""
+    """The response to POST /v1/completions."""
 
     id: str
     object: Literal["text_completion"]
@@ -246,7 +246,7 @@ class TextCompletion(ResponseModel):
 
 
 class TextCompletionChunk(ResponseModel):
-    """The data of each event of a streamed completion, but for the last, ``[DONE]``."""
+    """The data of each event of a streamed completion, except the last, ``[DONE]``."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,5 +1,5 @@
-"""Constraints on the output: ``response_format``, ``structured_outputs``, vLLM's older names of
-them and llama.cpp's.
+"""Constraints on the output: ``response_format``, ``structured_outputs``, and the older names of
+vLLM and llama.cpp.
 
 Their shape is checked here. The decode node compiles them before it admits the request, and its
 errors name the client's field.
@@ -22,7 +22,7 @@ from ..requests.body_model import DocumentedAs
 from ..requests.json_size import fits
 from ..requests.sampling import SamplingBody
 
-# As large as grammars that a node compiles may be.
+# The limit of grammars that a node compiles.
 MAX_CHARACTERS = 128 * 1024
 MAX_CHOICES = 16384
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -30,7 +30,7 @@ FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 class JsonSchemaFormat(BaseModel):
-    """A schema, which outputs always follow, whether it is strict or not."""
+    """A schema. The output always follows it, whether ``strict`` or not."""
 
     name: Annotated[str, Field(pattern=f"^{_NAME.pattern}$")] | None = None
     description: str | None = None
@@ -39,8 +39,8 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's ``response_format``. ``structures`` and ``triggers``, or ``format``, are those of a
-    structural tag; a ``schema`` beside ``json_object`` is llama.cpp's way to give one."""
+    """OpenAI's ``response_format``. A structural tag has ``structures`` and ``triggers``, or
+    ``format``; a ``schema`` beside ``json_object`` is llama.cpp's form."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -67,7 +67,7 @@ ResponseFormatField = Annotated[dict[str, Any], DocumentedAs(ResponseFormat)]
 StructuredOutputsField = Annotated[dict[str, Any], DocumentedAs(StructuredOutputsObject)]
 _UNSUPPORTED = {"disable_additional_properties": (False,), "whitespace_pattern": ()}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# Fields of a body that are one constraint each: vLLM's older names, and llama.cpp's.
+# Fields that are a constraint each: vLLM's older names, and llama.cpp's.
 _FIELDS = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -79,7 +79,7 @@ _FIELDS = {
 
 
 class ConstrainedBody(SamplingBody):
-    """The fields of both surfaces that constrain the output."""
+    """The fields of chat and text completions that constrain the output."""
 
     response_format: ResponseFormatField | None = None
     structured_outputs: StructuredOutputsField | None = None
@@ -92,44 +92,44 @@ class ConstrainedBody(SamplingBody):
 
 
 def read_constraint(body: ConstrainedBody, ignored: set[str]) -> pb.StructuredOutputs | None:
-    """The constraint of a request. Raises ``RequestError``."""
-    found = []
+    """The constraint of a request, if it has one. Raises ``RequestError``."""
+    constraints = []
     if body.response_format is not None:
-        found.append(_response_format(body.response_format, ignored))
+        constraints.append(_response_format(body.response_format, ignored))
     if body.structured_outputs is not None:
-        found.append(_structured_outputs(body.structured_outputs, ignored))
+        constraints.append(_structured_outputs(body.structured_outputs, ignored))
     for name, kind in _FIELDS.items():
         value = getattr(body, name)
-        # Clients of llama.cpp send an empty grammar for none.
+        # llama.cpp's clients send an empty grammar for no constraint.
         if value is not None and (name, value) != ("grammar", ""):
-            found.append(constraint(kind, value, name))
-    given = [one for one in found if one is not None]
-    if len(given) > 1:
-        first, second = given[0].param, given[1].param
+            constraints.append(constraint(kind, value, name))
+    present = [each for each in constraints if each is not None]
+    if len(present) > 1:
+        first, second = present[0].param, present[1].param
         message = f"'{first}' and '{second}' both constrain the output; set one of them."
         raise invalid(message, second, "invalid_value")
-    return given[0] if given else None
+    return present[0] if present else None
 
 
 def constraint(kind: str, value: Any, param: str) -> pb.StructuredOutputs:
-    """A constraint of one kind, whose errors name ``param``. Raises ``RequestError``."""
-    made = pb.StructuredOutputs(param=param)
+    """A constraint of one kind; errors name ``param``. Raises ``RequestError``."""
+    outputs = pb.StructuredOutputs(param=param)
     if kind == "json_object":
-        made.json_object = True
+        outputs.json_object = True
     elif kind == "choice":
-        made.choice.texts.extend(_choices(value, param))
+        outputs.choice.texts.extend(_choices(value, param))
     else:
-        setattr(made, kind, _TEXTS[kind](value, param))
-    return made
+        setattr(outputs, kind, _TEXTS[kind](value, param))
+    return outputs
 
 
 def follow_reasoning(sampling: pb.Sampling, parser: str, opened: bool | None = None) -> None:
-    """Let the constraint begin after the reasoning that the router's parser separates; ``opened``
-    says whether the prompt ends inside it, if it is known."""
+    """Apply the constraint after the reasoning that the router's parser separates. ``opened`` says
+    whether the prompt ends inside the reasoning; ``None`` if unknown."""
     if parser == NO_PARSER or not sampling.HasField("structured_outputs"):
         return
     if parser not in PARSERS:
-        if sampling.structured_outputs.tool_calls:  # which have the reasoning of such models
+        if sampling.structured_outputs.tool_calls:  # their grammar includes the channels
             return
         param = sampling.structured_outputs.param
         message = f"'{param}' is not supported for models that write channels (gpt-oss)."
@@ -137,22 +137,24 @@ def follow_reasoning(sampling: pb.Sampling, parser: str, opened: bool | None = N
     markers = PARSERS[parser]
     if opened is not False:
         sampling.structured_outputs.reasoning_end = markers.end
-        known = markers.opened if opened is None else opened
-        sampling.structured_outputs.reasoning_start = "" if known else markers.start
+        is_open = markers.opened if opened is None else opened
+        sampling.structured_outputs.reasoning_start = "" if is_open else markers.start
 
 
-def _response_format(given: dict[str, Any], ignored: set[str]) -> pb.StructuredOutputs | None:
-    match kind := given.get("type"):
+def _response_format(
+    response_format: dict[str, Any], ignored: set[str]
+) -> pb.StructuredOutputs | None:
+    match kind := response_format.get("type"):
         case "text":
             return None
         case "json_object":
-            if (schema := given.get("schema")) is None:
+            if (schema := response_format.get("schema")) is None:
                 return constraint("json_object", True, "response_format")
             return constraint("json", _object(schema, "response_format.schema"), "response_format")
         case "json_schema":
-            return constraint("json", _schema_of(given), "response_format")
+            return constraint("json", _schema_of(response_format), "response_format")
         case "structural_tag":
-            return constraint("structural_tag", given, "response_format")
+            return constraint("structural_tag", response_format, "response_format")
     raise invalid(
         f"Invalid value for 'response_format.type': {kind!r:.64}; it must be one of "
         f"{', '.join(FORMATS)}.",
@@ -161,24 +163,24 @@ def _response_format(given: dict[str, Any], ignored: set[str]) -> pb.StructuredO
     )
 
 
-def _schema_of(given: dict[str, Any]) -> Any:
+def _schema_of(response_format: dict[str, Any]) -> Any:
     param = "response_format.json_schema"
-    described = given.get("json_schema")
-    if described is None:
+    json_schema = response_format.get("json_schema")
+    if json_schema is None:
         message = f"Missing required parameter: '{param}'."
         raise invalid(message, param, "missing_required_parameter")
-    if not isinstance(described, dict):
-        raise wrong_type(param, "an object", described)
-    if described.get("schema") is None:
+    if not isinstance(json_schema, dict):
+        raise wrong_type(param, "an object", json_schema)
+    if json_schema.get("schema") is None:
         message = f"Missing required parameter: '{param}.schema'."
         raise invalid(message, f"{param}.schema", "missing_required_parameter")
-    if (name := described.get("name")) is not None:
+    if (name := json_schema.get("name")) is not None:
         _check_name(name, f"{param}.name")
-    return _object(described["schema"], f"{param}.schema")
+    return _object(json_schema["schema"], f"{param}.schema")
 
 
 def _check_name(name: Any, param: str) -> None:
-    """Raise ``RequestError`` for a name that OpenAI rejects. Clients of llama.cpp send none."""
+    """Raise ``RequestError`` for a name that OpenAI rejects. llama.cpp's clients send no name."""
     if not isinstance(name, str):
         raise wrong_type(param, "a string", name)
     if not _NAME.fullmatch(name):
@@ -186,8 +188,8 @@ def _check_name(name: Any, param: str) -> None:
         raise invalid(message, param, "invalid_value")
 
 
-def _structured_outputs(given: dict[str, Any], ignored: set[str]) -> pb.StructuredOutputs | None:
-    for name, value in given.items():
+def _structured_outputs(fields: dict[str, Any], ignored: set[str]) -> pb.StructuredOutputs | None:
+    for name, value in fields.items():
         if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]:
             param = f"structured_outputs.{name}"
             message = f"'{param}' is not supported by this server; leave it out."
@@ -195,20 +197,20 @@ def _structured_outputs(given: dict[str, Any], ignored: set[str]) -> pb.Structur
         if name not in (*_KINDS, *_UNSUPPORTED, "disable_any_whitespace"):
             ignored.add(f"structured_outputs.{name[:64]}")
     for name in ("json_object", "disable_any_whitespace"):
-        if not isinstance(given.get(name) or False, bool):
-            raise wrong_type(f"structured_outputs.{name}", "a boolean", given[name])
-    kinds = [kind for kind in _KINDS if given.get(kind) not in (None, False)]
+        if not isinstance(fields.get(name) or False, bool):
+            raise wrong_type(f"structured_outputs.{name}", "a boolean", fields[name])
+    kinds = [kind for kind in _KINDS if fields.get(kind) not in (None, False)]
     if len(kinds) != 1:
-        found = " and ".join(kinds) or "none"
+        names = " and ".join(kinds) or "none"
         raise invalid(
             f"Invalid 'structured_outputs': exactly one of {', '.join(_KINDS)} is needed, and "
-            f"{found} is given.",
+            f"{names} is given.",
             "structured_outputs",
             "invalid_value",
         )
-    made = constraint(kinds[0], given[kinds[0]], f"structured_outputs.{kinds[0]}")
-    made.compact = bool(given.get("disable_any_whitespace"))
-    return made
+    outputs = constraint(kinds[0], fields[kinds[0]], f"structured_outputs.{kinds[0]}")
+    outputs.compact = bool(fields.get("disable_any_whitespace"))
+    return outputs
 
 
 def _choices(value: Any, param: str) -> list[str]:
@@ -247,7 +249,7 @@ def _object(value: Any, param: str) -> dict[str, Any]:
 
 
 def _json(value: Any, param: str) -> str:
-    """A schema or tag as JSON; clients send it as an object or as text."""
+    """A schema or a tag as JSON; clients send an object or its text."""
     if isinstance(value, str):
         return _text(value, param)
     if not fits(_object(value, param), MAX_CHARACTERS):

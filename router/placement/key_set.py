@@ -1,4 +1,4 @@
-"""A set of 64-bit keys of eight bytes each, for a router that holds millions of them."""
+"""A set of 64-bit keys in eight bytes each, since a router holds millions of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-# Changes held beside the sorted keys; more are merged into them, which takes one or two
-# milliseconds for 16,384 keys.
+# Changes beside the sorted keys before they are merged, which takes one or two milliseconds for
+# 16,384 keys.
 MAX_CHANGES = 1024
-# Three times the standard deviation of where a key is among 16,384 evenly distributed ones.
+# Three standard deviations of a key's index among 16,384 evenly distributed keys.
 NEAR = 192
 
 
@@ -17,7 +17,7 @@ class KeySet:
     """Sorted keys, and the changes since they were sorted."""
 
     def __init__(self, keys: Iterable[int] = ()) -> None:
-        # Nodes send theirs in order, which makes sorting fast.
+        # Nodes send their keys in order, which makes sorting fast.
         self._sorted: array[int] = array("Q", sorted(keys))
         self._changes: dict[int, bool] = {}  # True: added, False: removed
 
@@ -28,20 +28,20 @@ class KeySet:
         return iter(self.all())
 
     def __contains__(self, key: int) -> bool:
-        changed = self._changes.get(key)
-        if changed is not None:
-            return changed
+        added = self._changes.get(key)
+        if added is not None:
+            return added
         keys = self._sorted
         count = len(keys)
-        # Keys are hashes, so this one is near its share of the way. A search of all would read
-        # ten times as many pages of memory, none of which is in the processor's caches.
+        # Keys are hashes, so the index is near the key's share of the range. Searching all would
+        # touch ten times as many pages, none of them in the processor's caches.
         guess = (key >> 48) * count >> 16
         low = guess - NEAR if guess > NEAR else 0
         high = guess + NEAR if guess + NEAR < count else count
-        place = bisect_left(keys, key, low, high)
-        if place in (low, high):
-            place = bisect_left(keys, key)
-        return place < count and keys[place] == key
+        index = bisect_left(keys, key, low, high)
+        if index in (low, high):
+            index = bisect_left(keys, key)
+        return index < count and keys[index] == key
 
     def all(self) -> array[int]:
         """The keys in order. Do not modify the result."""
@@ -59,7 +59,7 @@ class KeySet:
         if not self._changes:
             return
         changes, self._changes = self._changes, {}
-        kept = [key for key in self._sorted if key not in changes]
-        kept.extend(key for key, held in changes.items() if held)
-        kept.sort()
-        self._sorted = array("Q", kept)
+        keys = [key for key in self._sorted if key not in changes]
+        keys.extend(key for key, added in changes.items() if added)
+        keys.sort()
+        self._sorted = array("Q", keys)

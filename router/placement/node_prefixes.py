@@ -1,7 +1,7 @@
 """The prefixes that a node holds, by the short keys in its heartbeats.
 
-A node's keys are those of its own block size, and their chains begin with the salt of the prompt's
-tenant. A prompt's keys are computed with its own salt, so it never matches another tenant's prefix.
+A node's keys depend on its block size, and their chains start with the salt of the prompt's tenant.
+A prompt's keys are computed with its own salt, so it never matches another tenant's prefix.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ...shared.kv.prefix_keys import chain, short_keys, unpack_keys
 from .key_set import KeySet
 from .prefix_table import Column
 
-# A node reports at most a quarter of this; the keys of one that reports more are ignored.
+# A node reports at most a quarter of this; a larger set is ignored.
 MAX_KEYS = 1 << 16
-# Keys that are computed for one prompt, for all block sizes together: about 30 ms, during which
-# streams wait. Half of them cover 131,072 tokens in blocks of 16; tokens beyond are not matched.
+# Keys computed for one prompt, over all block sizes: about 30 ms, during which streams wait. Half
+# of them cover 131,072 tokens in blocks of 16; later tokens are not matched.
 MAX_PROMPT_KEYS = 1 << 14
 
 
@@ -31,26 +31,26 @@ class PromptKeys:
         self.tokens = tokens
         self.salt = salt
         self._keys: dict[int, list[int]] = {}
-        self._left = MAX_PROMPT_KEYS
+        self._budget = MAX_PROMPT_KEYS
         self._samples: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def sample(self, block_size: int, stride: int) -> list[tuple[int, int]]:
-        """The keys that a node with this stride reports if it holds them, each with the number of
-        tokens up to the end of its block; first to last."""
+        """The keys that a node with this stride would report, each with the number of tokens up to
+        the end of its block, in order."""
         if (block_size, stride) not in self._samples:
-            numbered = enumerate(self._of(block_size), 1)
-            found = [(number * block_size, key) for number, key in numbered if not key % stride]
-            self._samples[block_size, stride] = found
+            numbered = enumerate(self._chain(block_size), 1)
+            keys = [(number * block_size, key) for number, key in numbered if not key % stride]
+            self._samples[block_size, stride] = keys
         return self._samples[block_size, stride]
 
-    def _of(self, block_size: int) -> list[int]:
+    def _chain(self, block_size: int) -> list[int]:
         if block_size not in self._keys:
-            # Half of what is left, so that tiny blocks leave some for other block sizes.
-            most = self._left // 2 * block_size
-            tokens = self.tokens if len(self.tokens) <= most else self.tokens[:most]
+            # Half of the remaining budget, so that tiny blocks leave some for other block sizes.
+            max_tokens = self._budget // 2 * block_size
+            tokens = self.tokens if len(self.tokens) <= max_tokens else self.tokens[:max_tokens]
             keys = short_keys(chain(tokens, block_size, self.salt))
             self._keys[block_size] = keys
-            self._left -= len(keys)
+            self._budget -= len(keys)
         return self._keys[block_size]
 
 
@@ -62,15 +62,15 @@ class NodePrefixes:
         self.block_size = 0  # 0: nothing reported
         self._stride = 1
         self._column: Column[Any] | None = None
-        self._count = 0  # of keys, at most
+        self._count = 0  # upper bound of the number of keys
         self.keys = KeySet()
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def update(self, report: pb.Prefixes) -> None:
-        """Apply a report of changes. One that is based on a version other than ours is ignored:
-        the reply names our version, and the node then reports everything."""
+        """Apply a report of changes. One based on a version other than ours is ignored: the reply
+        names our version, and the node then reports everything."""
         if report.base > self.version or report.version < max(1, self.version):
             return
         added, removed = unpack_keys(report.added), unpack_keys(report.removed)
@@ -96,13 +96,13 @@ class NodePrefixes:
         self.version = report.version
 
     def show_in(self, column: Column[Any]) -> None:
-        """Enter the held keys into a column of the prefix table."""
+        """Enter the keys into a column of the prefix table."""
         self._column = column
         column.replace(self.keys.all())
         column.shape(self.block_size, self._stride)
 
     def hand_to(self, owner: object) -> None:
-        """Let the column name another object, for a node that has returned."""
+        """Set the column's owner, for a node that has returned."""
         if self._column is not None:
             self._column.owner = owner
 
@@ -119,7 +119,7 @@ class NodePrefixes:
             self._column.add(array("Q", keys))
 
     def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
-        """The prompt's keys that this node would report, each with its number of tokens; none if
+        """The prompt's keys that this node would report, each with its number of tokens; empty if
         it has reported nothing."""
         return prompt.sample(self.block_size, self._stride) if self.block_size else []
 
@@ -130,7 +130,7 @@ class NodePrefixes:
         which is always computed.
 
         ``expected`` is true for keys that are not reported yet. A node evicts the end of a prefix
-        before its beginning, so the last held key is found by bisection.
+        before its beginning, so the last key is found by bisection.
         """
         sample = self.sample(prompt)
 
@@ -144,5 +144,5 @@ class NodePrefixes:
         return min(sample[count - 1][0], len(prompt.tokens) - 1)
 
     def _holds(self, key: int) -> bool:
-        """True if the key is held. Quick for most that are not."""
+        """True if the node holds the key; fast for most keys that it does not."""
         return (self._column is None or self._column.may_hold(key)) and key in self.keys

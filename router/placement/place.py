@@ -1,8 +1,8 @@
 """Choose the nodes for a prompt: a pure function of the prompt and a snapshot of the nodes.
 
-Policies compare nodes (``policies.py``). This module decides which are candidates: none that
-drains or has failed this request; and KV passes only between nodes of one group, which have the
-same fingerprint.
+Policies compare nodes (``policies.py``). This module selects the candidates: nodes that neither
+drain nor have failed this request. KV passes only between nodes of one group, which have the same
+fingerprint.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ START_TOKENS = 128
 MAX_PREFILL_CANDIDATES = 3
 
 
-@dataclass(slots=True, kw_only=True)  # a frozen one takes three times as long to make
+@dataclass(slots=True, kw_only=True)  # creating a frozen one is three times slower
 class NodeView:
     """A node as placement of one prompt sees it; never modified.
 
-    ``ejected``: recent requests did not reach it. ``sequences``, running or waiting, and
-    ``queued_prefill_tokens`` count this router's up to now, and others' by the node's last report.
-    ``held_tokens`` is the part of the prompt that it holds; ``room_tokens`` is what fits into its
-    free blocks, ``None`` if not reported. Rates are in tokens a second, 0 until measured;
-    ``link_rates`` are a decode node's, by the prefill nodes' names.
+    ``ejected``: recent requests did not reach it. ``sequences`` (running or waiting) and
+    ``queued_prefill_tokens`` include this router's until now, and others' by the node's last
+    report. ``held_tokens`` is the part of the prompt that it holds; ``room_tokens`` is what fits
+    into its free blocks, ``None`` if not reported. Rates are in tokens per second, 0 until
+    measured; a decode node has ``link_rates`` by prefill node.
     """
 
     node_id: str
@@ -54,22 +54,22 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """A prompt as policies see it. ``start`` is equal for a tenant's prompts that start alike, and
-    empty for short ones; ``turn`` counts placements."""
+    """A prompt as policies see it. ``start`` is the same for prompts of a tenant with the same
+    beginning, and empty for short ones; ``turn`` counts placements."""
 
     tokens: int
     start: bytes
     turn: int
 
     def affinity(self, node: NodeView) -> bytes:
-        """A rendezvous hash: the node with the smallest value is the home of prompts that start
-        like this one, for every router, including one that has just started."""
+        """A rendezvous hash: the node with the smallest value is the home of prompts with this
+        beginning, for every router, also after a restart."""
         if not self.start:
             return node.node_id.encode()
         return hashlib.blake2b(node.node_id.encode(), key=self.start).digest()
 
 
-# From at least one decode node, the prefill nodes of all groups, and the prompt, to the decode node
+# Maps at least one decode node, the prefill nodes of all groups, and the prompt to a decode node
 # and its prefill nodes, best first.
 Policy = Callable[
     [Sequence[NodeView], Sequence[NodeView], PromptView], tuple[NodeView, Sequence[NodeView]]
@@ -98,8 +98,9 @@ def place(
     # An ejected node is better than none.
     decode = [node for node in decode if not node.ejected] or decode
     view = PromptView(len(prompt), _start(prompt, salt), turn)
-    chosen, prefill = policy(decode, [node for node in usable if node.prefill], view)
-    return Placement(chosen, tuple(prefill[:MAX_PREFILL_CANDIDATES]))
+    prefill = [node for node in usable if node.prefill]
+    decode_node, helpers = policy(decode, prefill, view)
+    return Placement(decode_node, tuple(helpers[:MAX_PREFILL_CANDIDATES]))
 
 
 def partners(decode: NodeView, prefill: Sequence[NodeView]) -> list[NodeView]:

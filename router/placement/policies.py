@@ -1,7 +1,7 @@
-"""Policies, which choose among candidate nodes: pure functions, by name in ``POLICIES``.
+"""Policies that choose among candidate nodes: pure functions, by name in ``POLICIES``.
 
-Others have the same three: vLLM's and SGLang's routers call the first ``cache_aware``, Dynamo calls
-it ``kv``.
+Other routers have the same three; prefix-aware is ``cache_aware`` in vLLM's and SGLang's routers,
+and ``kv`` in Dynamo.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from .place import NodeView, Policy, PromptView, partners
 
 # The prefill rate until any node has measured its own.
 ASSUMED_TOKENS_PER_SECOND = 1000.0
-# How much faster KV moves than it is computed, until a link is measured.
+# The speed of a link relative to prefill, until it is measured.
 LINK_PACES = 10.0
 # Fewer tokens take as long to compute, as a step has costs of its own.
 STEP_TOKENS = 64
 # A running sequence slows others as much as this many tokens to prefill.
 SEQUENCE_TOKENS = 256
-# Nodes of each kind that are compared as pairs: the cost must not grow with the cluster's square.
+# Nodes of each kind that are compared in pairs, to keep the cost from growing with the square of
+# the cluster.
 CONTENDERS = 8
 
 
 def prefix_aware(
     decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
 ) -> tuple[NodeView, Sequence[NodeView]]:
-    """The lowest estimated time to first token: a held prefix need not be computed or moved, and
+    """The lowest estimated time to first token: a held prefix is neither computed nor moved, and
     queued work comes first."""
     costs = _Costs([*decode, *prefill], prompt)
     near = heapq.nsmallest(CONTENDERS, map(costs.of, decode), key=_Cost.alone)
@@ -40,8 +41,9 @@ def prefix_aware(
     for cost in near[1:]:
         if cost.at_best() <= best[:2]:
             best = min(best, cost.with_help(helpers[cost.node.group]))
-    chosen = best[3]
-    return chosen.node, [cost.node for cost in chosen.best_first(helpers[chosen.node.group])]
+    decode_cost = best[3]
+    order = decode_cost.best_first(helpers[decode_cost.node.group])
+    return decode_cost.node, [cost.node for cost in order]
 
 
 def least_loaded(
@@ -49,18 +51,18 @@ def least_loaded(
 ) -> tuple[NodeView, Sequence[NodeView]]:
     """The decode node with the fewest sequences, and prefill nodes by their queues in seconds,
     regardless of prefixes."""
-    chosen = min(decode, key=lambda n: (n.sequences, n.queued_prefill_tokens, prompt.affinity(n)))
+    node = min(decode, key=lambda n: (n.sequences, n.queued_prefill_tokens, prompt.affinity(n)))
     costs = _Costs(prefill, prompt)
-    order = sorted(partners(chosen, prefill), key=lambda n: (costs.queue(n), prompt.affinity(n)))
-    return chosen, order
+    order = sorted(partners(node, prefill), key=lambda n: (costs.queue(n), prompt.affinity(n)))
+    return node, order
 
 
 def round_robin(
     decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
 ) -> tuple[NodeView, Sequence[NodeView]]:
     """Each node in turn, by name."""
-    chosen = _rotated(decode, prompt.turn)[0]
-    return chosen, _rotated(partners(chosen, prefill), prompt.turn)
+    node = _rotated(decode, prompt.turn)[0]
+    return node, _rotated(partners(node, prefill), prompt.turn)
 
 
 POLICIES: dict[str, Policy] = {
@@ -77,7 +79,7 @@ def _rotated(nodes: Sequence[NodeView], turn: int) -> list[NodeView]:
 
 
 class _Costs:
-    """Estimates in seconds from measured rates; a mean replaces those not measured yet."""
+    """Estimates in seconds from measured rates; the mean stands in for unmeasured ones."""
 
     def __init__(self, nodes: Sequence[NodeView], prompt: PromptView) -> None:
         rates = [n.prefill_tokens_per_second for n in nodes if n.prefill_tokens_per_second]
@@ -92,7 +94,7 @@ class _Costs:
 
 
 class _Cost:
-    """What one node would take for one prompt, in seconds. The nearer home is less."""
+    """The seconds that one node needs for one prompt. Ties are broken by affinity."""
 
     __slots__ = ("_compute", "_full", "_link", "_load", "_missing", "_prompt", "_queue", "node")
 
@@ -102,7 +104,7 @@ class _Cost:
         self._prompt = prompt
         self._link = LINK_PACES * pace
         self._missing = missing = prompt.tokens - node.held_tokens
-        # A node without room comes last: when it will have room is unknown.
+        # A node without room comes last, since it is unknown when it will have room.
         self._full = node.room_tokens is not None and node.room_tokens < missing
         self._compute = max(missing, STEP_TOKENS) / rate
         self._queue = node.queued_prefill_tokens / rate
@@ -112,35 +114,36 @@ class _Cost:
         return self._prompt.affinity(self.node) < self._prompt.affinity(other.node)
 
     def alone(self) -> Rank:
-        """A decode node that prefills the prompt itself."""
-        return self._ranked(self._load + self._compute)
+        """The rank of a decode node that prefills the prompt itself."""
+        return self._rank(self._load + self._compute)
 
     def helping(self) -> Rank:
-        """A prefill node, for any decode node."""
-        return self._ranked(self._queue + self._compute)
+        """The rank of a prefill node, for any decode node."""
+        return self._rank(self._queue + self._compute)
 
     def at_best(self) -> tuple[bool, float]:
-        """A decode node that need not compute anything."""
+        """The rank of a decode node that need not compute anything."""
         return self._full, self._load
 
     def with_help(self, helpers: Sequence[_Cost]) -> Rank:
-        """A decode node that may also receive the prompt from the best of ``helpers``."""
+        """The rank of a decode node that may also receive the prompt from the best of
+        ``helpers``."""
         seconds = self._compute
         if helpers:
             seconds = min(seconds, min(map(self._received_from, helpers))[1])
-        return self._ranked(self._load + seconds)
+        return self._rank(self._load + seconds)
 
     def best_first(self, helpers: Sequence[_Cost]) -> list[_Cost]:
-        """Prefill nodes by how soon a decode node would have received the prompt from them."""
+        """Prefill nodes by the time at which a decode node would have received the prompt."""
         return sorted(helpers, key=self._received_from)
 
     def _received_from(self, helper: _Cost) -> Rank:
         link = self.node.link_rates.get(helper.node.node_id) or self._link
-        return helper._ranked(helper._queue + max(helper._compute, self._missing / link))
+        return helper._rank(helper._queue + max(helper._compute, self._missing / link))
 
-    def _ranked(self, seconds: float) -> Rank:
+    def _rank(self, seconds: float) -> Rank:
         return self._full, seconds, self._missing, self
 
 
-# A sort key. Equal ones are told apart by the prompt's affinity, which takes long to compute.
+# A sort key. Ties are broken by the prompt's affinity, which is slow to compute.
 Rank = tuple[bool, float, int, _Cost]

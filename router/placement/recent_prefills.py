@@ -1,8 +1,8 @@
-"""The prompts that are being computed for decode nodes, and those that were lately: for the cluster
-page, which shows KV on its way.
+"""The prompts that prefill nodes compute or have lately computed, for the cluster page, which shows
+KV in transit.
 
-A placement names the prefill node that the decode node will ask first; the node's own report of the
-prefill (``Usage``) says which one computed the prompt in the end, if any did.
+A placement names the prefill node that the decode node tries first; the node's own report
+(``Usage``) says which one computed the prompt, if any.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from itertools import count
 
 from ...proto import tandem_pb2 as pb
 
-# Pages ask once or twice a second.
-REMEMBERED = 64
-REMEMBERED_SECONDS = 60.0
+# Pages poll once or twice a second.
+MAX_RECENT = 64
+RECENT_SECONDS = 60.0
 
 
 @dataclass(slots=True, eq=False)
 class Prefill:
     """One prompt from its placement until its KV is complete. ``moved_tokens`` came from
-    ``prefill_node``, which is empty while the prompt is computed where it is decoded."""
+    ``prefill_node``, which is empty while the prompt is computed where it is decoded. ``start`` and
+    ``end`` are times of the clock."""
 
     number: int
     prefill_node: str
     decode_node: str
     tokens: int
-    begun: float
-    ended: float | None = None
+    start: float
+    end: float | None = None
     moved_tokens: int = 0
-    spent: pb.FirstToken | None = None
+    first_token: pb.FirstToken | None = None
     failed: bool = False
 
 
 class RecentPrefills:
-    """The prompts of this router. Each is begun once, and ended once."""
+    """The prompts of this router. Each begins once and ends once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._numbers = count(1)
         self._running: dict[int, Prefill] = {}
-        self._recent: deque[Prefill] = deque(maxlen=REMEMBERED)
+        self._recent: deque[Prefill] = deque(maxlen=MAX_RECENT)
         self.prompts_moved = 0
         self.prompts_local = 0
         self.tokens_moved = 0
@@ -61,10 +62,10 @@ class RecentPrefills:
         """Record that the KV of a prompt is complete, as its decode node reports."""
         if self._running.pop(prefill.number, None) is None:
             return
-        prefill.ended = self._clock()
+        prefill.end = self._clock()
         prefill.prefill_node = usage.prefill_node
         prefill.moved_tokens = usage.remote_tokens
-        prefill.spent = usage.first_token
+        prefill.first_token = usage.first_token
         if usage.prefill_node:
             self.prompts_moved += 1
             self.tokens_moved += usage.remote_tokens
@@ -73,16 +74,16 @@ class RecentPrefills:
             self.prompts_local += 1
 
     def end(self, prefill: Prefill) -> None:
-        """Record that a prompt is served no more; it has failed unless it was finished."""
+        """Stop tracking a prompt; it has failed unless it was finished."""
         if self._running.pop(prefill.number, None) is not None and prefill.prefill_node:
-            prefill.ended, prefill.failed = self._clock(), True
+            prefill.end, prefill.failed = self._clock(), True
             self._recent.append(prefill)
 
     def running(self) -> Iterator[Prefill]:
-        """Prompts that a prefill node computes, the oldest first."""
+        """Prompts that a prefill node is computing, oldest first."""
         return (prefill for prefill in self._running.values() if prefill.prefill_node)
 
     def recent(self) -> list[Prefill]:
-        """Prompts that prefill nodes have computed lately, the oldest first."""
-        since = self._clock() - REMEMBERED_SECONDS
-        return [prefill for prefill in self._recent if (prefill.ended or 0.0) >= since]
+        """Prompts that prefill nodes have lately computed, oldest first."""
+        since = self._clock() - RECENT_SECONDS
+        return [prefill for prefill in self._recent if (prefill.end or 0.0) >= since]

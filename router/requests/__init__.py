@@ -1,1 +1,1 @@
-"""What the surfaces share to check a request: bodies, limits of the context, sizes of responses."""
+"""Parts of parsing a request that APIs share: bodies, the context's length, response sizes."""

@@ -1,13 +1,16 @@
-"""OpenAI's messages for the errors that pydantic finds in a body."""
+"""Errors of bodies: OpenAI's messages for pydantic's errors, with another API's field names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ...shared.errors import RequestError
 from ..errors import invalid
 
 JSON_NAMES = {
@@ -19,9 +22,9 @@ JSON_NAMES = {
     dict: "an object",
     type(None): "null",
 }
-# The end of the location of a wrong key, after the key itself.
+# The last item of the location of an invalid key, after the key itself.
 KEY = "[key]"
-# By pydantic's types of errors.
+# The expected type by pydantic's error type.
 EXPECTED = {
     "bool_type": "a boolean",
     "int_type": "an integer",
@@ -34,15 +37,16 @@ EXPECTED = {
 
 
 def to_request_error(error: ValidationError, body: dict[str, Any], at: str = "") -> Exception:
-    """The error for the first field of ``body`` that is wrong; ``at`` is the place of the body, if
-    it is a part of another."""
-    found = error.errors(include_url=False, include_input=False)[0]
-    place, limits = found["loc"], found.get("ctx", {})
+    """The error for the first invalid field of ``body``. ``at`` is the body's own place if it is a
+    part of another."""
+    details = error.errors(include_url=False, include_input=False)[0]
+    place, limits = details["loc"], details.get("ctx", {})
     if place[-1] == KEY:
         *outer, key, _ = place
-        return _wrong_key(f"{at}.{_name(tuple(outer))}" if at else _name(tuple(outer)), key, found)
+        name = _name(tuple(outer))
+        return _wrong_key(f"{at}.{name}" if at else name, key, details)
     name = f"{at}.{_name(place)}" if at else _name(place)
-    kind = found["type"]
+    kind = details["type"]
     if kind == "missing":
         message = f"Missing required parameter: '{name}'."
         return invalid(message, name, "missing_required_parameter")
@@ -59,22 +63,19 @@ def to_request_error(error: ValidationError, body: dict[str, Any], at: str = "")
         return _out_of_range(name, value, limits["le"], below=False)
     if kind in ("string_too_long", "too_long"):
         return too_long(name, value, limits["max_length"])
-    return invalid(f"Invalid value for '{name}': {found['msg']}.", name, "invalid_value")
+    return invalid(f"Invalid value for '{name}': {details['msg']}.", name, "invalid_value")
 
 
-def _wrong_key(name: str, key: int | str, found: ErrorDetails) -> Exception:
-    shown = str(key)[:64]
-    return invalid(f"Invalid key '{shown}' in '{name}': {found['msg']}.", name, "invalid_key")
+def _wrong_key(name: str, key: int | str, details: ErrorDetails) -> Exception:
+    message = f"Invalid key '{str(key)[:64]}' in '{name}': {details['msg']}."
+    return invalid(message, name, "invalid_key")
 
 
 def wrong_type(name: str, expected: str, value: Any) -> Exception:
     """The error for a value of the wrong JSON type."""
-    got = JSON_NAMES[type(value)]
-    return invalid(
-        f"Invalid type for '{name}': expected {expected}, but got {got} instead.",
-        name,
-        "invalid_type",
-    )
+    kind = JSON_NAMES[type(value)]
+    message = f"Invalid type for '{name}': expected {expected}, but got {kind} instead."
+    return invalid(message, name, "invalid_type")
 
 
 def too_long(name: str, value: str | Sequence[Any] | dict[str, Any], limit: int) -> Exception:
@@ -110,9 +111,9 @@ def check_token(name: str, value: Any, vocab_size: int) -> None:
 
 def _out_of_range(name: str, value: float, bound: float, *, below: bool) -> Exception:
     kind = "integer" if isinstance(value, int) else "decimal"
-    shown = str(bound) if isinstance(bound, int) else f"{bound:g}"
+    limit = str(bound) if isinstance(bound, int) else f"{bound:g}"
     side, code = ("below the minimum", "below_min") if below else ("above the maximum", "above_max")
-    message = f"Invalid value for '{name}': {_short(value)} is {side} of {shown}."
+    message = f"Invalid value for '{name}': {_short(value)} is {side} of {limit}."
     return invalid(message, name, f"{kind}_{code}_value")
 
 
@@ -133,3 +134,28 @@ def _short(value: float) -> str:
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
     return str(value)
+
+
+# A pattern at the beginning of a field's name, and its replacement.
+Names = Sequence[tuple[re.Pattern[str], str]]
+_QUOTED = re.compile(r"'([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)'")
+
+
+@contextmanager
+def fields_renamed(names: Names) -> Iterator[None]:
+    """Rename fields in errors that the block raises, for a request that is converted from another
+    API's: in ``param``, and in quotes in the message."""
+    try:
+        yield
+    except RequestError as error:
+        error.args = (_QUOTED.sub(lambda quoted: f"'{_renamed(quoted[1], names)}'", str(error)),)
+        error.param = None if error.param is None else _renamed(error.param, names)
+        raise
+
+
+def _renamed(field: str, names: Names) -> str:
+    for pattern, replacement in names:
+        renamed, count = pattern.subn(replacement, field, count=1)
+        if count:
+            return renamed
+    return field

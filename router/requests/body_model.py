@@ -1,7 +1,7 @@
-"""Request bodies as pydantic models, with OpenAI's messages for what is wrong in them.
+"""Request bodies as pydantic models, with OpenAI's error messages.
 
-Checks that need the model, such as of token ids, and those of long arrays, such as prompts, are
-made by hand: pydantic would hold the GIL for as long as an array takes.
+Values whose check needs the model, such as token ids, and long arrays, such as prompts, are checked
+elsewhere: pydantic holds the GIL while it checks a whole array.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pydantic_core import core_schema
 from ..errors import invalid
 from .body_errors import to_request_error, wrong_type
 
-# Unknown fields of one request that are recorded; clients repeat the same ones.
+# Unknown fields to record of one request.
 MAX_IGNORED = 16
-# The first integers that the signed types of protobuf cannot hold.
+# The smallest integers that do not fit protobuf's signed types.
 INT32, INT64 = 2**31, 2**63
 _LARGEST = int(sys.float_info.max)
 
@@ -44,20 +44,20 @@ def _named_boolean(value: Any) -> Any:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-# vLLM takes the names of booleans too.
+# vLLM accepts the strings "true" and "false" too.
 NAMED_BOOLEAN = BeforeValidator(_named_boolean)
 # Some clients write 100.0 for an integer, which vLLM accepts too.
 WHOLE = BeforeValidator(_whole)
-# JSON's integers have no limit, and those that no double can hold are out of range, not no numbers.
+# JSON's integers are unlimited. One that no double can hold is reported as out of range.
 BOUNDED = BeforeValidator(_bounded)
 
 
 class BodyModel(BaseModel):
-    """A JSON object of a request. ``null`` stands for the default, as in OpenAI's API.
+    """A JSON object of a request. ``null`` means the default, as in OpenAI's API.
 
-    Fields are checked in the order of their declaration, and the first wrong one is reported.
-    ``unsupported`` has the names of features that are not implemented, with the values that have no
-    effect; other values are rejected. Unknown names are ignored, as in vLLM.
+    Fields are checked in the order of their declaration, and the first error is reported.
+    ``unsupported`` has the fields that are not implemented, with the values that are accepted
+    because they have no effect. Unknown fields are ignored, as in vLLM.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -65,25 +65,25 @@ class BodyModel(BaseModel):
 
     @classmethod
     def read(cls, body: Any, ignored: set[str], within: str = "", *, at: str = "") -> Self:
-        """Check an object, which errors place at ``at``. Its unknown names are added to
-        ``ignored``, with the prefix ``within``. Raises ``RequestError``."""
+        """Check an object; ``at`` is its place for errors. Adds unknown fields to ``ignored``, with
+        the prefix ``within``. Raises ``RequestError``."""
         if not isinstance(body, dict):
             if at:
                 raise wrong_type(at, "an object", body)
             raise invalid("The request body must be a JSON object.")
-        given = {name: value for name, value in body.items() if value is not None}
-        if not given.keys() <= cls.__pydantic_fields__.keys():
-            cls._check_names(given, ignored, within, at)
+        fields = {name: value for name, value in body.items() if value is not None}
+        if not fields.keys() <= cls.__pydantic_fields__.keys():
+            cls._check_names(fields, ignored, within, at)
         try:
-            # model_validate does the same in half as much time again, for each message of a chat.
-            checked: Self = cls.__pydantic_validator__.validate_python(given)
+            # model_validate does the same, but takes half as long again.
+            checked: Self = cls.__pydantic_validator__.validate_python(fields)
             return checked
         except ValidationError as error:
-            raise to_request_error(error, given, at) from None
+            raise to_request_error(error, fields, at) from None
 
     @classmethod
-    def _check_names(cls, given: dict[str, Any], ignored: set[str], within: str, at: str) -> None:
-        for name, value in given.items():
+    def _check_names(cls, fields: dict[str, Any], ignored: set[str], within: str, at: str) -> None:
+        for name, value in fields.items():
             if name in cls.unsupported:
                 if value not in cls.unsupported[name]:
                     place = f"{at}.{name}" if at else name
@@ -97,23 +97,23 @@ class BodyModel(BaseModel):
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """The schema with ``null`` for every field that has a default."""
-        made = handler(schema)
-        resolved = handler.resolve_ref_schema(made)
+        json_schema = handler(schema)
+        resolved = handler.resolve_ref_schema(json_schema)
         properties = resolved.get("properties", {})
         for name in properties.keys() - set(resolved.get("required", ())):
             properties[name] = _or_null(properties[name])
-        return made
+        return json_schema
 
 
 class ResponseModel(BaseModel):
-    """The documentation of an answer, which is written as a dict: its long parts are encoded in
-    pieces. Built when /openapi.json is asked for."""
+    """The documentation of a response, which is written as a dict so that its long parts can be
+    encoded in pieces. Built on demand, for /openapi.json."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class DocumentedAs:
-    """The documentation of a field that is checked by hand, as one of the type ``kind``."""
+    """Documents a field that pydantic does not check as one of the type ``kind``."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind

@@ -1,4 +1,4 @@
-"""The arguments of calls that models have written."""
+"""The arguments of tool calls that models have written."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from ..http.json_body import parse_text
 log = logger("router.arguments")
 log.addFilter(RateLimitedFilter())
 
-# Levels of objects and arrays: the variables of a template may not have many more.
+# Levels of objects and arrays; variables of a chat template cannot have many more.
 MAX_NESTING = 48
 
 
 class HistoryArguments:
-    """Reads the arguments of the calls in one conversation. Models write ones that are not a JSON
-    object, and clients send them again with each turn: the model then sees a call without any."""
+    """Reads the arguments of the tool calls in one conversation. Arguments that are not a JSON
+    object, which models do write and clients send back, are replaced by an empty object."""
 
     def __init__(self) -> None:
         self._unusable = 0
 
-    def read(self, given: Any) -> dict[str, Any]:
-        """The arguments as an object; ``given`` is one, or its text, which may be empty."""
-        value = _parsed(given) if isinstance(given, str) else given
+    def read(self, arguments: Any) -> dict[str, Any]:
+        """The arguments as an object. ``arguments`` is an object, its JSON, or an empty string."""
+        value = _parse(arguments) if isinstance(arguments, str) else arguments
         if isinstance(value, dict) and not _is_deep(value):
             return value
-        if given not in (None, ""):
+        if arguments not in (None, ""):
             self._unusable += 1
         return {}
 
     def note(self) -> None:
-        """Log how many were unusable, if any were."""
+        """Log the number of replaced arguments, if any."""
         if self._unusable:
             log.warning(
                 "%d calls in a conversation have arguments that are not a JSON object; the model "
-                "sees them without any",
+                "sees them with empty arguments",
                 self._unusable,
             )
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """The arguments as an object; an empty one if they are none, as those of a call that was cut
-    off."""
-    value = _parsed(text)
+    """The arguments as an object; empty if they are not one, such as after a cut."""
+    value = _parse(text)
     return value if isinstance(value, dict) else {}
 
 
@@ -56,12 +55,12 @@ def _is_deep(value: Any) -> bool:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What is nested directly in an object or an array."""
+    """The objects and arrays directly inside an object or an array."""
     items = value.values() if isinstance(value, dict) else value
     return (item for item in items if isinstance(item, (dict, list)))
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
         return parse_text(text)
     except ValueError:

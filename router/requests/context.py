@@ -1,18 +1,23 @@
-"""Prompts within the model's context: checked lengths, and chats as tokens."""
+"""Encode texts and chats, and check that they fit the model's context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ...shared.config.sampling import RESERVED_VARIABLES
 from ...shared.errors import RequestError
 from ...shared.text.chat_template import ChatTemplate
-from ...shared.text.tokenizer import TooManyTokensError, most_before_cut
+from ...shared.text.tokenizer import TooManyTokensError, max_tokens_before_cut
 from ..errors import invalid
 from ..http.json_body import values_in
 from ..served_model import ServedModel
+from .tool_text import with_tools_as_text
 from .truncation import Truncation
-from .written_tools import with_written_tools
+
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]
 
 _CUT_IT = "Please shorten the text, or set 'truncate_prompt_tokens' to -1 to have it cut."
 
@@ -27,25 +32,25 @@ class ContextError(RequestError):
 
 
 def check_context(
-    prompts: Sequence[int], wanted: int | None, model: ServedModel, *, param: str, default: int
+    prompts: Sequence[int], max_tokens: int | None, model: ServedModel, *, param: str, default: int
 ) -> list[int]:
-    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the context. The
-    operator's own default and limit come before."""
+    """``max_tokens`` for each prompt, by the lengths of ``prompts``: as requested, or ``default``
+    as far as the context allows. The operator's default and limit take precedence."""
     limit, defaults = model.max_model_len, model.defaults
     default = defaults.max_tokens or default
     granted = []
     for length in prompts:
-        requested = 1 if wanted is None else wanted
+        requested = 1 if max_tokens is None else max_tokens
         if length + requested > limit:
             raise over_context(length, requested, model, param=param)
-        most = min(default, limit - length) if wanted is None else wanted
-        granted.append(defaults.within(most))
+        requested = min(default, limit - length) if max_tokens is None else max_tokens
+        granted.append(defaults.within(requested))
     return granted
 
 
 def over_context(length: int, requested: int, model: ServedModel, *, param: str) -> ContextError:
-    """The error for a prompt of ``length`` tokens with ``requested`` more to generate. A prompt
-    without any may be cut."""
+    """The error for a prompt of ``length`` tokens with ``requested`` more to generate. With 0, the
+    client can also have it cut."""
     problem = (
         f"you requested {length + requested} tokens ({length} in the {param}, {requested} in the "
         f"completion). Please reduce the length of the {param} or completion."
@@ -61,9 +66,9 @@ def over_context(length: int, requested: int, model: ServedModel, *, param: str)
 
 
 def _over_cut(length: int, model: ServedModel, param: str) -> ContextError:
-    """The error for a text of at least ``length`` tokens, too many even to be cut."""
+    """The error for a text of at least ``length`` tokens, which is too long even to be cut."""
     return ContextError(
-        f"A text that is cut may have at most {most_before_cut(model.max_model_len)} tokens. "
+        f"A text that is cut may have at most {max_tokens_before_cut(model.max_model_len)} tokens. "
         f"However, there are {length} or more in the {param}. Please shorten the text.",
         param=param,
         length=length,
@@ -79,25 +84,25 @@ def check_length(
     truncated: bool = False,
     requested: int = 1,
 ) -> None:
-    """Reject a text that cannot fit, before encoding it; see ``over_context``."""
-    fewest = model.tokenizer.fewest_tokens(characters)
-    if fewest >= _most(model, truncated):
+    """Reject a text before encoding it if it cannot fit; see ``over_context``."""
+    minimum = model.tokenizer.fewest_tokens(characters)
+    if minimum >= _max_tokens(model, truncated):
         cannot_be_cut = truncated or requested > 0
         raise ContextError(
             f"This model's maximum context length is {model.max_model_len} tokens. However, there "
-            f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
+            f"are {characters} characters in your {param}, which are at least {minimum} tokens. "
             + (f"Please reduce the length of the {param}." if cannot_be_cut else _CUT_IT),
             param=param,
-            length=fewest,
+            length=minimum,
             requested=requested,
         )
 
 
 def count_tokens(text: str, model: ServedModel) -> int:
-    """The number of tokens of a text; for one that is far too long, a lower bound."""
+    """The number of tokens of a text; a lower bound if the text is far too long."""
     try:
-        most = most_before_cut(model.max_model_len)
-        return len(model.tokenizer.encode(text, add_special_tokens=False, most=most))
+        limit = max_tokens_before_cut(model.max_model_len)
+        return len(model.tokenizer.encode(text, add_special_tokens=False, max_tokens=limit))
     except TooManyTokensError as error:
         return error.tokens
 
@@ -111,12 +116,12 @@ def encode_text(
     truncated: bool = False,
     requested: int = 1,
 ) -> list[int]:
-    """The tokens of a text, with ``requested`` more to generate at least. One that is ``truncated``
-    later may be longer than the context."""
+    """The tokens of a text, with at least ``requested`` more to generate. A text that will be
+    ``truncated`` may be longer than the context."""
     check_length(len(text), model, param=param, truncated=truncated, requested=requested)
     try:
         return model.tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, most=_most(model, truncated)
+            text, add_special_tokens=add_special_tokens, max_tokens=_max_tokens(model, truncated)
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, requested, model, param=param) from None
@@ -131,8 +136,8 @@ def encode_pair(
     limit: int | None,
     instruction: str | None = None,
 ) -> tuple[list[int], int]:
-    """The tokens of two texts that the model reads together, cut to ``limit`` tokens if there is
-    one, and the place of the second segment. An ``instruction`` is for models with a template."""
+    """The tokens of a pair of texts, cut to ``limit``, and the position of the second text. Models
+    with a template use the ``instruction``."""
     truncated = limit is not None
     for text in (first, second, instruction or ""):
         check_length(len(text), model, param=param, truncated=truncated, requested=0)
@@ -141,7 +146,7 @@ def encode_pair(
             first,
             second,
             limit=limit,
-            most=_most(model, truncated),
+            max_tokens=_max_tokens(model, truncated),
             instruction=instruction,
             variables=model.template_variables,
         )
@@ -159,7 +164,7 @@ def encode_one(
     param: str,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """The tokens of a text to pool, which may be cut: the special tokens around it stay."""
+    """The tokens of a text to pool, cut inside of its special tokens."""
     if cut is None:
         special = add_special_tokens
         return encode_text(text, model, param=param, add_special_tokens=special, requested=0)
@@ -169,7 +174,7 @@ def encode_one(
             text,
             cut.tokens,
             add_special_tokens=add_special_tokens,
-            most=_most(model, truncated=True),
+            max_tokens=_max_tokens(model, truncated=True),
             left=cut.left,
         )
     except TooManyTokensError as error:
@@ -179,17 +184,17 @@ def encode_one(
 def encode_around_gap(
     before: str, after: str, model: ServedModel, *, add_special_tokens: bool = True
 ) -> list[int]:
-    """The tokens of a prompt for what is missing between two texts."""
+    """The tokens of a fill-in-the-middle prompt."""
     check_length(len(before) + len(after), model, param="prompt")
     try:
         return model.tokenizer.encode_around_gap(
-            before, after, add_special_tokens=add_special_tokens, most=model.max_model_len
+            before, after, add_special_tokens=add_special_tokens, max_tokens=model.max_model_len
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="prompt") from None
 
 
-# Of models that are not for chats, by their ``scoring``.
+# Routes of models that cannot chat, by their ``scoring``.
 _ROUTES = {"pair": "/v1/rerank", "labels": "/classify", "vectors": "/v1/embeddings"}
 
 
@@ -205,8 +210,9 @@ def encode_chat(
     template: ChatTemplate | None = None,
     truncated: bool = False,
 ) -> list[int]:
-    """The tokens of messages and tools in the form that templates expect, and of ``variables``. A
-    prompt that is ``truncated`` later, or only counted, may be longer than the context."""
+    """The tokens of messages and tools in the form that templates expect, with the template's
+    ``variables``. A prompt that will be ``truncated``, or is only counted, may be longer than the
+    context."""
     variables = model.template_variables | (variables or {})
     template = template or model.tokenizer.template_of(tools)
     if template is None and model.scoring in _ROUTES:
@@ -217,7 +223,7 @@ def encode_chat(
             "no_chat_template",
         )
     source = "" if template is None else template.source
-    messages, tools = with_written_tools(messages, tools, source)
+    messages, tools = with_tools_as_text(messages, tools, source)
     characters = _characters_of([messages, variables])
     check_length(characters, model, param="messages", truncated=truncated)
     try:
@@ -229,7 +235,7 @@ def encode_chat(
             continue_final_message=continue_final_message,
             template=template,
             template_kwargs=variables,
-            most=_most(model, truncated),
+            max_tokens=_max_tokens(model, truncated),
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="messages") from None
@@ -238,11 +244,20 @@ def encode_chat(
     return tokens
 
 
-def _most(model: ServedModel, truncated: bool) -> int:
-    """The most tokens of a text."""
-    return most_before_cut(model.max_model_len) if truncated else model.max_model_len
+def _max_tokens(model: ServedModel, truncated: bool) -> int:
+    """The maximum number of tokens of a text."""
+    return max_tokens_before_cut(model.max_model_len) if truncated else model.max_model_len
 
 
 def _characters_of(value: Any) -> int:
     """The length of all strings in a JSON value, keys included."""
     return sum(len(item) for item in values_in(value) if isinstance(item, str))
+
+
+def check_template_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Reject variables of ``chat_template_kwargs`` that would replace the server's own."""
+    for name in variables:
+        if name in RESERVED_VARIABLES or name.startswith("_"):
+            message = f"'chat_template_kwargs' must not set '{name[:64]}'."
+            raise invalid(message, "chat_template_kwargs")
+    return variables

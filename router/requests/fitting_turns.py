@@ -1,4 +1,4 @@
-"""Conversations that do not fit the context: their oldest messages are left out."""
+"""Leave out the oldest messages of a conversation that does not fit the context."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 def parse_fitting(
     messages: Messages, parse: Callable[[Messages], T], *, whole_turns: bool = True
 ) -> T:
-    """Parse as many of the last messages as fit, with the instructions before them. If only
-    ``whole_turns`` are left out, they begin with a message of the user, so that no result of a call
-    loses its call. Raises ``ContextError`` if the last turn, or message, alone does not fit."""
+    """Parse as many of the last messages as fit, and all system messages. With ``whole_turns``, the
+    first other message is the user's, so that no tool result loses its call. Raises
+    ``ContextError`` if the last turn, or message, alone does not fit."""
     try:
         return parse(messages)
     except ContextError:
@@ -25,18 +25,19 @@ def parse_fitting(
             starts = [i for i in starts if messages[i]["role"] == "user"]
         if not starts[1:]:
             raise
-    found = parse(_from(messages, starts[-1]))
-    fewest, most = 1, len(starts) - 1  # starts that may be passed over
-    while fewest < most:
-        middle = (fewest + most) // 2
+    # Bisect for the first start that fits.
+    result = parse(_from(messages, starts[-1]))
+    low, high = 1, len(starts) - 1
+    while low < high:
+        middle = (low + high) // 2
         try:
-            found = parse(_from(messages, starts[middle]))
-            most = middle
+            result = parse(_from(messages, starts[middle]))
+            high = middle
         except ContextError:
-            fewest = middle + 1
-    return found
+            low = middle + 1
+    return result
 
 
 def _from(messages: Messages, start: int) -> Messages:
-    told = [m for m in messages[:start] if m["role"] in ("system", "developer")]
-    return [*told, *messages[start:]]
+    instructions = [m for m in messages[:start] if m["role"] in ("system", "developer")]
+    return [*instructions, *messages[start:]]

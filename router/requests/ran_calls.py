@@ -1,4 +1,4 @@
-"""Calls of an earlier answer that the router has run: they go back to the model as a turn."""
+"""Tool calls that the router ran for an earlier response, as messages to the model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from .body_model import BodyModel, DocumentedAs
 from .call_arguments import HistoryArguments
 from .json_size import json_text
-from .mcp_names import model_name
+from .mcp_tools import model_name
 
 
 class RanCall(BodyModel):
-    """A call in ``mcp_calls`` of an earlier answer."""
+    """A call in ``mcp_calls`` of an earlier response."""
 
     type: Any = None
     id: Annotated[str, Field(max_length=256)]
@@ -28,22 +28,22 @@ class RanCall(BodyModel):
 def ran_turn(
     calls: list[Any], param: str, arguments: HistoryArguments, ignored: set[str]
 ) -> list[dict[str, Any]]:
-    """A message with the calls, and their results. Raises ``RequestError``."""
-    read = [
+    """A message with the tool calls, and one with each result. Raises ``RequestError``."""
+    ran_calls = [
         RanCall.read(call, ignored, "messages[].mcp_calls[].", at=f"{param}[{i}]")
         for i, call in enumerate(calls)
     ]
-    called = [_called(call, arguments.read(call.arguments)) for call in read]
-    message = {"role": "assistant", "content": "", "tool_calls": called}
-    return [message, *map(_result, read)]
+    tool_calls = [_tool_call(call, arguments.read(call.arguments)) for call in ran_calls]
+    message = {"role": "assistant", "content": "", "tool_calls": tool_calls}
+    return [message, *map(_result, ran_calls)]
 
 
 def outcome_text(output: str | None, error: Any) -> str:
-    """What the model is told of a call."""
+    """The result of a tool call as text for the model."""
     return f"Error: {json_text(error)}" if output is None else output
 
 
-def _called(call: RanCall, arguments: dict[str, Any]) -> dict[str, Any]:
+def _tool_call(call: RanCall, arguments: dict[str, Any]) -> dict[str, Any]:
     function = {"name": model_name(call.server_label, call.name), "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

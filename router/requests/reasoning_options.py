@@ -1,4 +1,4 @@
-"""How the reasoning of a model is found, by the router's option and the prompt."""
+"""How to find a model's reasoning in its output, by the router's option and the prompt."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..options import RouterOptions
 from ..served_model import ServedModel
 
-# Tokens at the end of a prompt, among which a template's markers of the reasoning are.
+# Tokens at the end of a prompt to search for a template's markers of the reasoning.
 LAST_TOKENS = 24
 
 
 def reasoning_of(model: ServedModel, options: RouterOptions) -> str:
-    """The name of the parser of this model's reasoning."""
+    """The name of the reasoning parser for this model."""
     template = model.tokenizer.template
     return reasoning_name(options.reasoning_parser, "" if template is None else template.source)
 
 
 def prompt_opens_reasoning(parser: str, prompt: Sequence[int], model: ServedModel) -> bool | None:
-    """True if the output begins inside the reasoning, false if the prompt has ended it, ``None`` if
-    the end of the prompt does neither."""
+    """True if the prompt opens the reasoning, so that the output begins inside of it, false if the
+    prompt closes it, otherwise ``None``."""
     if parser == NO_PARSER:
         return None
     end = model.tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
@@ -41,8 +41,8 @@ def limit_thinking(
     *,
     param: str,
 ) -> None:
-    """Have nodes end the reasoning that the router's parser separates once it has ``tokens``;
-    ``None`` is any number. No-op for models without reasoning."""
+    """Limit the reasoning to ``tokens``, after which nodes end it; ``None`` is unlimited. No-op for
+    models without reasoning."""
     markers = section_markers(parser, opened=opened)
     if tokens is None or markers is None:
         return

@@ -1,4 +1,4 @@
-"""The largest possible size of a response, bounded before anything is generated."""
+"""The maximum size of a response, checked before anything is generated."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ENTRY_BYTES = 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSize:
-    """The size of one request's response. ``prompts`` are lengths in tokens; ``logprobs`` and
-    ``prompt_alternatives`` are the alternatives for each generated token and prompt token;
-    ``echoed`` is the number of characters of all prompts that are returned as text, ``copies`` how
-    often the text of a token appears.
+    """The size of one response. ``prompts`` are lengths in tokens. ``logprobs`` and
+    ``prompt_alternatives`` are the numbers of alternatives for each generated token and for each
+    prompt token. ``echoed`` is the number of characters of echoed prompts, and ``copies`` how often
+    the text of a generated token appears.
 
-    A streamed response is not held, apart from the logprobs of prompts, which come all at once.
+    Of a streamed response only the logprobs of prompts count, which arrive all at once.
     """
 
     prompts: Sequence[int]
@@ -35,8 +35,8 @@ class ResponseSize:
     copies: int = 1
 
     def fit(self, granted: Sequence[int], options: RouterOptions) -> list[int]:
-        """Reduce the ``granted`` tokens of each prompt to what fits. For a default limit, not for
-        one that the client has set."""
+        """Reduce the ``granted`` tokens of each prompt to what fits. Call it for a default, not for
+        a client's own ``max_tokens``."""
         if self.stream:
             return list(granted)
         rooms = []
@@ -45,10 +45,10 @@ class ResponseSize:
             (options.max_response_bytes, self._bytes),
         ):
             fixed = size(0)
-            if a_token := size(1) - fixed:
-                rooms.append((limit - fixed) // a_token)
-        most = max(1, min(rooms) // len(granted))
-        return [min(tokens, most) for tokens in granted]
+            if token_size := size(1) - fixed:
+                rooms.append((limit - fixed) // token_size)
+        max_tokens = max(1, min(rooms) // len(granted))
+        return [min(tokens, max_tokens) for tokens in granted]
 
     def check(self, granted: Sequence[int], options: RouterOptions) -> None:
         """Raise ``RequestError`` for a response over the limits."""
@@ -58,15 +58,15 @@ class ResponseSize:
         ):
             if size > limit:
                 raise invalid(
-                    f"The answer could have {size} {unit}; the limit is {limit}. Lower "
+                    f"The response could have {size} {unit}; the limit is {limit}. Lower "
                     f"{self._causes()}.",
                     "n" if self.n > 1 else None,
                     "answer_too_large",
                 )
 
     def _entries(self, generated: int) -> int:
-        """Tokens with a logprob, if ``generated`` tokens of all prompts are generated for each of
-        the n choices."""
+        """Tokens with a logprob, if the n-th choices of all prompts have ``generated`` tokens
+        together."""
         entries = 0
         if self.prompt_alternatives is not None:
             entries += sum(self.prompts) * (1 + self.prompt_alternatives)
@@ -78,16 +78,16 @@ class ResponseSize:
         if self.stream:
             return 0
         ids = generated + sum(self.prompts) if self.token_ids else 0
-        a_choice = (
+        choice_size = (
             CHOICE_BYTES * len(self.prompts)
             + TEXT_BYTES * self.copies * generated
             + ID_BYTES * ids
             + self.echoed
         )
-        return a_choice * self.n + ENTRY_BYTES * self._entries(generated)
+        return choice_size * self.n + ENTRY_BYTES * self._entries(generated)
 
     def _causes(self) -> str:
-        known = {
+        conditions = {
             "'n'": self.n > 1,
             "the number of prompts": len(self.prompts) > 1,
             "'max_tokens'": not self.stream,
@@ -95,7 +95,7 @@ class ResponseSize:
             "'prompt_logprobs'": self.prompt_alternatives is not None and self.logprobs is None,
             "the length of what 'echo' repeats": bool(self.echoed),
         }
-        causes = [cause for cause, counts in known.items() if counts]
+        causes = [cause for cause, applies in conditions.items() if applies]
         if self.token_ids:
             causes.append("leave out 'return_token_ids'")
         if not self.stream:

@@ -1,4 +1,4 @@
-"""The sampling parameters that are plain numbers, in bodies and in the message to a node."""
+"""Numeric sampling parameters, in bodies and in the message to a node."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from .body_model import BOUNDED, WHOLE, BodyModel
 
 
 def body_with_numbers(names: Mapping[str, str]) -> type[BodyModel]:
-    """A body that has the table's parameters, under other ``names`` where an API has its own. One
-    that a request leaves out is ``None``: the model's default counts."""
+    """A body with the parameters of the table, under an API's own ``names`` where it has any. A
+    parameter that a request omits is ``None``, and the model's default applies."""
     rows: dict[str, Any] = {}
     for name, number in NUMBERS.items():
         kind: Any = number.kind
-        limits: dict[str, Any] = {"gt" if number.above else "ge": number.least, "le": number.most}
+        limits: dict[str, Any] = {
+            "gt" if number.above else "ge": number.minimum,
+            "le": number.maximum,
+        }
         check = WHOLE if kind is int else BOUNDED
         rows[names.get(name, name)] = (Annotated[kind, Field(**limits), check] | None, None)
     return create_model("BodyWithNumbers", __base__=BodyModel, **rows)
 
 
-# No type checker takes a class as a base that a call has made.
+# Type checkers reject a dynamically created base class.
 if TYPE_CHECKING:
     SamplingBody = BodyModel
 else:
@@ -33,13 +36,13 @@ else:
 
 
 def sampling_message(
-    model: ServedModel, given: Mapping[str, float | None], **others: Any
+    model: ServedModel, numbers: Mapping[str, float | None], **others: Any
 ) -> pb.Sampling:
-    """A node's sampling parameters: the numbers that a request has ``given``, else the model's
-    defaults, and ``others``. Raises ``RequestError`` for a default that no request may have."""
+    """A node's sampling parameters: a request's ``numbers``, or the model's defaults, and
+    ``others``. Raises ``RequestError`` for a default outside the range of requests."""
     for name, number in NUMBERS.items():
-        value = model.default(name, given.get(name))
-        # Messages have no negative whole numbers, such as vLLM's -1 for "off".
+        value = model.default(name, numbers.get(name))
+        # vLLM's -1 for "off" becomes 0, because the message has unsigned integers.
         others[name] = max(0, int(value)) if number.kind is int else value
     return pb.Sampling(**others)
 

@@ -19,13 +19,13 @@ class _Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """At most ``tokens`` of each prompt are kept: the last ones if ``left`` is cut off."""
+    """Keep at most ``tokens`` of each prompt: the last ones if the ``left`` side is cut off."""
 
     tokens: int
     left: bool
 
     def cut(self, tokens: list[Any]) -> list[Any]:
-        """The tokens that are kept."""
+        """The tokens without the part to cut off."""
         return tokens[-self.tokens :] if self.left else tokens[: self.tokens]
 
 
@@ -34,16 +34,15 @@ def max_prompt_tokens(model: ServedModel, generated: int) -> int:
     return max(1, model.max_model_len - generated)
 
 
-def read_truncation(body: _Body, most: int) -> Truncation | None:
-    """The truncation that a body asks for; -1 stands for ``most`` tokens. Raises
-    ``RequestError``."""
+def read_truncation(body: _Body, max_tokens: int) -> Truncation | None:
+    """The truncation that a body requests; -1 means ``max_tokens``. Raises ``RequestError``."""
     tokens = body.truncate_prompt_tokens
     if tokens is None:
         return None
-    if tokens == 0 or tokens > most:
+    if tokens == 0 or tokens > max_tokens:
         raise invalid(
             f"Invalid value for 'truncate_prompt_tokens': {tokens}; it must be -1 (as many as fit) "
-            f"or from 1 to {most}, so that there is room for the completion.",
+            f"or from 1 to {max_tokens}, so that there is room for the completion.",
             "truncate_prompt_tokens",
         )
-    return Truncation(most if tokens < 0 else tokens, body.truncation_side == "left")
+    return Truncation(max_tokens if tokens < 0 else tokens, body.truncation_side == "left")

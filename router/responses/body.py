@@ -10,71 +10,71 @@ from ..errors import ApiError
 from ..generation import GenerationRequest
 from ..usage import Usage
 from .request import CreateResponseRequest
-from .tools import shown_tool
+from .tools import tool_body
 
-# The statuses that no other follows.
+# Final statuses.
 ENDED = frozenset(("completed", "incomplete", "failed", "cancelled"))
 
 
 def response_body(
     request: GenerationRequest,
-    asked: CreateResponseRequest,
+    params: CreateResponseRequest,
     created: int,
     status: str,
     output: Sequence[dict[str, Any]] = (),
     usage: Usage | None = None,
     error: ApiError | None = None,
 ) -> dict[str, Any]:
-    """A response of the status, with what it has so far."""
+    """OpenAI's response object in a status, with the output so far."""
     sampling = request.sampling
-    cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
     return {
         "id": request.request_id,
         "object": "response",
         "created_at": created,
         "completed_at": int(time.time()) if status == "completed" else None,
         "status": status,
-        "background": asked.background,
+        "background": params.background,
         "error": None if error is None else _error(error),
-        "incomplete_details": cut,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata,
+        "incomplete_details": incomplete,
+        "instructions": params.instructions,
+        "max_output_tokens": params.max_output_tokens,
+        "max_tool_calls": params.max_tool_calls,
+        "metadata": params.metadata,
         "model": request.model.name,
         "output": list(output),
         "frequency_penalty": round(sampling.frequency_penalty, 6),
-        "parallel_tool_calls": asked.parallel_tool_calls,
+        "parallel_tool_calls": params.parallel_tool_calls,
         "presence_penalty": round(sampling.presence_penalty, 6),
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": _text_of(asked.prompt_cache_key),
+        "previous_response_id": params.previous_response_id,
+        "prompt_cache_key": _text_of(params.prompt_cache_key),
         "reasoning": {
-            "effort": asked.reasoning.get("effort"),
-            "summary": asked.reasoning.get("summary"),
+            "effort": params.reasoning.get("effort"),
+            "summary": params.reasoning.get("summary"),
         },
-        "safety_identifier": _text_of(asked.safety_identifier),
+        "safety_identifier": _text_of(params.safety_identifier),
         "service_tier": "default",
-        "store": asked.store,
+        "store": params.store,
         "temperature": round(sampling.temperature, 6),
-        "text": _text(asked),
-        "tool_choice": asked.tool_choice or "auto",
-        "tools": [shown_tool(tool) for tool in asked.tools],
-        "top_logprobs": asked.top_logprobs,
+        "text": _text(params),
+        "tool_choice": params.tool_choice or "auto",
+        "tools": [tool_body(tool) for tool in params.tools],
+        "top_logprobs": params.top_logprobs,
         "top_p": round(sampling.top_p, 6),
-        "truncation": asked.truncation,
+        "truncation": params.truncation,
         "usage": None if usage is None else response_usage(usage),
-        "user": _text_of(asked.user),
+        "user": _text_of(params.user),
     }
 
 
-def _text(asked: CreateResponseRequest) -> dict[str, Any]:
-    verbosity = asked.text.get("verbosity")
-    shown = {"format": asked.text.get("format") or {"type": "text"}}
-    return shown if verbosity is None else shown | {"verbosity": verbosity}
+def _text(params: CreateResponseRequest) -> dict[str, Any]:
+    verbosity = params.text.get("verbosity")
+    text = {"format": params.text.get("format") or {"type": "text"}}
+    return text if verbosity is None else text | {"verbosity": verbosity}
 
 
 def _text_of(value: object) -> str | None:
-    """A field that is taken in any form, and returned if it is a text."""
+    """A field of which any value is accepted, but only a text is returned."""
     return value if isinstance(value, str) else None
 
 

@@ -1,11 +1,11 @@
-"""The items of a conversation as messages of a chat."""
+"""Convert the items of a conversation to chat messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..mcp.approval_items import REQUEST, RESPONSE, result_text
-from ..requests.mcp_names import model_name
+from ..requests.mcp_tools import model_name
 from ..requests.ran_calls import outcome_text
 from .input_items import Item
 from .tools import chat_name, custom_arguments
@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 def as_messages(items: list[Item]) -> list[Message]:
-    """Reasoning, text and calls of one turn of the model are one message."""
+    """Convert items. Reasoning, text and tool calls of one turn of the model become one message."""
     turns = _Turns(_ApprovedCalls(items))
     for item in items:
         turns.add(item)
@@ -22,35 +22,35 @@ def as_messages(items: list[Item]) -> list[Message]:
     return turns.messages
 
 
-def told(instructions: str | None) -> list[Message]:
-    """The message of a request's instructions, if it has any."""
+def instruction_messages(instructions: str | None) -> list[Message]:
+    """A system message with the instructions of a request, if it has any."""
     return [{"role": "system", "content": instructions}] if instructions else []
 
 
 class _ApprovedCalls:
-    """The calls of a conversation that waited for an approval: each is shown once, where the model
-    made it."""
+    """The tool calls of a conversation that needed an approval. Each becomes one call in a message,
+    at the place of its approval request."""
 
     def __init__(self, items: list[Item]) -> None:
-        self._asked = {item["id"] for item in items if item["type"] == REQUEST}
-        self._answers = {i["approval_request_id"]: i for i in items if i["type"] == RESPONSE}
-        self._ran = {i["approval_request_id"]: i for i in items if self.is_shown(i)}
+        self._requests = {item["id"] for item in items if item["type"] == REQUEST}
+        self._approvals = {i["approval_request_id"]: i for i in items if i["type"] == RESPONSE}
+        self._calls = {i["approval_request_id"]: i for i in items if self.has_request(i)}
 
-    def is_shown(self, item: Item) -> bool:
-        """True for a call that has run after the request for its approval."""
-        return item["type"] == "mcp_call" and item.get("approval_request_id") in self._asked
+    def has_request(self, item: Item) -> bool:
+        """True for a call that ran after an approval request in the conversation."""
+        return item["type"] == "mcp_call" and item.get("approval_request_id") in self._requests
 
     def result(self, request: Item) -> str:
-        """What the model is told of a call."""
-        ran = self._ran.get(request["id"])
-        if ran is not None:
-            return outcome_text(ran["output"], ran["error"])
-        return result_text(request, self._answers)
+        """The result of a call as text for the model."""
+        call = self._calls.get(request["id"])
+        if call is not None:
+            return outcome_text(call["output"], call["error"])
+        return result_text(request, self._approvals)
 
 
 class _Turns:
-    """Collects messages. The last may be an open turn of the model, whose results of calls that the
-    router has run follow it."""
+    """Collects messages. The last one may be an open turn of the model, with the results of its MCP
+    calls to be added after it."""
 
     def __init__(self, approvals: _ApprovedCalls) -> None:
         self._approvals = approvals
@@ -61,24 +61,24 @@ class _Turns:
     def add(self, item: Item) -> None:
         match item["type"]:
             case "reasoning":
-                self._think(item["content"][0]["text"] if item["content"] else "")
+                self._add_reasoning(item["content"][0]["text"] if item["content"] else "")
             case "message" if item["role"] == "assistant":
-                self._say(_text(item))
+                self._add_text(_text(item))
             case "message":
                 self._append({"role": item["role"], "content": _text(item)})
             case "function_call":
-                self._call(item["call_id"], _name(item), item["arguments"])
+                self._add_call(item["call_id"], _name(item), item["arguments"])
             case "custom_tool_call":
-                self._call(item["call_id"], _name(item), custom_arguments(item["input"]))
+                self._add_call(item["call_id"], _name(item), custom_arguments(item["input"]))
             case "function_call_output" | "custom_tool_call_output":
                 self._append(_result(item["call_id"], item["output"]))
-            case "mcp_call" if not self._approvals.is_shown(item):
-                self._run(item, outcome_text(item["output"], item["error"]))
+            case "mcp_call" if not self._approvals.has_request(item):
+                self._add_mcp_call(item, outcome_text(item["output"], item["error"]))
             case "mcp_approval_request":
-                self._run(item, self._approvals.result(item))
+                self._add_mcp_call(item, self._approvals.result(item))
 
     def end(self) -> None:
-        """End the turn of the model, if one is open."""
+        """Close the turn of the model, if one is open."""
         self._turn = None
         self.messages += self._results
         self._results = []
@@ -93,24 +93,24 @@ class _Turns:
             self._turn = self.messages[-1]
         return self._turn
 
-    def _think(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         if self._turn is not None and (self._results or self._turn["content"]):
             self.end()
         turn = self._open()
         turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), text)))
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if self._turn is not None and (self._results or self._turn["content"]):
             self.end()
         self._open()["content"] = text
 
-    def _run(self, item: Item, result: str) -> None:
-        """A call that the router runs, with its result."""
+    def _add_mcp_call(self, item: Item, result: str) -> None:
+        """Add a call that the router ran, and its result."""
         name = model_name(item["server_label"], item["name"])
-        self._call(item["id"], name, item["arguments"])
+        self._add_call(item["id"], name, item["arguments"])
         self._results.append(_result(item["id"], result))
 
-    def _call(self, call_id: str, name: str, arguments: str) -> None:
+    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
         function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
         self._open().setdefault("tool_calls", []).append(call)

@@ -1,11 +1,11 @@
-"""The conversation that a request continues: earlier responses, and the items of its input."""
+"""The conversation of a request: earlier responses, and the items of its input."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..errors import ApiError, invalid
-from ..mcp.approval_items import new_answers
+from ..mcp.approval_items import new_responses
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .input_items import REFERENCE, Item, read_input
@@ -13,7 +13,7 @@ from .request import ContinuedConversation
 from .store import ResponseStore, StoredResponse
 
 PREVIOUS = "previous_response_id"
-# Items, far more than fit into a prompt: those of some kinds are in none.
+# Items; more than fit into a prompt, because some kinds are not part of it.
 MAX_CONVERSATION = 65_536
 PARTIAL = ("in_progress", "incomplete")
 
@@ -27,44 +27,44 @@ class Conversations:
         self._approvals = approvals
 
     def approvals_of(self, conversation: ContinuedConversation) -> RequestApprovals:
-        """The approvals of calls that a conversation ends with. Raises ``RequestError``."""
-        answers = new_answers(conversation.items, conversation.whole)
-        return RequestApprovals(self._approvals, self.owner, answers)
+        """The approvals of tool calls in the input. Raises ``RequestError``."""
+        approvals = new_responses(conversation.items, conversation.all_items)
+        return RequestApprovals(self._approvals, self.owner, approvals)
 
-    def read(self, given: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:
-        """Read the input, if there is any, after the response with the id ``previous``. Raises
-        ``RequestError`` or ``ApiError``."""
-        items = [] if given is None else self._resolved(read_input(given, ignored))
+    def read(self, value: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:
+        """Read the input, which may be ``None``, after the response with the id ``previous``.
+        Raises ``RequestError`` or ``ApiError``."""
+        items = [] if value is None else self._resolve(read_input(value, ignored))
         earlier = list[Item]()
         if previous is not None:
             stored = self.store.get_in_thread(previous, self.owner, PREVIOUS)
-            _check_ended(stored)
+            _check_not_in_progress(stored)
             earlier = stored.conversation
         _check_items(len(earlier) + len(items))
         return ContinuedConversation(
             earlier=earlier,
             items=items,
-            is_partial=_ends_in_partial_message(given),
+            is_partial=_ends_in_partial_message(value),
         )
 
-    def _resolved(self, items: list[Item]) -> list[Item]:
-        """The items, with those of stored responses instead of references to them."""
-        named = {item["id"] for item in items if item["type"] == REFERENCE}
-        if not named:
+    def _resolve(self, items: list[Item]) -> list[Item]:
+        """The items, with references replaced by items of stored responses."""
+        ids = {item["id"] for item in items if item["type"] == REFERENCE}
+        if not ids:
             return items
-        found = self.store.items_in_thread(named, self.owner)
+        stored = self.store.items_in_thread(ids, self.owner)
         for i, item in enumerate(items):
-            if item["type"] == REFERENCE and item["id"] not in found:
+            if item["type"] == REFERENCE and item["id"] not in stored:
                 message = (
                     f"Invalid 'input[{i}]': no stored response has an item with the id "
-                    f"'{item['id'][:64]}'. Responses with 'store' set to false, that were deleted "
-                    "or are too old are not kept; send the item itself."
+                    f"'{item['id'][:64]}'. The response may have 'store' set to false, or was "
+                    "deleted, or has expired; send the item itself."
                 )
                 raise ApiError(404, message, param="input", code="item_not_found")
-        return [found[item["id"]] if item["type"] == REFERENCE else item for item in items]
+        return [stored[item["id"]] if item["type"] == REFERENCE else item for item in items]
 
 
-def _check_ended(response: StoredResponse) -> None:
+def _check_not_in_progress(response: StoredResponse) -> None:
     if response.in_progress:
         message = f"The response '{response.body['id']}' is still in progress; wait for its end."
         raise ApiError(400, message, param=PREVIOUS, code="response_in_progress")
@@ -73,16 +73,16 @@ def _check_ended(response: StoredResponse) -> None:
 def _check_items(count: int) -> None:
     if count > MAX_CONVERSATION:
         raise invalid(
-            f"The conversation has {count} items; the limit is {MAX_CONVERSATION}. Begin a new "
+            f"The conversation has {count} items; the limit is {MAX_CONVERSATION}. Start a new "
             "one.",
             PREVIOUS,
             "array_above_max_length",
         )
 
 
-def _ends_in_partial_message(given: Any) -> bool:
-    """True if the last item is an unfinished message of the model, which vLLM continues."""
-    last = given[-1] if isinstance(given, list) and given else None
+def _ends_in_partial_message(value: Any) -> bool:
+    """True if the last item is an incomplete message of the model, to be continued as in vLLM."""
+    last = value[-1] if isinstance(value, list) and value else None
     if not isinstance(last, dict) or last.get("role") != "assistant":
         return False
     return last.get("status") in PARTIAL

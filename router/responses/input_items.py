@@ -1,4 +1,4 @@
-"""The items of a response's input: checked, and completed as clients see them again."""
+"""Check the items of a response's input, and complete them as the API returns them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..requests.json_size import fits, json_text
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 REFERENCE = "item_reference"
-# As many as a chat may have messages.
+# The maximum number of messages of a chat.
 MAX_ITEMS = 16_384
 MAX_ID = 256
 MAX_REASON = 4096
-# Characters and values of the error of a call.
+# Characters and values of the error of a tool call.
 MAX_ERROR = 64 * 1024
 
 Item = dict[str, Any]
@@ -29,7 +29,7 @@ Id = Annotated[str, Field(max_length=MAX_ID)]
 
 
 class ToolCallItem(BodyModel):
-    """A call that the model has made."""
+    """A tool call of the model."""
 
     type: Any
     id: Id | None = None
@@ -40,7 +40,7 @@ class ToolCallItem(BodyModel):
 
 
 class FunctionCallItem(ToolCallItem):
-    """A call of a function."""
+    """A function call."""
 
     arguments: Annotated[Any, DocumentedAs(str)] = None
 
@@ -52,7 +52,7 @@ class CustomCallItem(ToolCallItem):
 
 
 class FunctionOutputItem(BodyModel):
-    """The result of a call, of a function or a custom tool."""
+    """The result of a function call or a custom tool call."""
 
     type: Any
     id: Id | None = None
@@ -63,7 +63,7 @@ class FunctionOutputItem(BodyModel):
 
 
 class McpCallItem(BodyModel):
-    """A call that the router has run."""
+    """An MCP tool call that the router ran."""
 
     type: Any
     id: Id
@@ -77,7 +77,7 @@ class McpCallItem(BodyModel):
 
 
 class ApprovalRequestItem(BodyModel):
-    """A call that the router runs if the client approves it."""
+    """An MCP tool call that needs the client's approval."""
 
     type: Any
     id: Id
@@ -88,7 +88,7 @@ class ApprovalRequestItem(BodyModel):
 
 
 class ApprovalResponseItem(BodyModel):
-    """The client's answer to a request for approval."""
+    """The client's response to an approval request."""
 
     type: Any
     id: Id | None = None
@@ -98,7 +98,7 @@ class ApprovalResponseItem(BodyModel):
 
 
 class ReasoningItem(BodyModel):
-    """Reasoning of an earlier answer, as text or in ``encrypted_content``."""
+    """Reasoning of an earlier response, as text or in ``encrypted_content``."""
 
     type: Any
     id: Id | None = None
@@ -115,41 +115,40 @@ class ReferenceItem(BodyModel):
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
-def read_input(given: Any, ignored: set[str]) -> list[Item]:
-    """Check items; references stay such. Raises ``RequestError`` for items that this server cannot
-    use."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise wrong_type("input", "a string or an array", given)
-    if not given:
+def read_input(value: Any, ignored: set[str]) -> list[Item]:
+    """Check items; references are not resolved. Raises ``RequestError``."""
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise wrong_type("input", "a string or an array", value)
+    if not value:
         raise invalid("Invalid 'input': empty array.", "input", "empty_array")
-    if len(given) > MAX_ITEMS:
-        raise too_long("input", given, MAX_ITEMS)
-    return [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
+    if len(value) > MAX_ITEMS:
+        raise too_long("input", value, MAX_ITEMS)
+    return [_item(item, f"input[{i}]", ignored) for i, item in enumerate(value)]
 
 
 def _item(item: Any, param: str, ignored: set[str]) -> Item:
     if not isinstance(item, dict):
         raise wrong_type(param, "an object", item)
     kind = item.get("type", "message" if "role" in item else REFERENCE)
-    read = _KINDS.get(kind) if isinstance(kind, str) else None
-    if read is None:
+    parse = _KINDS.get(kind) if isinstance(kind, str) else None
+    if parse is None:
         message = f"Invalid '{param}': items of the type '{str(kind)[:64]}' are not supported."
         raise invalid(message, "input", "unsupported_value")
-    return read(item, param, ignored)
+    return parse(item, param, ignored)
 
 
 def _message(item: Item, param: str, ignored: set[str]) -> Item:
     role, text = item.get("role"), _text(item.get("content"), f"{param}.content")
     if role not in ROLES:
-        message = f"Invalid '{param}.role': 'user', 'assistant', 'system' or 'developer'."
+        message = f"Invalid '{param}.role': must be 'user', 'assistant', 'system' or 'developer'."
         raise invalid(message, "input", "invalid_value")
     part: Item = {"type": "input_text", "text": text}
     if role == "assistant":
         part = {"type": "output_text", "text": text, "annotations": []}
-    shown = {"id": _id(item, "msg"), "type": "message", "status": "completed"}
-    return shown | {"role": role, "content": [part]}
+    message_item = {"id": _id(item, "msg"), "type": "message", "status": "completed"}
+    return message_item | {"role": role, "content": [part]}
 
 
 def _text(content: Any, param: str) -> str:
@@ -165,98 +164,98 @@ def _part(part: Any, param: str) -> str:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
     if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-        message = f"Invalid '{param}': this model takes parts with text only."
+        message = f"Invalid '{param}': this model supports text parts only."
         raise invalid(message, "input", "unsupported_value")
     return str(part["text"])
 
 
 def _function_call(item: Item, param: str, ignored: set[str]) -> Item:
-    read = FunctionCallItem.read(item, ignored, "input[].", at=param)
-    return _call(item, "fc", read) | {"arguments": _arguments(read.arguments)}
+    fields = FunctionCallItem.read(item, ignored, "input[].", at=param)
+    return _tool_call(item, "fc", fields) | {"arguments": _arguments(fields.arguments)}
 
 
 def _custom_call(item: Item, param: str, ignored: set[str]) -> Item:
-    read = CustomCallItem.read(item, ignored, "input[].", at=param)
-    return _call(item, "ctc", read) | {"input": read.input}
+    fields = CustomCallItem.read(item, ignored, "input[].", at=param)
+    return _tool_call(item, "ctc", fields) | {"input": fields.input}
 
 
-def _call(item: Item, kind: str, read: ToolCallItem) -> Item:
-    shown = {
+def _tool_call(item: Item, kind: str, fields: ToolCallItem) -> Item:
+    call = {
         "id": _id(item, kind),
-        "type": read.type,
+        "type": fields.type,
         "status": "completed",
-        "call_id": read.call_id,
-        "name": read.name,
+        "call_id": fields.call_id,
+        "name": fields.name,
     }
-    return shown if read.namespace is None else shown | {"namespace": read.namespace}
+    return call if fields.namespace is None else call | {"namespace": fields.namespace}
 
 
 def _function_output(item: Item, param: str, ignored: set[str]) -> Item:
-    read = FunctionOutputItem.read(item, ignored, "input[].", at=param)
-    output = _text(read.output, f"{param}.output")
+    fields = FunctionOutputItem.read(item, ignored, "input[].", at=param)
+    output = _text(fields.output, f"{param}.output")
     return {
         "id": _id(item, "fco"),
-        "type": read.type,
+        "type": fields.type,
         "status": "completed",
-        "call_id": read.call_id,
+        "call_id": fields.call_id,
         "output": output,
     }
 
 
 def _mcp_call(item: Item, param: str, ignored: set[str]) -> Item:
-    read = McpCallItem.read(item, ignored, "input[].", at=param)
-    if not fits(read.error, MAX_ERROR):
+    fields = McpCallItem.read(item, ignored, "input[].", at=param)
+    if not fits(fields.error, MAX_ERROR):
         message = f"Invalid '{param}.error': it has more than {MAX_ERROR} characters and values."
         raise invalid(message, f"{param}.error", "too_large")
     return {
-        "id": read.id,
+        "id": fields.id,
         "type": "mcp_call",
         "status": "completed",
-        "server_label": read.server_label,
-        "name": read.name,
-        "arguments": _arguments(read.arguments),
-        "output": read.output,
-        "error": read.error,
-        "approval_request_id": read.approval_request_id,
+        "server_label": fields.server_label,
+        "name": fields.name,
+        "arguments": _arguments(fields.arguments),
+        "output": fields.output,
+        "error": fields.error,
+        "approval_request_id": fields.approval_request_id,
     }
 
 
 def _approval_request(item: Item, param: str, ignored: set[str]) -> Item:
-    read = ApprovalRequestItem.read(item, ignored, "input[].", at=param)
+    fields = ApprovalRequestItem.read(item, ignored, "input[].", at=param)
     return {
-        "id": read.id,
+        "id": fields.id,
         "type": "mcp_approval_request",
-        "server_label": read.server_label,
-        "name": read.name,
-        "arguments": read.arguments,
+        "server_label": fields.server_label,
+        "name": fields.name,
+        "arguments": fields.arguments,
     }
 
 
 def _approval_response(item: Item, param: str, ignored: set[str]) -> Item:
-    read = ApprovalResponseItem.read(item, ignored, "input[].", at=param)
+    fields = ApprovalResponseItem.read(item, ignored, "input[].", at=param)
     return {
         "id": _id(item, "mcpa"),
         "type": "mcp_approval_response",
-        "approval_request_id": read.approval_request_id,
-        "approve": read.approve,
-        "reason": read.reason,
+        "approval_request_id": fields.approval_request_id,
+        "approve": fields.approve,
+        "reason": fields.reason,
     }
 
 
 def _listing(item: Item, param: str, ignored: set[str]) -> Item:
-    """Definitions of tools are those of each request."""
+    """A list of tools, of which only the place counts: each request has its own definitions."""
     return {"id": _id(item, "mcpl"), "type": "mcp_list_tools", "tools": []}
 
 
 def _reference(item: Item, param: str, ignored: set[str]) -> Item:
-    read = ReferenceItem.read(item, ignored, "input[].", at=param)
-    return {"id": read.id, "type": REFERENCE}
+    fields = ReferenceItem.read(item, ignored, "input[].", at=param)
+    return {"id": fields.id, "type": REFERENCE}
 
 
 def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
-    read = ReasoningItem.read(item, ignored, "input[].", at=param)
-    texts = [part["text"] for part in read.content if isinstance(part.get("text"), str)]
-    text = "".join(texts) or _decoded(read.encrypted_content or "", param)
+    fields = ReasoningItem.read(item, ignored, "input[].", at=param)
+    texts = [part["text"] for part in fields.content if isinstance(part.get("text"), str)]
+    text = "".join(texts) or _decode_reasoning(fields.encrypted_content or "", param)
     return {
         "id": _id(item, "rs"),
         "type": "reasoning",
@@ -266,19 +265,19 @@ def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
 
 
 def as_input(item: Item) -> Item:
-    """An item of an output as one of an input, which has no logprobs."""
+    """An output item as an input item, which has no logprobs."""
     if item["type"] != "message":
         return item
     parts = [{name: part[name] for name in part if name != "logprobs"} for part in item["content"]]
     return item | {"content": parts}
 
 
-def encoded(text: str) -> str:
-    """A text as ``encrypted_content``: opaque to clients, but no secret."""
+def encode_reasoning(text: str) -> str:
+    """A text as ``encrypted_content``, which is opaque to clients, but not secret."""
     return base64.b64encode(text.encode()).decode()
 
 
-def _decoded(content: str, param: str) -> str:
+def _decode_reasoning(content: str, param: str) -> str:
     try:
         return base64.b64decode(content, validate=True).decode()
     except ValueError:
@@ -286,16 +285,18 @@ def _decoded(content: str, param: str) -> str:
         raise invalid(message, "input", "invalid_value") from None
 
 
-def _arguments(given: Any) -> str:
-    """The text of arguments, which the model may have written wrongly."""
-    if isinstance(given, str):
-        return given
-    return "" if given is None else json_text(given)
+def _arguments(value: Any) -> str:
+    """Arguments as text. They may be invalid, because a model wrote them."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json_text(value)
 
 
 def _id(item: Item, kind: str) -> str:
-    given = item.get("id")
-    return given[:MAX_ID] if isinstance(given, str) and given else f"{kind}_{uuid.uuid4().hex}"
+    item_id = item.get("id")
+    return (
+        item_id[:MAX_ID] if isinstance(item_id, str) and item_id else f"{kind}_{uuid.uuid4().hex}"
+    )
 
 
 _KINDS: Mapping[str, Callable[[Item, str, set[str]], Item]] = {

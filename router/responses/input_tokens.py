@@ -1,4 +1,4 @@
-"""POST /v1/responses/input_tokens: the length of a response's prompt."""
+"""POST /v1/responses/input_tokens: count the tokens of a response's prompt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from ..errors import invalid
 from ..mcp.chat import McpChat
 from ..options import RouterOptions
+from ..requests.body_errors import fields_renamed
 from ..requests.body_model import DocumentedAs, ResponseModel
-from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
-from .chat_turns import as_messages, told
+from .chat_turns import as_messages, instruction_messages
 from .continued_conversation import Conversations
 from .request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
 from .surface import parse_turns
@@ -19,8 +19,8 @@ from .tools import read_response_tools
 
 
 class CountInputTokensRequest(CreateResponseRequest):
-    """The body of POST /v1/responses/input_tokens: that of a response. Only what changes the prompt
-    matters."""
+    """The body of POST /v1/responses/input_tokens, like that of a response. Fields that do not
+    change the prompt have no effect."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **CreateResponseRequest.unsupported,
@@ -31,7 +31,7 @@ class CountInputTokensRequest(CreateResponseRequest):
 
 
 class InputTokenCount(ResponseModel):
-    """The tokens of a prompt, rendered by the model's chat template."""
+    """The number of tokens of a prompt, rendered by the model's chat template."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -40,23 +40,27 @@ class InputTokenCount(ResponseModel):
 def input_token_counter(
     chat: McpChat, conversations: Conversations, options: RouterOptions
 ) -> Callable[[Any, ServedModel, set[str]], dict[str, Any]]:
-    """The function that answers a body. It raises ``RequestError`` or ``ApiError``."""
+    """A function that computes the response to a body. It raises ``RequestError`` or
+    ``ApiError``."""
 
     def count(body: Any, model: ServedModel, ignored: set[str]) -> int:
-        asked = CountInputTokensRequest.read(body, ignored)
-        check_response(asked, ignored)
-        tools = read_response_tools(asked.tools, ignored)
-        conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
-        if not conversation.whole and not asked.instructions:
+        params = CountInputTokensRequest.read(body, ignored)
+        check_response(params, ignored)
+        tools = read_response_tools(params.tools, ignored)
+        conversation = conversations.read(params.input, params.previous_response_id, ignored)
+        if not conversation.all_items and not params.instructions:
             message = "Missing required parameter: 'input'."
             raise invalid(message, "input", "missing_required_parameter")
-        if asked.truncation == "auto":
+        if params.truncation == "auto":
             approvals = conversations.approvals_of(conversation)
-            request = parse_turns(asked, tools, conversation, chat, approvals, model, options)
+            request = parse_turns(params, tools, conversation, chat, approvals, model, options)
             return request.prompt_tokens
-        messages = [*told(asked.instructions), *as_messages(conversation.whole)]
+        messages = [
+            *instruction_messages(params.instructions),
+            *as_messages(conversation.all_items),
+        ]
         with fields_renamed(FIELD_NAMES), tools.places_in_errors():
-            turns = chat_body(asked, tools, messages, is_partial=conversation.is_partial)
+            turns = chat_body(params, tools, messages, is_partial=conversation.is_partial)
             return chat.count_tokens(turns, model, options)
 
     return lambda body, model, ignored: {

@@ -1,4 +1,4 @@
-"""One item of a response's output while it is written."""
+"""One output item of a response while the model writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 from ..http.encoding import EncodedArray
-from .input_items import encoded
+from .input_items import encode_reasoning
 from .tools import custom_input
 
 PREFIXES = {
@@ -18,7 +18,7 @@ PREFIXES = {
     "custom_tool_call": "ctc",
     "mcp_call": "mcp",
 }
-# The middle of the names of an item's events.
+# The middle part of the names of an item's events.
 EVENTS = {
     "reasoning": "reasoning_text",
     "message": "output_text",
@@ -30,14 +30,14 @@ EVENTS = {
 
 @dataclass(slots=True, kw_only=True)
 class OutputItem:
-    """``written`` is its text or its arguments; ``about`` has the other fields of a call."""
+    """An item. ``text`` is its text or its arguments; ``fields`` are a tool call's other fields."""
 
     kind: str
     index: int
-    about: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     logprobs: EncodedArray = field(default_factory=EncodedArray)
     encrypts: bool = False
-    written: StringIO = field(default_factory=StringIO)
+    text: StringIO = field(default_factory=StringIO)
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -53,41 +53,40 @@ class OutputItem:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where the events of this item belong."""
+        """The fields of an event that refer to this item."""
         place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
         return place if self.is_call else place | {"content_index": 0}
 
     def input(self) -> str:
         """The input of a custom tool."""
-        return custom_input(self.written.getvalue())
+        return custom_input(self.text.getvalue())
 
     def part(self) -> dict[str, Any]:
-        """The only part of the content."""
-        text = self.written.getvalue()
+        """The content part; an item has only one."""
+        text = self.text.getvalue()
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         part = {"type": "output_text", "text": text, "annotations": []}
         return part | {"logprobs": self.logprobs}
 
     def empty_part(self) -> dict[str, Any]:
-        """The part while its item begins."""
-        text = {"text": ""}
+        """The content part of an item that begins."""
         if self.kind == "reasoning":
-            return {"type": "reasoning_text"} | text
-        return {"type": "output_text"} | text | {"annotations": [], "logprobs": []}
+            return {"type": "reasoning_text", "text": ""}
+        return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
     def body(self, status: str) -> dict[str, Any]:
-        """The item; its content is empty while it begins."""
+        """The item as JSON; its content is empty while it is in progress."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.is_custom:
-            written = "" if status == "in_progress" else self.input()
-            return item | {"input": written} | self.about
+            text = "" if status == "in_progress" else self.input()
+            return item | {"input": text} | self.fields
         if self.is_call:
-            return item | {"arguments": self.written.getvalue()} | self.about
+            return item | {"arguments": self.text.getvalue()} | self.fields
         item["content"] = [] if status == "in_progress" else [self.part()]
         if self.kind == "message":
             return item | {"role": "assistant"}
         item["summary"] = []
         if self.encrypts:
-            item["encrypted_content"] = encoded(self.written.getvalue())
+            item["encrypted_content"] = encode_reasoning(self.text.getvalue())
         return item

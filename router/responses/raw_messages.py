@@ -1,4 +1,4 @@
-"""vLLM's ``input_messages`` and ``output_messages``: what the model read and wrote."""
+"""vLLM's ``input_messages`` and ``output_messages``: raw prompts and outputs of the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
-from ...shared.text.output_parser import kept_tokens
+from ...shared.text.output_parser import marker_tokens
 from ..generation import new_tokens
 from ..openai.chat_request import ChatRequest
 
@@ -16,8 +16,8 @@ NO_MESSAGES = {"input_messages": None, "output_messages": None}  # until the end
 
 
 class RawMessages:
-    """The first prompt of a response, then each output, and the prompts of later generations
-    between them. All as tokens and as text, in which special tokens of outputs may be left out."""
+    """The first prompt of a response, then each output, with the prompts of later rounds between
+    them. All are tokens and text; the text of outputs may omit special tokens."""
 
     def __init__(self, request: ChatRequest) -> None:
         self._input: list[dict[str, Any]] = []
@@ -25,7 +25,7 @@ class RawMessages:
         self.begin(request)
 
     def begin(self, request: ChatRequest) -> None:
-        """Begin a generation. The first is that of the last prompt without an output before it."""
+        """Begin a round. A prompt replaces the first one if there was no output so far."""
         prompt = _message(request.prompt_text or "", request.prompts[0].tokens)
         if self._output:
             self._output.append(prompt)
@@ -36,11 +36,11 @@ class RawMessages:
         self._text = StringIO()
         self._detokenizer = request.model.tokenizer.detokenizer(
             skip_special_tokens=text.skip_special_tokens,
-            keep=kept_tokens(text.reasoning_parser, text.tools),
+            keep=marker_tokens(text.reasoning_parser, text.tools),
         )
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Add output. Returns about as many bytes as it takes."""
+        """Add output. Returns its approximate size in bytes."""
         if not self._tokens and tokens:
             self._output.append(_message(self._text, self._tokens))
         self._tokens.extend(tokens)
@@ -50,7 +50,7 @@ class RawMessages:
         return grown
 
     def body(self) -> dict[str, Any]:
-        """The fields of a response that has ended."""
+        """The fields of the response at its end."""
         self._text.write(self._detokenizer.flush())
         return {"input_messages": self._input, "output_messages": self._output}
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the body, and the chat completion that computes a response."""
+"""POST /v1/responses: the body, and its conversion to a chat completion."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...shared.config.sampling_fields import NUMBERS
 from ..errors import invalid
 from ..mcp.chat import McpChatRequest
 from ..openai.chat_request import Verbosity
-from ..openai.logprob_fields import Alternatives
+from ..openai.generation_body import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits
 from ..requests.sampling import SamplingBody
 from .input_items import Item
 from .tools import (
-    CalledTool,
+    ClientTool,
     ResponseTool,
     ResponseToolChoice,
     ResponseTools,
@@ -30,10 +30,10 @@ from .tools import (
 MAX_METADATA = 16
 MAX_KEY, MAX_VALUE = 64, 512  # of metadata
 MAX_TOOLS = 1024
-# What a response repeats, and the size of each.
+# Fields that a response repeats, and the size limit of each.
 REPEATED = ("tools", "tool_choice", "text", "user", "safety_identifier", "prompt_cache_key")
 MAX_REPEATED = 512 * 1024
-# Fields that chat completions check, under the same names.
+# Fields that are passed to chat completions under the same names, and checked there.
 SAME = (
     *NUMBERS,
     "model",
@@ -54,7 +54,7 @@ SAME = (
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
-# The fields of chat completions, by the names that they have here.
+# Names of chat completions' fields in this API, for errors.
 FIELD_NAMES = (
     (re.compile(r"^tools(\[\d+\])\.function\b"), r"tools\1"),
     (re.compile(r"^tool_choice\.allowed_tools\b"), "tool_choice"),
@@ -69,8 +69,8 @@ Summary = Literal["auto", "concise", "detailed"]
 
 
 class ReasoningOptions(BodyModel):
-    """Summaries are not made, whichever are asked for, as in vLLM: the reasoning itself is
-    returned."""
+    """Options of the reasoning. Any kind of summary is accepted, but the reasoning itself is
+    returned, as in vLLM."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "context": ("auto",),
@@ -83,7 +83,7 @@ class ReasoningOptions(BodyModel):
 
 
 class TextFormat(BodyModel):
-    """The format of the text: ``schema`` and its name with the type ``json_schema``."""
+    """The format of the text. Type ``json_schema`` needs a ``schema`` and its name."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -100,7 +100,7 @@ class TextConfig(BodyModel):
 
 
 class CreateResponseRequest(SamplingBody):
-    """The body of POST /v1/responses. Sampling parameters are those of chat completions."""
+    """The body of POST /v1/responses. It has the sampling parameters of chat completions."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background_options": ({},),
@@ -156,7 +156,7 @@ class CreateResponseRequest(SamplingBody):
     structured_outputs: Any = None
     chat_template_kwargs: Any = None
     thinking_token_budget: Any = None
-    # No effect: obfuscation, and fields for accounting of OpenAI's and of Codex.
+    # No effect: obfuscation of streams, and fields for accounting.
     stream_options: Any = None
     client_metadata: Any = None
     service_tier: Any = None
@@ -169,81 +169,81 @@ class CreateResponseRequest(SamplingBody):
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuedConversation:
-    """``items`` is the input of the request itself, after those of ``earlier`` responses. The
-    response of a conversation that ``is_partial`` is the rest of its last message."""
+    """``items`` is the input of the request; it follows the items of ``earlier`` responses. If
+    ``is_partial``, the response is the rest of the last message."""
 
     earlier: list[Item]
     items: list[Item]
     is_partial: bool
 
     @property
-    def whole(self) -> list[Item]:
+    def all_items(self) -> list[Item]:
         return [*self.earlier, *self.items]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(McpChatRequest):
-    """The chat that computes a response: the body ``asked`` for it, the functions that may be
-    ``called`` by their names in the chat, and the ``conversation`` that it continues."""
+    """The chat completion for a response. ``client_tools`` are the tools that the client runs, by
+    their names in the chat."""
 
-    asked: CreateResponseRequest
-    called: Mapping[str, CalledTool]
+    params: CreateResponseRequest
+    client_tools: Mapping[str, ClientTool]
     conversation: ContinuedConversation
 
 
-def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
-    """Check what chat completions do not. Raises ``RequestError``."""
-    for i, name in enumerate(asked.include):
+def check_response(params: CreateResponseRequest, ignored: set[str]) -> None:
+    """Check the fields that chat completions do not check. Raises ``RequestError``."""
+    for i, name in enumerate(params.include):
         if name not in INCLUDABLE:
             raise invalid(
-                f"Invalid 'include[{i}]': {name!r:.64} is not supported by this server; it takes "
-                f"{' and '.join(INCLUDABLE)}.",
+                f"Invalid 'include[{i}]': {name!r:.64} is not supported by this server; use "
+                f"{' or '.join(INCLUDABLE)}.",
                 f"include[{i}]",
                 "unsupported_value",
             )
-    for name, value in asked.metadata.items():
+    for name, value in params.metadata.items():
         if len(name) > MAX_KEY:
             raise too_long("metadata", name, MAX_KEY)
         if len(value) > MAX_VALUE:
             raise too_long(f"metadata.{name}", value, MAX_VALUE)
     for name in REPEATED:
-        if not fits(getattr(asked, name), MAX_REPEATED):
+        if not fits(getattr(params, name), MAX_REPEATED):
             message = f"Invalid '{name}': it has more than {MAX_REPEATED} characters and values."
             raise invalid(message, name, "too_large")
-    if asked.top_logprobs and LOGPROBS not in asked.include:
+    if params.top_logprobs and LOGPROBS not in params.include:
         message = f"'top_logprobs' needs '{LOGPROBS}' in 'include'."
         raise invalid(message, "top_logprobs", "invalid_value")
-    if asked.background and not asked.store:
+    if params.background and not params.store:
         message = "background can only be used when `store` is true."
         raise invalid(message, "background", "invalid_value")
-    if asked.background and asked.stream:
+    if params.background and params.stream:
         message = "'stream' is not available with 'background'; leave one of the two out."
         raise invalid(message, "stream", "unsupported_value")
-    ReasoningOptions.read(asked.reasoning, ignored, "reasoning.", at="reasoning")
-    TextConfig.read(asked.text, ignored, "text.", at="text")
+    ReasoningOptions.read(params.reasoning, ignored, "reasoning.", at="reasoning")
+    TextConfig.read(params.text, ignored, "text.", at="text")
 
 
 def chat_body(
-    asked: CreateResponseRequest,
+    params: CreateResponseRequest,
     tools: ResponseTools,
     messages: list[dict[str, Any]],
     *,
     is_partial: bool,
 ) -> dict[str, Any]:
-    """The body of the chat completion that computes a response, which continues the last message
-    if that ``is_partial``."""
-    body = {name: getattr(asked, name) for name in SAME}
+    """The body of the chat completion for a response. If ``is_partial``, it continues the last
+    message."""
+    body = {name: getattr(params, name) for name in SAME}
     body["messages"] = messages
     body["continue_final_message"] = is_partial
-    body["max_completion_tokens"] = asked.max_output_tokens
-    body["reasoning_effort"] = asked.reasoning.get("effort")
-    body["verbosity"] = asked.text.get("verbosity")
-    body["response_format"] = _response_format(asked.text.get("format"))
-    body["return_token_ids"] = body["return_prompt_text"] = asked.enable_response_messages
+    body["max_completion_tokens"] = params.max_output_tokens
+    body["reasoning_effort"] = params.reasoning.get("effort")
+    body["verbosity"] = params.text.get("verbosity")
+    body["response_format"] = _response_format(params.text.get("format"))
+    body["return_token_ids"] = body["return_prompt_text"] = params.enable_response_messages
     body["tools"] = tools.chat
-    body["tool_choice"] = chat_tool_choice(asked.tool_choice)
-    if LOGPROBS in asked.include:
-        body |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
+    body["tool_choice"] = chat_tool_choice(params.tool_choice)
+    if LOGPROBS in params.include:
+        body |= {"logprobs": True, "top_logprobs": params.top_logprobs}
     return body
 
 

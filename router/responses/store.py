@@ -1,4 +1,4 @@
-"""Responses that clients may read again, or continue."""
+"""The store of responses, which clients can retrieve and continue."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from ..database import Database
 from ..errors import ApiError
 from ..http.encoding import dump
-from ..state import oldest_in_the_way
+from ..state import rows_to_evict
 from .input_items import Item, as_input
 
-# Of all stored responses.
+# Sum over all stored responses.
 MAX_BYTES = 128 << 20
-# Of a response without its text.
+# Overhead of a response, without its text.
 RESPONSE_BYTES = 4096
-# After which a response that no router has told of is not computed any more.
+# A response in progress counts as failed if its router has not reported it for this long.
 LOST_SECONDS = 30.0
 LOST = {"code": "server_error", "message": "The router that computed the response has ended."}
 
@@ -30,8 +30,8 @@ _COLUMNS = "id, owner, expires, size, status, seen, body, items, earlier"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response that has ended, unless it is ``in_progress``. ``items`` are those of its own
-    input, ``earlier`` those of the responses before it."""
+    """A response that has ended, or is ``in_progress``. ``items`` is its own input; ``earlier`` are
+    the items of all responses before."""
 
     owner: str
     body: dict[str, Any]
@@ -41,38 +41,38 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[Item]:
-        """The items that a following response continues."""
+        """The items that precede the input of the next response."""
         return [*self.earlier, *self.items, *self.body["output"]]
 
 
 class ResponseStore:
-    """The last responses of all routers that share a database, for at most ``lifetime`` seconds.
-    Those of one key do not exist for others."""
+    """The latest ``max_responses`` responses of all routers that share a database, for ``lifetime``
+    seconds. Each owner can only access its own."""
 
     def __init__(
         self,
         database: Database,
-        most: int,
+        max_responses: int,
         lifetime: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
-        self._most = most
+        self._max_responses = max_responses
         self._lifetime = lifetime
         self._clock = clock
 
     def new_id(self) -> str:
-        """An id for a response that is to be stored."""
+        """An id for a new response."""
         return f"resp_{uuid.uuid4().hex}"
 
     async def add(self, response: StoredResponse) -> None:
-        """Store a response, in place of an earlier state of it; the oldest make room. Raises
-        ``ApiError`` 503."""
+        """Store a response, or replace its earlier state. Evicts the oldest responses if needed.
+        Raises ``ApiError`` 503."""
         await self._database.run(lambda connection: self._add(connection, response))
 
-    async def tell(self, statuses: Mapping[str, str]) -> list[str]:
-        """Tell that responses are still in progress, and their statuses by their ids. Returns those
-        that are to be cancelled."""
+    async def report_progress(self, statuses: Mapping[str, str]) -> list[str]:
+        """Record that responses are in progress, with their statuses by id. Returns the ids of
+        those that must be cancelled."""
 
         def work(connection: sqlite3.Connection) -> list[str]:
             now = self._clock()
@@ -90,7 +90,7 @@ class ResponseStore:
         return await self._database.run(work)
 
     async def cancel(self, response_id: str, owner: str) -> None:
-        """Have the router that computes a response end it. Raises ``ApiError`` 404."""
+        """Request that the router of a response cancels it. Raises ``ApiError`` 404."""
 
         def work(connection: sqlite3.Connection) -> None:
             number = self._row(connection, response_id, owner)["number"]
@@ -99,42 +99,41 @@ class ResponseStore:
         await self._database.run(work)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Raises ``ApiError`` 404."""
+        """The response with this id. Raises ``ApiError`` 404."""
         return await self._database.run(
             lambda connection: self._get(connection, response_id, owner)
         )
 
     def get_in_thread(self, response_id: str, owner: str, param: str) -> StoredResponse:
-        """As ``get``, for a thread that reads the parameter ``param``."""
+        """Blocking ``get`` for parser threads; ``param`` is the parameter with the id."""
         return self._database.run_and_wait(
             lambda connection: self._get(connection, response_id, owner, param)
         )
 
     def items_in_thread(self, ids: Collection[str], owner: str) -> dict[str, Item]:
-        """The items of these ids, as far as they are stored; of several with one id, the newest."""
+        """The stored items with these ids; if several have the same id, the newest one."""
 
         def work(connection: sqlite3.Connection) -> dict[str, Item]:
             rows = connection.execute(
                 "SELECT responses.body, responses.items FROM responses WHERE number IN ("
-                " SELECT max(number) FROM json_each(?) AS wanted"
-                " JOIN response_items AS item ON item.id = wanted.value"
+                " SELECT max(number) FROM json_each(?) AS ids"
+                " JOIN response_items AS item ON item.id = ids.value"
                 " JOIN responses ON number = item.response"
                 " WHERE owner = ? AND expires > ? GROUP BY item.id"
                 ") ORDER BY number DESC",
                 (json.dumps(list(ids)), owner, self._clock()),
             )
-            wanted, found = set(ids), dict[str, Item]()
+            result = dict[str, Item]()
             for row in rows:
                 for item in _newest_first(json.loads(row["body"]), json.loads(row["items"])):
-                    if item["id"] in wanted:
-                        wanted.remove(item["id"])
-                        found[item["id"]] = as_input(item)
-            return found
+                    if item["id"] in ids and item["id"] not in result:
+                        result[item["id"]] = as_input(item)
+            return result
 
         return self._database.run_and_wait(work)
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Raises ``ApiError`` 404."""
+        """Delete a response. Raises ``ApiError`` 404."""
 
         def work(connection: sqlite3.Connection) -> None:
             row = self._row(connection, response_id, owner)
@@ -148,8 +147,8 @@ class ResponseStore:
         response_id, now = response.body["id"], self._clock()
         state = (response.body["status"], now) if response.in_progress else (None, None)
         values = (response_id, response.owner, now + self._lifetime, size, *state, *texts)
-        known = connection.execute("SELECT number FROM responses WHERE id = ?", (response_id,))
-        for row in known.fetchall():
+        earlier = connection.execute("SELECT number FROM responses WHERE id = ?", (response_id,))
+        for row in earlier.fetchall():
             _remove(connection, row["number"])
         marks = ", ".join("?" * len(values))
         added = connection.execute(f"INSERT INTO responses ({_COLUMNS}) VALUES ({marks})", values)
@@ -161,10 +160,14 @@ class ResponseStore:
         self._make_room(connection)
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        gone = oldest_in_the_way(
-            connection, "responses", most=self._most, max_size=MAX_BYTES, now=self._clock()
+        numbers = rows_to_evict(
+            connection,
+            "responses",
+            max_rows=self._max_responses,
+            max_size=MAX_BYTES,
+            now=self._clock(),
         )
-        for number in gone:
+        for number in numbers:
             _remove(connection, number)
 
     def _get(

@@ -1,4 +1,4 @@
-"""OpenAI's responses as a surface: a chat whose earlier turns may be in the store."""
+"""The surface of OpenAI's Responses API: chats whose earlier turns may be in the store."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from ..errors import ApiError, invalid
 from ..generation import Generate, GenerationRequest, Outputs, extended
-from ..http.sse import named_event
+from ..http.encoding import named_event
 from ..mcp.chat import McpChat
 from ..mcp.request_approvals import RequestApprovals
 from ..openai.chat_request import ChatRequest
-from ..openai.error_body import OpenAIErrors
+from ..openai.errors import OpenAIErrors
 from ..options import RouterOptions
+from ..requests.body_errors import fields_renamed
 from ..requests.fitting_turns import parse_fitting
-from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from ..surface import Surface
-from .chat_turns import Message, as_messages, told
+from .chat_turns import Message, as_messages, instruction_messages
 from .continued_conversation import Conversations
 from .formatter import ResponsesFormatter
 from .request import (
@@ -46,35 +46,35 @@ class Responses(Surface):
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> ResponseRequest:
         ignored: set[str] = set()
-        asked = CreateResponseRequest.read(body, ignored)
-        check_response(asked, ignored)
-        tools = read_response_tools(asked.tools, ignored)
+        params = CreateResponseRequest.read(body, ignored)
+        check_response(params, ignored)
+        tools = read_response_tools(params.tools, ignored)
         conversations = self._conversations
-        conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
+        conversation = conversations.read(params.input, params.previous_response_id, ignored)
         approvals = conversations.approvals_of(conversation)
-        request = parse_turns(asked, tools, conversation, self._chat, approvals, model, options)
+        request = parse_turns(params, tools, conversation, self._chat, approvals, model, options)
         return extended(
             ResponseRequest,
             request,
-            asked=asked,
-            called=tools.called,
+            params=params,
+            client_tools=tools.client_tools,
             conversation=conversation,
             request_id=conversations.store.new_id(),
-            stream=asked.stream,
+            stream=params.stream,
             ignored={*ignored, *request.ignored},
         )
 
     def formatter(self, request: GenerationRequest, created: int) -> ResponsesFormatter:
-        assert isinstance(request, ResponseRequest), "made by parse"
+        assert isinstance(request, ResponseRequest), "created by parse"
         return ResponsesFormatter(request, created, partial(self._store, request))
 
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
         return self._chat.outputs(request, generate, self._conversations.owner)
 
-    def stored(
+    def stored_response(
         self, request: ResponseRequest, body: dict[str, Any], *, in_progress: bool = False
     ) -> StoredResponse:
-        """What is kept of a response, whose ``body`` is as it is now."""
+        """The entry for the store of a response whose current body is ``body``."""
         return StoredResponse(
             owner=self._conversations.owner,
             body=body,
@@ -84,14 +84,14 @@ class Responses(Surface):
         )
 
     async def _store(self, request: ResponseRequest, body: dict[str, Any]) -> None:
-        """Keep a response that has ended, unless the client wants none of it kept."""
-        if request.asked.store:
-            with suppress(ApiError):  # it has been logged, and the client gets its response
-                await self._conversations.store.add(self.stored(request, body))
+        """Store a response that has ended, unless ``store`` is false."""
+        if request.params.store:
+            with suppress(ApiError):  # logged by the database; the client still gets its response
+                await self._conversations.store.add(self.stored_response(request, body))
 
 
 class BatchedResponses(Responses):
-    """POST /v1/responses as a line of a batch, whose output file has the answer."""
+    """POST /v1/responses as a line of a batch. Nothing is stored except the result."""
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> ResponseRequest:
         for name in ("background", "store"):
@@ -102,7 +102,7 @@ class BatchedResponses(Responses):
 
 
 def parse_turns(
-    asked: CreateResponseRequest,
+    params: CreateResponseRequest,
     tools: ResponseTools,
     conversation: ContinuedConversation,
     chat: McpChat,
@@ -110,25 +110,24 @@ def parse_turns(
     model: ServedModel,
     options: RouterOptions,
 ) -> ChatRequest:
-    """The chat completion that computes a response. Streams have the limits of whole answers: their
-    last event is one."""
+    """The chat completion for a response. Streams have the same limits as unary responses, since
+    their last event contains the whole response."""
 
     def parse(messages: list[Message]) -> ChatRequest:
-        turns = [*told(asked.instructions), *messages]
-        body = chat_body(asked, tools, turns, is_partial=conversation.is_partial)
-        most = asked.max_tool_calls
+        turns = [*instruction_messages(params.instructions), *messages]
+        body = chat_body(params, tools, turns, is_partial=conversation.is_partial)
         return chat.parse(
             body,
             model,
             options,
-            max_calls=most,
+            max_calls=params.max_tool_calls,
             approvals=approvals,
             grammars=tools.grammars,
         )
 
-    messages = as_messages(conversation.whole)
+    messages = as_messages(conversation.all_items)
     with fields_renamed(FIELD_NAMES), tools.places_in_errors():
-        fits = asked.truncation == "disabled"
+        fits = params.truncation == "disabled"
         request = parse(messages) if fits else parse_fitting(messages, parse)
     constrained = request.sampling.structured_outputs
     if constrained.param == RESPONSE_FORMAT:

@@ -1,4 +1,4 @@
-"""The tools of a response: OpenAI's kinds of them, as the functions of chat completions."""
+"""The tools of a response, converted to functions of chat completions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from ...shared.errors import RequestError
 from ..errors import invalid
 from ..openai.structured_outputs import constraint
 from ..openai.tools.grammars import ToolGrammar, closes_only_its_groups
-from ..requests.body_errors import too_long, wrong_type
+from ..requests.body_errors import fields_renamed, too_long, wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
-from ..requests.mcp_fields import ApprovalMode, McpApprovalFilter
-from ..requests.renamed_errors import fields_renamed
+from ..requests.mcp_tools import ApprovalMode, McpApprovalFilter
 
 FUNCTION, MCP, CUSTOM, NAMESPACE = "function", "mcp", "custom", "namespace"
 KINDS = (FUNCTION, CUSTOM, NAMESPACE, MCP)
 MAX_NAME = 128
 MAX_TOOLS = 1024  # of a namespace
-# Tools that OpenAI's servers run, or that its models know without a definition.
+# Tools that OpenAI runs, or that its models know without a definition.
 BUILT_IN = frozenset(
     (
         "apply_patch",
@@ -42,7 +41,7 @@ BUILT_IN = frozenset(
         "web_search_preview_2025_03_11",
     )
 )
-# The input of a custom tool, which is a text, as a function's.
+# A custom tool's input is text. For the model it is a function with this parameter.
 INPUT = "input"
 CUSTOM_PARAMETERS = {
     "type": "object",
@@ -50,10 +49,10 @@ CUSTOM_PARAMETERS = {
     "required": [INPUT],
     "additionalProperties": False,
 }
-# Characters of a grammar, as many as a node compiles.
+# Maximum characters of a grammar, as on nodes.
 MAX_DEFINITIONS = {"regex": 16 * 1024, "lark": 128 * 1024}
-# Arguments of a custom tool as they should be. Others are parsed up to this length only, because an
-# object of many values takes long.
+# Valid arguments of a custom tool. Others are parsed up to this length only, because an object with
+# many values takes long.
 _ONLY_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*\}\s*', re.DOTALL)
 MAX_OTHER_ARGUMENTS = 64 * 1024
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -77,18 +76,18 @@ class CustomFormat(BodyModel):
                 raise invalid(message, f"{place}.{name}", "missing_required_parameter")
         assert syntax is not None and definition is not None
         place = f"{place}.definition"
-        most = MAX_DEFINITIONS[syntax]
-        if len(definition) > most:
-            raise too_long(place, definition, most)
-        constraint("grammar", definition, place)  # raises if the text is not one
+        max_characters = MAX_DEFINITIONS[syntax]
+        if len(definition) > max_characters:
+            raise too_long(place, definition, max_characters)
+        constraint("grammar", definition, place)  # raises for an invalid one
         if syntax == "regex" and not closes_only_its_groups(definition):
-            message = f"Invalid '{place}': it closes a group that it has not opened."
+            message = f"Invalid '{place}': it closes a group that it did not open."
             raise invalid(message, place, "invalid_value")
         return ToolGrammar(syntax=syntax, definition=definition, argument=INPUT, place=place)
 
 
 class CustomTool(BodyModel):
-    """A tool that the client runs, whose input is a text."""
+    """A tool with text input, which the client runs."""
 
     type: Literal["custom"]
     name: Name
@@ -97,17 +96,17 @@ class CustomTool(BodyModel):
     defer_loading: Any = None
 
     def as_function(self, grammar: ToolGrammar | None) -> dict[str, Any]:
-        """The function that stands for it in the prompt."""
-        about = [self.description]
+        """The function for the prompt."""
+        parts = [self.description]
         if grammar is not None:
             syntax = "Lark grammar" if grammar.syntax == "lark" else "regular expression"
-            about.append(f"The input matches this {syntax}:\n{grammar.definition}")
-        description = "\n\n".join(filter(None, about))
+            parts.append(f"The input matches this {syntax}:\n{grammar.definition}")
+        description = "\n\n".join(filter(None, parts))
         return {"description": description, "parameters": CUSTOM_PARAMETERS}
 
 
 class NamespaceTool(BodyModel):
-    """Tools whose names are their own in a namespace. Its description begins that of the first."""
+    """Tools in a namespace. Its description is put before that of its first tool."""
 
     type: Literal["namespace"]
     name: Name
@@ -116,8 +115,8 @@ class NamespaceTool(BodyModel):
 
 
 class ResponseTool(BodyModel):
-    """A function or a custom tool that the client runs, a namespace of them, or an MCP server of
-    the router's, which runs its tools."""
+    """A function or a custom tool, which the client runs, a namespace of such tools, or an MCP
+    server, whose tools the router runs."""
 
     type: Literal["function", "custom", "namespace", "mcp"]
     name: str | None = None
@@ -142,7 +141,7 @@ class NamedResponseTool(BodyModel):
 
 
 class AllowedResponseTools(BodyModel):
-    """A part of the tools, of which the model may or must call one."""
+    """Some of the tools; the model may or must call one of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -153,8 +152,8 @@ ResponseToolChoice = Literal["none", "auto", "required"] | NamedResponseTool | A
 
 
 @dataclass(frozen=True, slots=True)
-class CalledTool:
-    """A function of the chat, as the client of the response knows it."""
+class ClientTool:
+    """The client's name and kind of a function of the chat."""
 
     name: str
     namespace: str | None = None
@@ -163,22 +162,22 @@ class CalledTool:
 
 @dataclass(slots=True)
 class ResponseTools:
-    """The tools of a request: ``chat`` as chat completions have them, ``called`` by the names that
-    they have there, as the ``grammars`` are, and ``places`` in the request."""
+    """The tools of a request. ``chat`` are the tools for chat completions, ``places`` their places
+    in the request. ``client_tools`` and ``grammars`` are by the names of functions in the chat."""
 
     chat: list[Any] = field(default_factory=list)
-    called: dict[str, CalledTool] = field(default_factory=dict)
+    client_tools: dict[str, ClientTool] = field(default_factory=dict)
     grammars: dict[str, ToolGrammar] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
 
     def place_of(self, param: str) -> str:
-        """The place in the request of a schema, whose place among the chat's tools is ``param``."""
-        found = re.fullmatch(r"tools\[(\d+)\]\.function(\..*)", param)
-        return param if found is None else self.places[int(found[1])] + found[2]
+        """The place in the request of the schema at ``param`` in the chat."""
+        match = re.fullmatch(r"tools\[(\d+)\]\.function(\..*)", param)
+        return param if match is None else self.places[int(match[1])] + match[2]
 
     @contextmanager
     def places_in_errors(self) -> Iterator[None]:
-        """Name the tools in the error of the block by their places in the request."""
+        """Replace the chat's places of tools in errors that the block raises."""
         try:
             yield
         except RequestError:
@@ -189,21 +188,21 @@ class ResponseTools:
 
 
 def read_response_tools(tools: list[Any], ignored: set[str]) -> ResponseTools:
-    """Convert tools. Built-in ones are left out if there are others, since a model need not use
-    them; their types are added to ``ignored``. Raises ``RequestError``."""
+    """Convert tools. Built-in tools are left out if there are others, and their types are added to
+    ``ignored``. Raises ``RequestError``."""
     reader = _ToolReader(ignored)
     for i, tool in enumerate(tools):
         reader.add(tool, f"tools[{i}]")
-    if tools and not reader.read.places and reader.built_in is not None:
+    if tools and not reader.tools.places and reader.built_in is not None:
         raise _unsupported(reader.built_in, "tools[0]")
-    return reader.read
+    return reader.tools
 
 
 class _ToolReader:
-    """Reads tools one by one; ``built_in`` is the type of the first that was left out."""
+    """Converts tools one by one; ``built_in`` is the type of the first one that was left out."""
 
     def __init__(self, ignored: set[str]) -> None:
-        self.read = ResponseTools()
+        self.tools = ResponseTools()
         self.built_in: str | None = None
         self._ignored = ignored
 
@@ -212,25 +211,25 @@ class _ToolReader:
         if kind == NAMESPACE:
             self._add_namespace(tool, param)
         elif kind == MCP:
-            self._offer(tool, param)
+            self._append(tool, param)
         elif kind in BUILT_IN:
             self.built_in = self.built_in or kind
             self._ignored.add(f"tools[].type: {kind}")
         else:
-            self._add_called(kind, tool, param, None)
+            self._add_client_tool(kind, tool, param, None)
 
     def _add_namespace(self, tool: dict[str, Any], param: str) -> None:
         space = NamespaceTool.read(tool, self._ignored, "tools[].", at=param)
-        about = space.description
+        prefix = space.description
         for i, inner in enumerate(space.tools):
             at = f"{param}.tools[{i}]"
             kind = _kind(inner, at)
-            if about and isinstance(inner.get("description", ""), str):
-                inner = inner | {"description": f"{about}\n\n{inner.get('description', '')}"}
-            about = ""
-            self._add_called(kind, inner, at, space.name)
+            if prefix and isinstance(inner.get("description", ""), str):
+                inner = inner | {"description": f"{prefix}\n\n{inner.get('description', '')}"}
+            prefix = ""
+            self._add_client_tool(kind, inner, at, space.name)
 
-    def _add_called(
+    def _add_client_tool(
         self, kind: Any, tool: dict[str, Any], param: str, namespace: str | None
     ) -> None:
         grammar = None
@@ -244,22 +243,22 @@ class _ToolReader:
             raise _unsupported(kind, param)
         name = tool.get("name")
         if isinstance(name, str):
-            full = chat_name(name, namespace)
-            self.read.called[full] = CalledTool(name, namespace, custom=kind == CUSTOM)
-            name = full
+            full_name = chat_name(name, namespace)
+            self.tools.client_tools[full_name] = ClientTool(name, namespace, custom=kind == CUSTOM)
+            name = full_name
             if grammar is not None:
-                self.read.grammars[full] = grammar
-        named = {} if name is None else {"name": name}
-        self._offer({"type": FUNCTION, FUNCTION: named | function}, param)
+                self.tools.grammars[full_name] = grammar
+        name_field = {} if name is None else {"name": name}
+        self._append({"type": FUNCTION, FUNCTION: name_field | function}, param)
 
     def _grammar(self, layout: dict[str, Any] | None, param: str) -> ToolGrammar | None:
         if layout is None:
             return None
         return CustomFormat.read(layout, self._ignored, "tools[].format.", at=param).grammar(param)
 
-    def _offer(self, tool: dict[str, Any], param: str) -> None:
-        self.read.chat.append(tool)
-        self.read.places.append(param)
+    def _append(self, tool: dict[str, Any], param: str) -> None:
+        self.tools.chat.append(tool)
+        self.tools.places.append(param)
 
 
 def _kind(tool: Any, param: str) -> Any:
@@ -271,8 +270,8 @@ def _kind(tool: Any, param: str) -> Any:
 
 def _unsupported(kind: Any, param: str) -> RequestError:
     return invalid(
-        f"'{param}.type': tools of the type {kind!r:.64} are not supported by this server; it "
-        f"has {', '.join(KINDS)}.",
+        f"'{param}.type': tools of the type {kind!r:.64} are not supported by this server; use "
+        f"{', '.join(KINDS)}.",
         f"{param}.type",
         "unsupported_value",
     )
@@ -284,29 +283,30 @@ def chat_name(name: str, namespace: str | None) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments of the function that stands for a custom tool."""
+    """A custom tool's input as arguments of its function."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The input of a custom tool: the model may have written it as such."""
+    """The input in the arguments of a custom tool's function. A model may also have written the
+    input itself instead of JSON."""
     if len(arguments) > MAX_OTHER_ARGUMENTS and not _ONLY_INPUT.fullmatch(arguments):
         return arguments
     try:
-        given = json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    text = given.get(INPUT) if isinstance(given, dict) else None
+    text = value.get(INPUT) if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments
 
 
 def chat_tool_choice(choice: Any) -> Any:
-    """The ``tool_choice`` as chat completions have it."""
+    """The ``tool_choice`` of the chat completion."""
     if not isinstance(choice, dict):
         return choice
     kind = choice.get("type")
     if kind in (FUNCTION, CUSTOM):
-        return {"type": FUNCTION, FUNCTION: _named(choice)}
+        return {"type": FUNCTION, FUNCTION: _function_name(choice)}
     if kind == "allowed_tools":
         allowed = _without(choice, "type")
         if isinstance(allowed.get("tools"), list):
@@ -315,16 +315,16 @@ def chat_tool_choice(choice: Any) -> Any:
     return choice
 
 
-def _named(choice: dict[str, Any]) -> dict[str, Any]:
+def _function_name(choice: dict[str, Any]) -> dict[str, Any]:
     name, namespace = choice.get("name"), choice.get("namespace")
-    named = _without(choice, "type", "namespace")
+    function = _without(choice, "type", "namespace")
     if isinstance(name, str) and isinstance(namespace, str):
-        named["name"] = chat_name(name, namespace)
-    return named
+        function["name"] = chat_name(name, namespace)
+    return function
 
 
-def shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as the response repeats it."""
+def tool_body(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool of the request as the response repeats it."""
     if tool["type"] == MCP:
         return {"allowed_tools": None, "require_approval": "never", "headers": None} | tool
     if tool["type"] == FUNCTION:
@@ -332,5 +332,5 @@ def shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-def _without(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key not in names}
+def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in names}

@@ -6,9 +6,13 @@ from typing import get_args
 
 from fastapi import APIRouter, Response
 
-from ..anthropic.count_tokens import CountTokensRequest, TokenCount, count_prompt_tokens
-from ..anthropic.request import MessagesRequest
-from ..anthropic.response_models import AnthropicError, AnthropicMessage, MessageEvent
+from ..anthropic.request import CountTokensRequest, MessagesRequest, count_prompt_tokens
+from ..anthropic.response_models import (
+    AnthropicError,
+    AnthropicMessage,
+    MessageEvent,
+    TokenCount,
+)
 from ..anthropic.surface import AnthropicMessages
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
@@ -40,5 +44,5 @@ async def create_message(exchange: Exchange, services: RouterServices) -> Respon
 
 @router.post("/v1/messages/count_tokens", **documented(CountTokensRequest, TokenCount))
 async def count_message_tokens(exchange: Exchange, services: RouterServices) -> Response:
-    """The number of tokens that a message's prompt would have."""
+    """Count the tokens of a message's prompt."""
     return ComputedResponse(exchange, services.handler, count_prompt_tokens)

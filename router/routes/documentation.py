@@ -1,4 +1,4 @@
-"""What /openapi.json says of routes whose bodies and answers FastAPI does not handle."""
+"""The part of /openapi.json about bodies and responses that FastAPI does not handle."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ SCHEMA = "#/components/schemas/{model}"
 
 def documented(
     body: Any,
-    answer: Any,
+    response: Any,
     events: Any = None,
     *,
     last: str | None = None,
     lines: Any = None,
     optional: bool = False,
 ) -> dict[str, Any]:
-    """Arguments of a route: models of its body, which may be ``optional``, its answer, and of the
-    data of streamed events, or of streamed lines. Each is a model or a union; ``components`` must
-    be given all of them. ``last`` is the data of a last event that is no JSON."""
-    content = {"application/json": {"schema": _reference(answer)}}
+    """The arguments of a route that document its body, which may be ``optional``, its response, and
+    the data of streamed events or streamed lines. Each is a model or a union; pass all models to
+    ``components`` too. ``last`` is the data of a last event that is not JSON."""
+    content = {"application/json": {"schema": _reference(response)}}
     if events is not None:
         content |= event_stream(events, last)
     if lines is not None:
         content["application/x-ndjson"] = {"schema": _reference(lines)}
-    asked = {"application/json": {"schema": _reference(body)}}
+    body_content = {"application/json": {"schema": _reference(body)}}
     return {
-        "openapi_extra": {"requestBody": {"required": not optional, "content": asked}},
+        "openapi_extra": {"requestBody": {"required": not optional, "content": body_content}},
         "responses": {200: {"content": content}},
     }
 
 
 def event_stream(events: Any, last: str | None = None) -> dict[str, Any]:
-    """The content of a response of server-sent events. In OpenAPI 3.1 its schema is that of one
-    event, with its fields."""
+    """The content of a response of server-sent events. In OpenAPI 3.1 its schema describes the
+    fields of one event."""
     json = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -53,15 +53,15 @@ def event_stream(events: Any, last: str | None = None) -> dict[str, Any]:
 
 
 def documented_errors(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """The responses of an ``APIRouter`` whose errors have this shape."""
+    """The ``responses`` of an ``APIRouter`` whose errors have this body."""
     content = {"application/json": {"schema": _reference(body)}}
     return {"default": {"description": "An error", "content": content}}
 
 
 def components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
     """The schemas of models, by name."""
-    _, made = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMA)
-    schemas: dict[str, Any] = made["$defs"]
+    _, result = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMA)
+    schemas: dict[str, Any] = result["$defs"]
     return schemas
 
 

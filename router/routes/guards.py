@@ -1,4 +1,4 @@
-"""Access checks as dependencies of routes, which /openapi.json documents."""
+"""Access checks as dependencies of routes, documented in /openapi.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .services import Exchange, RouterServices
 
 
 class _ApiKey(SecurityBase):
-    """Checks the key of a request, if the router asks for keys."""
+    """Checks the key of a request, if the router requires keys."""
 
     def __init__(self) -> None:
         self.model = HTTPBearer(description="A key of --api-key or --api-key-file.")
@@ -34,7 +34,7 @@ class _AdminKey(SecurityBase):
 
 
 class _KeyHeader(SecurityBase):
-    """Documents the header of Anthropic's clients; ``_ApiKey`` has checked it."""
+    """Documents the header of Anthropic's clients, which ``_ApiKey`` checks."""
 
     def __init__(self) -> None:
         self.model = APIKey.model_validate({"in": APIKeyIn.header, "name": "x-api-key"})

@@ -14,7 +14,7 @@ from ..ollama.embeddings import (
     OllamaEmbedRequest,
     OllamaEmbedResponse,
 )
-from ..ollama.formatter import loaded
+from ..ollama.formatter import load_response
 from ..ollama.models import API_VERSION, ShowRequest, entry, running, show
 from ..ollama.request import OllamaChatRequest, OllamaGenerateRequest, OnlyLoadsError
 from ..ollama.response_models import (
@@ -47,13 +47,13 @@ MODELS = (
 
 
 class OllamaGenerationResponse(GenerationResponse):
-    """The response of its base, or the answer to a request that has nothing generated."""
+    """A generated response, or a fixed one to a request that only loads the model."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except OnlyLoadsError as asked:
-            await self._exchange.respond_json(200, loaded(asked))
+        except OnlyLoadsError as request:
+            await self._exchange.respond_json(200, load_response(request))
 
 
 router = APIRouter(
@@ -74,7 +74,7 @@ async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
     **documented(OllamaGenerateRequest, OllamaGenerateResponse, lines=OllamaGenerateResponse),
 )
 async def ollama_generate(exchange: Exchange, services: RouterServices) -> Response:
-    """Answer a prompt."""
+    """Generate a completion of a prompt."""
     return OllamaGenerationResponse(exchange, services.handler, GENERATE)
 
 
@@ -114,7 +114,7 @@ async def list_running_models(services: RouterServices) -> dict[str, Any]:
 
 @router.get("/api/version")
 async def show_ollama_version() -> dict[str, str]:
-    """The version of Ollama whose API this is."""
+    """The version of Ollama's API."""
     return {"version": API_VERSION}
 
 
@@ -124,6 +124,6 @@ async def show_ollama_version() -> dict[str, str]:
 @router.post("/api/copy")
 @router.delete("/api/delete")
 async def refuse_management() -> Response:
-    """Models are the operator's: 501."""
-    message = "This server serves the model that its operator has loaded; clients cannot change it."
+    """501, because only the operator can change the model."""
+    message = "This server serves one model; clients cannot change it."
     raise ApiError(501, message, code="not_implemented")

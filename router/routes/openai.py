@@ -85,8 +85,8 @@ async def list_models(
     before_id: str | None = None,
     limit: str | None = None,
 ) -> ModelList | AnthropicModelList:
-    """The model that this router serves, once under each of its names. Clients of Anthropic's API,
-    who send the header ``anthropic-version``, get pages in its shape."""
+    """The served model, once for each of its names. Anthropic's clients, which send the header
+    ``anthropic-version``, get the list in Anthropic's format."""
     served = services.registry.model()
     if exchange.header(VERSION_HEADER):
         return model_page(served, after_id, before_id, limit)
@@ -97,7 +97,7 @@ async def list_models(
 async def show_model(
     model: str, exchange: Exchange, services: RouterServices
 ) -> ModelCard | AnthropicModel:
-    """The model of this name; names may contain slashes."""
+    """The model with this name, which may contain slashes."""
     served = services.registry.model()
     served.check_name(model or "?")
     if exchange.header(VERSION_HEADER):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from ..batches.request import CreateBatchRequest, ResultsExpireAfter, parse_batch
 from ..batches.response_models import BatchList, BatchObject
-from ..embeddings.embed_surface import Embeddings
+from ..embeddings.surfaces import Embeddings
 from ..http.json_body import parse_json
 from ..openai.response_models import OpenAIError
 from ..openai.surfaces import ChatCompletions, Completions
@@ -31,7 +31,7 @@ router = APIRouter(
 
 
 def surface_of(endpoint: str, owner: str, services: Services) -> Surface:
-    """The surface of a line in a batch of ``owner``."""
+    """The surface for the requests of a batch of ``owner``."""
     if endpoint == BatchedResponses.path:
         conversations = Conversations(services.responses, services.approvals, owner)
         return BatchedResponses(services.chat, conversations)
@@ -42,19 +42,19 @@ def surface_of(endpoint: str, owner: str, services: Services) -> Surface:
 async def create_batch(
     exchange: Exchange, services: RouterServices, folder: BatchFolder, owner: Owner
 ) -> BatchObject:
-    """Answer the requests of a file in the background."""
+    """Serve the requests of a file in the background."""
     with services.handler.bodies.share() as share:
         body = await exchange.body(share)
         value = await asyncio.to_thread(parse_json, body)
     batch = await folder.batches.create(parse_batch(value, owner, ENDPOINTS))
-    folder.changed()
+    folder.wake()
     return BatchObject.model_validate(batch.body())
 
 
 @router.get("/v1/batches", openapi_extra={"parameters": page_parameters(MAX_LISTED, LISTED)})
 async def list_batches(request: Request, folder: BatchFolder, owner: Owner) -> BatchList:
     """The batches of this key."""
-    page = page_of(request, most=MAX_LISTED, default=LISTED)
+    page = page_of(request, max_limit=MAX_LISTED, default=LISTED)
     return BatchList.model_validate(await folder.batches.entries(owner, page))
 
 
@@ -66,7 +66,7 @@ async def show_batch(batch_id: str, folder: BatchFolder, owner: Owner) -> BatchO
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, folder: BatchFolder, owner: Owner) -> BatchObject:
-    """End a batch with the results that there are."""
+    """End a batch with the results so far."""
     batch = await folder.batches.cancel(batch_id, owner)
-    folder.changed()
+    folder.wake()
     return BatchObject.model_validate(batch.body())

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from ..embeddings.embed_formatter import EmbeddingList
 from ..embeddings.embed_request import CreateEmbeddingRequest
-from ..embeddings.embed_surface import Embeddings
+from ..embeddings.surfaces import Embeddings
 from ..openai.response_models import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
@@ -23,5 +23,5 @@ router = APIRouter(
 
 @router.post(EMBEDDINGS.path, **documented(CreateEmbeddingRequest, EmbeddingList))
 async def create_embedding(exchange: Exchange, services: RouterServices) -> Response:
-    """Vectors of texts: the model's final hidden states."""
+    """Embeddings of texts, from the model's final hidden states."""
     return GenerationResponse(exchange, services.handler, EMBEDDINGS)

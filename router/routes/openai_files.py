@@ -60,7 +60,7 @@ async def list_files(
     request: Request, exchange: Exchange, folder: BatchFolder, owner: Owner
 ) -> Response:
     """The files of this key."""
-    page = page_of(request, most=MAX_LISTED, default=MAX_LISTED)
+    page = page_of(request, max_limit=MAX_LISTED, default=MAX_LISTED)
     purpose = request.query_params.get("purpose")
     return EncodedResponse(exchange, await folder.files.entries(owner, purpose, page))
 
@@ -87,7 +87,7 @@ async def download_file(
 
 
 class _Content(Response):
-    """The content of a file, read as fast as the client takes it."""
+    """The content of a file, which is read as fast as the client takes it."""
 
     def __init__(self, exchange: HttpExchange, files: FileStore, file: StoredFile) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Content(Response):
             {"type": "http.response.start", "status": 200, "headers": headers}
         )
         position = 0
-        while (read := await self._files.read(self._file, position)) is not None:
-            data, position = read
+        while (chunk := await self._files.read(self._file, position)) is not None:
+            data, position = chunk
             await self._exchange.write(data)
         await self._exchange.end_stream()

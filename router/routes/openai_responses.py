@@ -38,7 +38,7 @@ class RawMessage(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """OpenAI's response object. It has messages with ``enable_response_messages``."""
+    """OpenAI's response object, with raw messages on ``enable_response_messages``."""
 
     id: str
     object: Literal["response"]
@@ -112,7 +112,7 @@ router = APIRouter(
 
 
 class CreatedResponse(GenerationResponse):
-    """The response of its base, or its state for a client that does not wait."""
+    """A generated response, or, with ``background``, its initial state."""
 
     def __init__(
         self, exchange: Exchange, services: Services, conversations: Conversations
@@ -125,10 +125,10 @@ class CreatedResponse(GenerationResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, surface = self._exchange, self._responses
-        async with self._handler.parsed(exchange, surface) as (request, deadline):
-            if isinstance(request, ResponseRequest) and request.asked.background:
-                events = surface.formatter(request, int(time.time()))
-                run = await self._runs.start(exchange, surface, events, self._owner, deadline)
+        async with self._handler.parsing(exchange, surface) as (request, deadline):
+            if isinstance(request, ResponseRequest) and request.params.background:
+                formatter = surface.formatter(request, int(time.time()))
+                run = await self._runs.start(exchange, surface, formatter, self._owner, deadline)
                 await exchange.respond_json(200, run.body)
             else:
                 await self._handler.respond(exchange, surface, request, deadline)
@@ -145,7 +145,7 @@ OwnConversations = Annotated[Conversations, Depends(_conversations)]
 async def create_response(
     exchange: Exchange, services: RouterServices, conversations: OwnConversations
 ) -> Response:
-    """Generate the next turn of a conversation, which the router may keep."""
+    """Generate the next turn of a conversation, and store it if requested."""
     return CreatedResponse(exchange, services, conversations)
 
 
@@ -153,7 +153,7 @@ async def create_response(
 async def count_input_tokens(
     exchange: Exchange, services: RouterServices, conversations: OwnConversations
 ) -> Response:
-    """The number of tokens that a response's prompt would have."""
+    """Count the tokens of a response's prompt."""
     count = input_token_counter(services.chat, conversations, services.options)
     return ComputedResponse(exchange, services.handler, count)
 
@@ -162,11 +162,11 @@ async def count_input_tokens(
 async def show_response(
     response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
-    """A response that was stored, or is computed in the background."""
+    """A stored response, or one in progress in the background."""
     run = services.runs.find(response_id, owner)
     body = (await services.responses.get(response_id, owner)).body if run is None else run.body
     if request.query_params.get("stream", "false") != "false":
-        message = "A response cannot be streamed again; leave 'stream' out, which returns it whole."
+        message = "A stored response cannot be streamed; leave 'stream' out to get it as a whole."
         raise invalid(message, "stream", "unsupported_value")
     return EncodedResponse(exchange, body)
 
@@ -175,7 +175,7 @@ async def show_response(
 async def delete_response(
     response_id: str, services: RouterServices, owner: Owner
 ) -> ResponseDeletion:
-    """Forget a response; one in progress ends."""
+    """Delete a response; cancel it if it is in progress."""
     await services.runs.cancel(response_id, owner)
     await services.responses.delete(response_id, owner)
     return ResponseDeletion(id=response_id)
@@ -185,7 +185,7 @@ async def delete_response(
 async def cancel_response(
     response_id: str, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
-    """End a response in the background; one that has ended stays as it is."""
+    """Cancel a response in the background; no-op if it has ended."""
     await services.runs.cancel(response_id, owner)
     body = (await services.responses.get(response_id, owner)).body
     if not body["background"]:
@@ -202,20 +202,20 @@ async def cancel_response(
 async def list_input_items(
     response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
-    """The input of a stored response, without that of earlier ones."""
+    """The input of a stored response, without the input of earlier responses."""
     items = (await services.responses.get(response_id, owner)).items
-    page = page_of(request, most=MAX_LISTED, default=LISTED)
+    page = page_of(request, max_limit=MAX_LISTED, default=LISTED)
     ordered = items[::-1] if page.newest_first else items
     ids = [item["id"] for item in ordered]
     if page.after is not None and page.after not in ids:
         raise invalid(f"Invalid 'after': no item has the id '{page.after[:64]}'.", "after")
     start = 0 if page.after is None else ids.index(page.after) + 1
     data = ordered[start : start + page.limit]
-    listed = {
+    page_body = {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
         "has_more": start + page.limit < len(ordered),
     }
-    return EncodedResponse(exchange, listed)
+    return EncodedResponse(exchange, page_body)

@@ -43,7 +43,7 @@ class ServerLoad(BaseModel):
 
 
 class HealthDetails(BaseModel):
-    """``nodes`` counts them by role and state, such as ``decode/ready``."""
+    """``nodes`` has the number of nodes by role and state, such as ``decode/ready``."""
 
     status: str
     version: str
@@ -59,7 +59,7 @@ class LimitedRequests(BaseModel):
 
 
 class KeyUsageEntry(BaseModel):
-    """The counts of one key; ``limited`` has the requests that its limits refused."""
+    """The counts of one key; ``limited`` counts requests over the key's limits."""
 
     key: str
     requests: int
@@ -92,7 +92,7 @@ async def live() -> Status:
 
 @router.get("/health")
 async def health(services: RouterServices) -> Status:
-    """503 until the router can serve for the first time, because scripts wait for it."""
+    """503 until the router can serve for the first time. Start scripts wait for it."""
     services.registry.check_started()
     return Status(status="ok")
 
@@ -131,7 +131,7 @@ async def load(services: RouterServices) -> ServerLoad:
 
 @router.get("/v1/usage", response_model=UsageReport, dependencies=KEY_CHECKED)
 async def show_usage(exchange: Exchange, services: RouterServices) -> Response:
-    """Requests and tokens of the key; of all keys for an admin's."""
+    """Requests and tokens of the client's key; for an admin's key, of all keys."""
     own, counts = exchange.owner, services.usage.all()
     if not own.admin:
         counts = {own.name: counts.get(own.name, KeyCounts())}
@@ -150,14 +150,14 @@ async def show_version() -> Version:
 
 @router.get("/openapi.json", include_in_schema=False, dependencies=KEY_CHECKED)
 async def show_openapi(request: Request) -> Response:
-    """The document that describes all routes; the first request has a thread make it."""
+    """The OpenAPI document of all routes, built in a thread on the first request."""
     document = await asyncio.to_thread(request.app.openapi)
     return JSONResponse(document)
 
 
 @router.get("/docs", response_class=HTMLResponse, dependencies=KEY_CHECKED)
 async def show_documentation(request: Request) -> Response:
-    """The same document as a page to read."""
+    """The OpenAPI document as an HTML page."""
     page = await asyncio.to_thread(lambda: documentation_page(request.app.openapi()))
     return HTMLResponse(page, headers=DOCUMENTATION_HEADERS)
 
@@ -166,10 +166,10 @@ async def show_documentation(request: Request) -> Response:
 async def metrics(services: RouterServices) -> Response:
     """Metrics in Prometheus' text format.
 
-    404 where a key protects the port: Prometheus has no client's key, and without one metrics must
-    not be readable. On a port of several routers too: each page would be that of another one."""
+    404 if keys protect the port, since Prometheus has no key and metrics must not be public; and if
+    several routers share the port, since each scrape would reach another one."""
     options = services.options
-    if options.metrics_port is not None or options.asks_for_keys or options.router_workers > 1:
+    if options.metrics_port is not None or options.requires_key or options.router_workers > 1:
         message = "Metrics are not on this port; see --metrics-port of the router."
         raise ApiError(404, message, code="unknown_url")
     page = await services.metrics.page()
@@ -177,7 +177,7 @@ async def metrics(services: RouterServices) -> Response:
 
 
 def _status(services: Services) -> tuple[str, str | None]:
-    """The state of the router in a word, and the model that it serves."""
+    """The state of the router in a word, and the served model."""
     if services.draining:
         return "draining", None
     try:

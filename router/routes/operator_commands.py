@@ -1,4 +1,4 @@
-"""Commands of operators, for holders of an admin key: the nodes, and the end of the router."""
+"""Operators' routes, which need an admin key: drain nodes, change roles, shut down."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ router = APIRouter(
 
 
 class DrainCommand(BodyModel):
-    """``timeout``: seconds after which the node ends in any case; none by default."""
+    """``timeout``: seconds after which the node exits in any case; unlimited by default."""
 
     timeout: float | None = Field(default=None, ge=0)
 
 
 class RoleCommand(BodyModel):
-    """``force`` lets the last decode node change too."""
+    """``force``: also change the last decode node."""
 
     role: Literal["prefill", "decode"]
     force: bool = False
 
 
 class Accepted(BaseModel):
-    """The command is on its way: the node takes it with its next heartbeat."""
+    """The node gets the command with its next heartbeat."""
 
     status: str = "accepted"
 
 
 class NodeList(BaseModel):
-    """The nodes with every field of the protocol, and those that were rejected or are lost."""
+    """The nodes with all fields of the protocol, and absent ones: rejected or lost."""
 
     nodes: list[dict[str, Any]]
     absent: list[dict[str, Any]]
@@ -63,7 +63,7 @@ MODELS = (DrainCommand, RoleCommand, Accepted)
 async def list_nodes(services: RouterServices) -> NodeList:
     """The nodes of this router."""
     infos, absent = services.nodes.infos(), services.nodes.absent.all()
-    # In a thread, because a thousand nodes take long.
+    # In a thread, because it takes long for a thousand nodes.
     return await asyncio.to_thread(
         lambda: NodeList(nodes=[_fields(i) for i in infos], absent=[_fields(a) for a in absent])
     )
@@ -71,7 +71,7 @@ async def list_nodes(services: RouterServices) -> NodeList:
 
 @router.post("/admin/nodes/{node:path}/drain", **documented(DrainCommand, Accepted, optional=True))
 async def drain_node(node: str, exchange: Exchange, services: RouterServices) -> Accepted:
-    """Let a node finish what it has, and exit."""
+    """Let a node finish its requests, and exit."""
     command = await _command(exchange, services, DrainCommand)
     try:
         services.registry.commands.drain(node, command.timeout)
@@ -82,7 +82,7 @@ async def drain_node(node: str, exchange: Exchange, services: RouterServices) ->
 
 @router.post("/admin/nodes/{node:path}/role", **documented(RoleCommand, Accepted))
 async def set_role(node: str, exchange: Exchange, services: RouterServices) -> Accepted:
-    """Let a node finish what it has, and continue in another role."""
+    """Let a node finish its requests, and continue in another role."""
     command = await _command(exchange, services, RoleCommand)
     try:
         services.registry.commands.set_role(node, ROLES[command.role], force=command.force)
@@ -93,7 +93,7 @@ async def set_role(node: str, exchange: Exchange, services: RouterServices) -> A
 
 @router.post("/shutdown")
 async def shut_down(services: RouterServices) -> Accepted:
-    """Stop the router as SIGTERM does: it becomes unready, finishes its requests, and exits."""
+    """Stop the router like SIGTERM: it fails /ready, finishes its requests, and exits."""
     services.shut_down()
     return Accepted()
 
@@ -105,7 +105,7 @@ async def _command(exchange: HttpExchange, services: Services, model: type[T]) -
     with services.handler.bodies.share() as share:
         body = await exchange.body(share)
     if len(body) > MAX_COMMAND_BYTES:
-        message = f"A command may have {MAX_COMMAND_BYTES} bytes."
+        message = f"The body is over the limit of {MAX_COMMAND_BYTES} bytes."
         raise ApiError(413, message, headers=CLOSE)
     ignored: set[str] = set()
     command = model.read(parse_json(body), ignored)

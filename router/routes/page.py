@@ -1,6 +1,6 @@
-"""The page for browsers: a chat, and the cluster at work.
+"""The web page: a chat, and the state of the cluster.
 
-Its files hold no data, so they need no key: the page asks for one, and what it fetches needs it.
+Its files contain no data, so they need no key. The page asks the user for one to fetch data.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ router = APIRouter(tags=["page"], responses=documented_errors(OpenAIError))
 @router.get("/", response_class=HTMLResponse, dependencies=HOST_CHECKED)
 @router.get("/cluster", response_class=HTMLResponse, dependencies=HOST_CHECKED)
 async def show_page(exchange: Exchange) -> Response:
-    """A page to chat with the model, and to see the cluster at work."""
+    """A web page to chat with the model and to watch the cluster."""
     return _file_response(exchange, page_files()[INDEX])
 
 
 @router.get("/cluster/state", dependencies=KEY_CHECKED)
 async def show_cluster(services: RouterServices) -> ClusterOverview:
-    """The nodes, and the prompts whose KV moves, as this router sees them: a bounded part of
-    both."""
+    """The nodes, and the prompts whose KV moves, as this router sees them. Both lists are
+    limited."""
     return services.overview.now()
 
 
@@ -48,6 +48,6 @@ def _file_response(exchange: HttpExchange, file: PageFile) -> Response:
     if exchange.header(b"if-none-match").decode("latin-1") == file.tag:
         return Response(status_code=304, headers=headers)
     if b"gzip" in exchange.header(b"accept-encoding"):
-        packed = {"content-encoding": "gzip"}
-        return Response(file.compressed, headers=headers | packed, media_type=file.kind)
+        headers |= {"content-encoding": "gzip"}
+        return Response(file.compressed, headers=headers, media_type=file.kind)
     return Response(file.content, headers=headers, media_type=file.kind)

@@ -1,5 +1,5 @@
-"""Responses that write to the server's own ``send``: the frameworks' wrappers of it would add three
-calls to each token."""
+"""Responses that write to uvicorn's ``send`` directly: Starlette's and FastAPI's wrappers would add
+three function calls per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..surface import Surface
 
 
 class GenerationResponse(Response):
-    """Text that is generated while it is written."""
+    """A response that is generated, and may be streamed."""
 
     def __init__(self, exchange: HttpExchange, handler: GenerateHandler, surface: Surface) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class GenerationResponse(Response):
 
 
 class EncodedResponse(Response):
-    """A value that may be large, as for ``dump``: FastAPI would check and encode it at once."""
+    """A value for ``dump`` that may be large. FastAPI would validate it and encode it at once."""
 
     def __init__(self, exchange: HttpExchange, value: dict[str, Any]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class EncodedResponse(Response):
 
 
 class ComputedResponse(Response):
-    """An answer that a thread computes from the body."""
+    """A response that a thread computes from the body."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The two routes of a container on Amazon SageMaker, as vLLM has them."""
+"""The two routes of a container on Amazon SageMaker, as in vLLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from ..embeddings.embed_formatter import EmbeddingList
 from ..embeddings.embed_request import CreateEmbeddingRequest
-from ..embeddings.embed_surface import Embeddings
+from ..embeddings.surfaces import Embeddings
 from ..errors import invalid
 from ..generation import GenerationRequest
 from ..openai.chat_request import ChatCompletionRequest
@@ -33,7 +33,7 @@ from .services import Exchange, RouterServices
 
 CHAT = ChatCompletions()
 COMPLETIONS = Completions()
-# By the field that only a request of its kind has, as vLLM tells them apart.
+# By a field that only this kind of request has, as in vLLM.
 SURFACES: dict[str, Surface] = {
     "messages": CHAT,
     "prompt": COMPLETIONS,
@@ -44,7 +44,7 @@ router = APIRouter(tags=["sagemaker"], responses=documented_errors(OpenAIError))
 
 
 class Invocation(Surface):
-    """One request: of which kind, its body says."""
+    """One request, whose fields tell its kind."""
 
     path = "/invocations"
 
@@ -53,12 +53,12 @@ class Invocation(Surface):
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         fields = body if isinstance(body, dict) else {}
-        found = next((kind for name, kind in SURFACES.items() if name in fields), None)
-        if found is None:
+        surface = next((kind for name, kind in SURFACES.items() if name in fields), None)
+        if surface is None:
             raise invalid(
                 "Send 'messages' for a chat, 'prompt' for a completion, or 'input' for embeddings."
             )
-        self._surface = found
+        self._surface = surface
         return self._surface.parse(body, model, options)
 
     def formatter(self, request: GenerationRequest, created: int) -> ResponseFormatter:
@@ -83,6 +83,6 @@ async def invoke(exchange: Exchange, services: RouterServices) -> Response:
 @router.get("/ping")
 @router.post("/ping")
 async def ping(services: RouterServices) -> Status:
-    """503 until the router can serve for the first time, as /health."""
+    """503 until the router can serve for the first time, like /health."""
     services.registry.check_started()
     return Status(status="ok")

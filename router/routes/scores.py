@@ -1,4 +1,4 @@
-"""vLLM's scores of pairs of texts and labels of texts, and Jina's and Cohere's reranking."""
+"""vLLM's scoring and classification of texts, and Jina's and Cohere's reranking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..embeddings.classify_formatter import ClassifyResponse
 from ..embeddings.classify_request import ClassifyBody
 from ..embeddings.score_formatter import RerankResponse, ScoreList
 from ..embeddings.score_request import RerankBody, ScoreBody, TextObject
-from ..embeddings.score_surface import Classify, Rerank, Score
+from ..embeddings.surfaces import Classify, Rerank, Score
 from ..openai.response_models import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
@@ -29,7 +29,7 @@ router = APIRouter(
 @router.post("/score", **documented(ScoreBody, ScoreList))
 @router.post(SCORE.path, **documented(ScoreBody, ScoreList))
 async def score(exchange: Exchange, services: RouterServices) -> Response:
-    """How well pairs of texts fit: by a cross-encoder, or by the cosine of their vectors."""
+    """Scores of pairs of texts, by a cross-encoder or by the cosine of their embeddings."""
     return GenerationResponse(exchange, services.handler, SCORE)
 
 
@@ -37,12 +37,12 @@ async def score(exchange: Exchange, services: RouterServices) -> Response:
 @router.post("/v2/rerank", **documented(RerankBody, RerankResponse))
 @router.post(RERANK.path, **documented(RerankBody, RerankResponse))
 async def rerank(exchange: Exchange, services: RouterServices) -> Response:
-    """Documents by how well they fit a query, the best first."""
+    """Documents sorted by their relevance to a query, best first."""
     return GenerationResponse(exchange, services.handler, RERANK)
 
 
 @router.post("/v1/classify", **documented(ClassifyBody, ClassifyResponse))
 @router.post(CLASSIFY.path, **documented(ClassifyBody, ClassifyResponse))
 async def classify(exchange: Exchange, services: RouterServices) -> Response:
-    """Scores of texts for the labels of a classifier."""
+    """Classify texts: their scores for each label."""
     return GenerationResponse(exchange, services.handler, CLASSIFY)

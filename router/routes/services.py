@@ -1,4 +1,4 @@
-"""What routes use: the parts of a router, and the exchange of the request, as dependencies."""
+"""Dependencies of routes: the parts of the router, and the HTTP exchange."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..web.overview import Overview
 
 @dataclass(kw_only=True)
 class Services:
-    """The parts of one router. ``batches`` is ``None`` where files and batches are off, for the
-    reason ``batches_off``; ``draining`` turns /ready off; ``shut_down`` does what SIGTERM does."""
+    """The parts of one router. ``batches`` is ``None`` if files and batches are off, for the reason
+    ``batches_off``. While ``draining``, /ready fails. ``shut_down`` acts like SIGTERM."""
 
     options: RouterOptions
     access: Access

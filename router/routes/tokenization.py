@@ -1,4 +1,4 @@
-"""Text to tokens and back."""
+"""Tokenize and detokenize."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def detokenize_prompt(exchange: Exchange, services: RouterServices) -> Res
 
 @router.get("/tokenizer_info")
 async def show_tokenizer(services: RouterServices) -> TokenizerInfo:
-    """The configuration of the tokenizer; 404 unless the server shows it."""
+    """The configuration of the tokenizer; 404 unless this route is enabled."""
     if not services.options.enable_tokenizer_info_endpoint:
         message = "/tokenizer_info is off; --enable-tokenizer-info-endpoint turns it on."
         raise ApiError(404, message, code="endpoint_disabled")

@@ -1,1 +1,1 @@
-"""What the router shows to monitors."""
+"""The router's metrics."""

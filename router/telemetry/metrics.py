@@ -1,4 +1,4 @@
-"""The router's metrics page: its own series under vLLM's names, and a few of each node."""
+"""The router's metrics page: its own series under vLLM's names, and a few series of each node."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .node_series import NodeCounts, count_nodes, text
 from .vllm_series import FIRST_TOKEN, VllmSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# A page is reused for this many times as long as it took to render, and at most for a second, so
-# that scrapes take a small share of a core with any number of nodes.
+# A page is reused for this many times its rendering time, but at most for a second, so that scrapes
+# use a small share of a core with any number of nodes.
 PAGE_REUSE = 10.0
 MAX_PAGE_SECONDS = 1.0
-# Statuses whose series exist from the start, so that their first event is an increase.
+# Statuses whose series exist from the start, so that rates include the first error.
 SERVER_ERRORS = (500, 503, 504)
 
 
 class Metrics:
-    """All series, in a registry of its own: two routers in one process do not mix."""
+    """All series of a router, in a registry of its own, so that a process can have two routers."""
 
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
@@ -37,10 +37,10 @@ class Metrics:
         self.registry.register(nodes.absent.refused)
         self.registry.register(nodes.ejections)
         self.registry.register(nodes.migrations)
-        # The served model, whose gauges are shown before its first request; autoscalers need them.
-        self.served: Callable[[], str] = lambda: ""
+        # The served model. Autoscalers need its gauges before the first request.
+        self.served_model: Callable[[], str] = lambda: ""
         self.requests: Counts[str] = Counts()  # in progress, by model
-        self.unstarted: Counts[str] = Counts()  # of these, without a token
+        self.unstarted: Counts[str] = Counts()  # requests without a token so far, by model
         self.vllm = VllmSeries(self.registry)
         own = self.registry
         self.phases = Histogram(
@@ -52,25 +52,24 @@ class Metrics:
         )
         self.cached_tokens = Counter(
             "tandem_router_cached_tokens",
-            "Of the prompt tokens of finished requests, those that decode nodes had in their "
-            "prefix index.",
+            "Prompt tokens of finished requests that were in a prefix index of a decode node.",
             ("model_name",),
             registry=own,
         )
         self.prompts = Counter(
             "tandem_router_prompts",
-            "Prompts by where they were prefilled, and why not elsewhere.",
+            "Prompts by where they were prefilled, and the reason if that was a decode node.",
             ("where", "reason"),
             registry=own,
         )
         self.errors = Counter(
-            "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
+            "tandem_request_errors", "Error responses by status.", ("status",), registry=own
         )
         for status in SERVER_ERRORS:
             self.errors.labels(str(status))
 
     def count_error(self, status: int) -> None:
-        """Count an answer with an error, or one of a stream that had begun."""
+        """Count an error response, or an error event of a stream."""
         self.errors.labels(str(status)).inc()
 
     def count_sources(self, model: str, usage: Usage) -> None:
@@ -94,10 +93,10 @@ class Metrics:
         self.cached_tokens.labels(model).inc(usage.cached_tokens)
 
     def work(self) -> Work:
-        """The router's work, with the queues and caches of its decode nodes."""
+        """The work of the router, and the queues and caches of its decode nodes."""
         loads = [node.load for node in self._nodes if not node.is_prefill]
         blocks = sum(load.total_blocks for load in loads)
-        taken = sum(load.owned_blocks + load.reserved_blocks for load in loads)
+        used_blocks = sum(load.owned_blocks + load.reserved_blocks for load in loads)
         return Work(
             prompt_tokens=self.vllm.total("prompt_tokens"),
             generated_tokens=self.vllm.total("generation_tokens"),
@@ -106,37 +105,37 @@ class Metrics:
             running=self.requests.total(),
             waiting=sum(load.waiting for load in loads),
             transfers=sum(load.transfers for load in loads),
-            kv_usage=taken / blocks if blocks else 0.0,
+            kv_usage=used_blocks / blocks if blocks else 0.0,
         )
 
     def add(self, series: Collector) -> None:
-        """Add the series of another part of the router."""
+        """Register the series of another part of the router."""
         self.registry.register(series)
 
     def render(self) -> bytes:
-        """Render everything in Prometheus' text format."""
+        """Render all series in Prometheus' text format."""
         return self._render(*self._counts())
 
     async def page(self) -> bytes:
         """The page, rendered in a thread and at most a second old."""
         if self._page is None or (self._page.done() and time.monotonic() >= self._page_until):
             self._page = asyncio.create_task(self._new_page())
-        # Shielded, because others wait for the same page, and the first may disconnect.
+        # Shielded: other clients wait for the same page when this one disconnects.
         return await asyncio.shield(self._page)
 
     async def _new_page(self) -> bytes:
-        begun = time.monotonic()
+        start = time.monotonic()
         page = await asyncio.to_thread(self._render, *self._counts())
-        done = time.monotonic()
-        self._page_until = done + min(MAX_PAGE_SECONDS, PAGE_REUSE * (done - begun))
+        end = time.monotonic()
+        self._page_until = end + min(MAX_PAGE_SECONDS, PAGE_REUSE * (end - start))
         return page
 
     def _refresh(self) -> None:
-        """Set the gauges. A request waits until it has a token, unless the nodes report that fewer
-        wait: the others are being prefilled."""
+        """Set the gauges. Requests without a token are waiting, but at most as many as the nodes
+        report; the others are being prefilled."""
         work = self.work()
-        if served := self.served():
-            self.requests[served] += 0
+        if model := self.served_model():
+            self.requests[model] += 0
         for model, requests in self.requests.items():
             waiting = min(self.unstarted[model], work.waiting)
             self.vllm.gauge("num_requests_waiting", model).set(waiting)

@@ -1,6 +1,6 @@
-"""The few series of each node on the router's metrics page; a node's own page has the rest.
+"""The series of each node on the router's metrics page; the node's own page has more.
 
-Written as text here, because prometheus_client takes twenty times as long for a thousand nodes.
+Formatted as text here: prometheus_client takes twenty times as long for a thousand nodes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SERIES: tuple[tuple[str, str, Callable[[Node], float]], ...] = (
     ),
     (
         "tandem_node_inflight",
-        "Calls of this router on the node.",
+        "Requests of this router in progress on the node.",
         lambda node: node.inflight_requests,
     ),
 )
@@ -61,7 +61,7 @@ AGE = "tandem_node_heartbeat_age_seconds"
 
 
 def count_nodes(nodes: Iterable[Node], now: float) -> list[NodeCounts]:
-    """The values of all nodes at ``now``, by the clock of ``Node.last_seen``."""
+    """The values of all nodes at ``now``, on the clock of ``Node.last_seen``."""
     return [
         NodeCounts(
             node.node_id,
@@ -87,7 +87,7 @@ def _lines(nodes: list[NodeCounts], absent: Mapping[tuple[str, str], int]) -> It
         for state in STATES:
             yield f'tandem_nodes{{role="{role}",state="{state}"}} {tally[role, state]}\n'
     labels = [f'node="{_escaped(node.node_id)}",role="{node.role}"' for node in nodes]
-    yield _head("tandem_node_up", "1 for each node that this router knows, with its state.")
+    yield _head("tandem_node_up", "Always 1; the labels have the node's state.")
     for label, node in zip(labels, nodes, strict=True):
         yield f'tandem_node_up{{{label},state="{node.state}"}} 1\n'
     series = [(name, meaning) for name, meaning, _ in SERIES]

@@ -1,4 +1,4 @@
-"""One request, as the metrics count it."""
+"""The metrics of one request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..http.access_log import AccessRecord, prefill_origin
 from ..usage import Timings, Usage
 from .metrics import Metrics
 
-# By our names of finish reasons; others are the same.
+# vLLM's names of finish reasons by ours, where they differ.
 FINISHED_REASONS = {"tool_calls": "stop"}
 ABORTED = "abort"
 
 
 class RequestMetrics:
-    """Times and counts one request; a context manager around the time it is in progress."""
+    """Measures one request; a context manager for the time that it is in progress."""
 
     def __init__(self, metrics: Metrics, request: GenerationRequest, access: AccessRecord) -> None:
         self._metrics = metrics
@@ -28,13 +28,14 @@ class RequestMetrics:
         self._tokens = metrics.vllm.counter("generation_tokens", self._name)
         self._request = request
         self._start = 0.0
-        self._first: dict[int, float] = {}  # by choice, as the others
+        # By choice: times of the first and the last token, number of tokens, finish reason.
+        self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._counts: Counts[int] = Counts()
-        self._reasons: dict[int, str] = {}  # of the choices that have finished
+        self._reasons: dict[int, str] = {}
 
     def __enter__(self) -> RequestMetrics:
-        self._start = self._access.begun = time.monotonic()
+        self._start = self._access.start = time.monotonic()
         self._metrics.requests[self._name] += 1
         self._metrics.unstarted[self._name] += 1
         return self
@@ -46,7 +47,7 @@ class RequestMetrics:
         self._metrics.requests[self._name] -= 1
         self._metrics.unstarted[self._name] -= not self._last
         served = self._access.usage.served
-        origins = Counts(prefill_origin(one) for one in served if one.computed.prompt_tokens)
+        origins = Counts(prefill_origin(one) for one in served if one.prefill.prompt_tokens)
         for origin, count in origins.items():
             self._metrics.prompts.labels(*origin).inc(count)
 
@@ -56,7 +57,7 @@ class RequestMetrics:
             self._count_delta(output)
 
     def finish(self, usage: Usage) -> None:
-        """Observe the end of the request, when every choice has finished, and note its times."""
+        """Observe the end of a request whose choices have all finished, and set its timings."""
         usage.timings = self._timings()
         self._observe("e2e_request_latency_seconds", time.monotonic() - self._start)
         self._observe(
@@ -67,18 +68,18 @@ class RequestMetrics:
         self._observe_phases()
 
     def _timings(self) -> Timings | None:
-        """None for a request without a token."""
+        """The timings; ``None`` for a request without a token."""
         if not self._last:
             return None
         first, last = min(self._first.values()), max(self._last.values())
         gaps = sum(count - 1 for count in self._counts.values())
-        between = sum(self._last[index] - self._first[index] for index in self._last)
+        seconds = sum(self._last[index] - self._first[index] for index in self._last)
         return Timings(
             queue=self._access.phases().get("queue", 0.0),
             first_token=first - self._start,
             generation=last - first,
             total=last - self._start,
-            gap=between / gaps if gaps else None,
+            gap=seconds / gaps if gaps else None,
         )
 
     def _observe(self, name: str, value: float) -> None:
@@ -88,20 +89,21 @@ class RequestMetrics:
         request, histogram = self._request, self._metrics.vllm.histogram
         lengths = histogram("request_prompt_tokens", self._name)
         limits = histogram("request_params_max_tokens", self._name)
-        for prompt, most in zip(request.prompts, request.max_tokens, strict=True):
+        for prompt, max_tokens in zip(request.prompts, request.max_tokens, strict=True):
             lengths.observe(len(prompt.tokens))
-            limits.observe(most)
+            limits.observe(max_tokens)
         self._observe("request_params_n", request.n)
         self._observe("request_max_num_generation_tokens", max(self._counts.values(), default=0))
 
     def _observe_phases(self) -> None:
-        """Observe the phases of a request with one prompt; of several, it is unknown whose a phase
-        is."""
+        """Observe the phases, which are known only for a request with one prompt."""
         phases = self._access.phases()
         if not phases or not self._last:
             return
         queue = phases.get("queue", 0.0)
-        prefill = sum(spent for name, spent in phases.items() if name not in ("router", "queue"))
+        prefill = sum(
+            seconds for name, seconds in phases.items() if name not in ("router", "queue")
+        )
         decode = max(self._last.values()) - min(self._first.values())
         self._observe("request_queue_time_seconds", queue)
         self._observe("request_prefill_time_seconds", prefill)
@@ -138,9 +140,9 @@ class RequestMetrics:
         self._access.first_token_seconds = round(now - self._start, 4)
         current().event("first token")
         phases = self._access.phases()
-        current().set(**{f"first_token_{name}": spent for name, spent in phases.items()})
-        for name, spent in phases.items():
-            self._metrics.phases.labels(name).observe(spent)
+        current().set(**{f"first_token_{name}": seconds for name, seconds in phases.items()})
+        for name, seconds in phases.items():
+            self._metrics.phases.labels(name).observe(seconds)
 
     def _count_choice(self, index: int) -> None:
         """Observe a choice that has finished."""

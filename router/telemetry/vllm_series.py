@@ -1,7 +1,7 @@
-"""The router's series under vLLM's names, as one table.
+"""The router's series under vLLM's names, in one table.
 
-Buckets contain all of vLLM's, so that rules about one of its bounds hold, and finer ones where
-Tandem is faster than the lowest of them.
+Buckets include all of vLLM's, so that alerts about their bounds work, and finer ones below vLLM's
+lowest, where Tandem is faster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .token_gaps import TokenGaps
 
 PREFIX = "vllm:"
 LABELS = ("model_name", "engine")
-# A router shows the sums of all engines.
+# A router exports sums over all engines.
 ENGINE = "0"
 # fmt: off
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.16, 0.25, 0.32, 0.5, 0.64, 0.75,
@@ -32,27 +32,27 @@ COUNT = (1, 2, 5, 10, 20)
 BETWEEN_TOKENS = "inter_token_latency_seconds"
 
 GAUGES = {
-    "num_requests_running": "Requests that nodes compute.",
+    "num_requests_running": "Requests that nodes are computing.",
     "num_requests_waiting": (
         "Requests in progress that no node computes yet, by the last heartbeats."
     ),
-    "kv_cache_usage_perc": "KV blocks of decode nodes owned or reserved, of all: 0 to 1.",
+    "kv_cache_usage_perc": "Owned or reserved share of decode nodes' KV blocks, 0 to 1.",
 }
-# Meaning, and labels beside those of all series.
+# Help text, and labels in addition to ``LABELS``.
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt_tokens": ("Prompt tokens of finished requests.", ()),
     "prompt_tokens_by_source": (
         "Prompt tokens of finished requests by where their KV came from.",
         ("source",),
     ),
-    "prompt_tokens_cached": ("Prompt tokens found, or received from prefill nodes.", ()),
+    "prompt_tokens_cached": ("Prompt tokens found in a cache, or received from prefill nodes.", ()),
     "prefix_cache_queries": ("Prompt tokens looked up in prefix indexes.", ()),
-    "prefix_cache_hits": ("Of these, the tokens found.", ()),
-    "external_prefix_cache_queries": ("Prompt tokens that decode nodes lacked.", ()),
-    "external_prefix_cache_hits": ("Of these, the tokens from prefill nodes.", ()),
+    "prefix_cache_hits": ("Prompt tokens found in prefix indexes.", ()),
+    "external_prefix_cache_queries": ("Prompt tokens not in caches of decode nodes.", ()),
+    "external_prefix_cache_hits": ("Prompt tokens received from prefill nodes.", ()),
     "generation_tokens": ("Tokens generated.", ()),
     "request_success": (
-        "Choices that finished, by reason; abort is the client's end or the deadline.",
+        "Finished choices by reason; abort is a disconnected client or the deadline.",
         ("finished_reason",),
     ),
 }
@@ -60,11 +60,14 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_prompt_tokens": ("Tokens of a prompt.", TOKENS),
     "request_generation_tokens": ("Tokens of a choice.", TOKENS),
     "request_max_num_generation_tokens": ("Tokens of a request's longest choice.", TOKENS),
-    "request_prefill_kv_computed_tokens": ("Tokens of a request's prompts not in a cache.", TOKENS),
+    "request_prefill_kv_computed_tokens": (
+        "Prompt tokens of a request not in a cache.",
+        TOKENS,
+    ),
     "request_params_n": ("Choices that a request asks for.", COUNT),
-    "request_params_max_tokens": ("Tokens that a choice may have.", TOKENS),
+    "request_params_max_tokens": ("Maximum number of tokens of a choice.", TOKENS),
     "time_to_first_token_seconds": ("From the parsed request to its first output.", FIRST_TOKEN),
-    BETWEEN_TOKENS: ("Between two outputs of a choice, a token.", BETWEEN),
+    BETWEEN_TOKENS: ("Time between two outputs of a choice, per token.", BETWEEN),
     "request_time_per_output_token_seconds": ("Mean time between tokens of a choice.", BETWEEN),
     "e2e_request_latency_seconds": ("From the parsed request to its end.", WHOLE),
     "request_queue_time_seconds": ("Time of a prompt in the queues of nodes.", WHOLE),
@@ -75,7 +78,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 
 
 class VllmSeries:
-    """All series of the table, by their names without the prefix."""
+    """All series of the tables, by name without the prefix."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {
@@ -113,8 +116,8 @@ class VllmSeries:
 
 
 class CacheConfig(Collector):
-    """``vllm:cache_config_info``, from which gateways know the sizes of caches. ``blocks`` has the
-    decode nodes' blocks by their size."""
+    """``vllm:cache_config_info``, from which gateways read cache sizes. ``blocks`` is the number of
+    the decode nodes' blocks by block size."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, int] = {}
@@ -122,7 +125,7 @@ class CacheConfig(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
-            "Always 1; the labels have the tokens of a block and the decode nodes' blocks.",
+            "Always 1; the labels have the tokens per block and the number of blocks.",
             labels=["engine", "block_size", "num_gpu_blocks"],
         )
         for size, blocks in self.blocks.items():

@@ -1,1 +1,1 @@
-"""Text to tokens and back, as in vLLM's API."""
+"""Tokenize and detokenize, as in vLLM's API."""

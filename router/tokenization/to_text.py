@@ -19,18 +19,18 @@ class DetokenizeRequest(BodyModel):
 
 
 class DetokenizeResponse(ResponseModel):
-    """The text of tokens, special ones included. A request without ``model``, as llama.cpp's
-    clients send it, gets it under llama.cpp's name too."""
+    """The text of the tokens, including special ones. A request without ``model``, as llama.cpp's
+    clients send it, also gets it as ``content``."""
 
     prompt: str
     content: str | None = None
 
 
 def detokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
-    """The answer to a body. Raises ``RequestError``."""
-    asked = DetokenizeRequest.read(body, ignored)
-    model.check_name(asked.model)
-    for i, token in enumerate(asked.tokens):
+    """The response to a body. Raises ``RequestError``."""
+    request = DetokenizeRequest.read(body, ignored)
+    model.check_name(request.model)
+    for i, token in enumerate(request.tokens):
         check_token(f"tokens[{i}]", token, model.vocab_size)
-    text = model.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    return {"prompt": text} if asked.model else {"prompt": text, "content": text}
+    text = model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    return {"prompt": text} if request.model else {"prompt": text, "content": text}

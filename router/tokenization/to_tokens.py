@@ -7,18 +7,18 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ...shared.text.tokenizer import most_before_cut
+from ...shared.text.tokenizer import max_tokens_before_cut
 from ..generation import new_tokens
 from ..http.encoding import EncodedArray
 from ..openai.chat_messages import Messages, read_messages
 from ..openai.prompt_template import adds_generation_prompt
 from ..openai.tools.definitions import Tools, shown_tools
 from ..requests.body_model import BodyModel, ResponseModel
-from ..requests.template_variables import TemplateVariables, check_template_variables
-from ..requests.written_tools import with_written_tools
+from ..requests.context import TemplateVariables, check_template_variables
+from ..requests.tool_text import with_tools_as_text
 from ..served_model import ServedModel
 
-# Tokens that are looked up and encoded at once.
+# Tokens whose texts are encoded at once.
 PIECE_TOKENS = 1024
 
 
@@ -60,7 +60,7 @@ class TokenizeContentRequest(BodyModel):
 
 
 class TokenizeResponse(ResponseModel):
-    """The tokens of a prompt; ``token_strs`` spells them as the vocabulary does, on demand."""
+    """The tokens of a prompt; ``token_strs``, on request, are their texts in the vocabulary."""
 
     count: int
     max_model_len: int
@@ -69,41 +69,41 @@ class TokenizeResponse(ResponseModel):
 
 
 class TokenPiece(ResponseModel):
-    """A token with its text, or with its bytes if they are part of a character."""
+    """A token and its text, or its bytes if they are a part of a character."""
 
     id: int
     piece: str | list[int]
 
 
 class TokenizeContentResponse(ResponseModel):
-    """The tokens of a content; with ``with_pieces``, each with its text."""
+    """The tokens of ``content``; with ``with_pieces``, each with its text."""
 
     tokens: list[int] | list[TokenPiece]
 
 
 def tokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
-    """The answer to a body. Raises ``RequestError``."""
+    """The response to a body. Raises ``RequestError``."""
     if isinstance(body, dict) and "content" in body and not body.keys() & {"prompt", "messages"}:
         return _tokenize_content(TokenizeContentRequest.read(body, ignored), model)
     is_chat = isinstance(body, dict) and "messages" in body
-    asked: TokenizeTextRequest | TokenizeChatRequest
+    request: TokenizeTextRequest | TokenizeChatRequest
     if is_chat:
-        asked = chat = TokenizeChatRequest.read(body, ignored)
+        request = chat = TokenizeChatRequest.read(body, ignored)
         model.check_name(chat.model)
         tokens = _chat_tokens(chat, model, ignored)
     else:
-        asked = text = TokenizeTextRequest.read(body, ignored)
+        request = text = TokenizeTextRequest.read(body, ignored)
         model.check_name(text.model)
         tokens = model.tokenizer.encode(
             text.prompt,
             add_special_tokens=text.add_special_tokens,
-            most=most_before_cut(model.max_model_len),
+            max_tokens=max_tokens_before_cut(model.max_model_len),
         )
     return {
         "count": len(tokens),
         "max_model_len": model.max_model_len,
         "tokens": new_tokens(tokens),
-        "token_strs": _spelled(tokens, model) if asked.return_token_strs else None,
+        "token_strs": _token_texts(tokens, model) if request.return_token_strs else None,
     }
 
 
@@ -111,7 +111,7 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str
     tools = shown_tools(chat.tools, ignored)
     template = model.tokenizer.template_of(tools)
     source = "" if template is None else template.source
-    messages, tools = with_written_tools(read_messages(chat.messages, ignored), tools, source)
+    messages, tools = with_tools_as_text(read_messages(chat.messages, ignored), tools, source)
     return model.tokenizer.encode_chat(
         messages,
         add_generation_prompt=adds_generation_prompt(chat),
@@ -121,19 +121,19 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str
         tools=tools,
         template_kwargs=model.template_variables
         | check_template_variables(chat.chat_template_kwargs),
-        most=most_before_cut(model.max_model_len),
+        max_tokens=max_tokens_before_cut(model.max_model_len),
     )
 
 
-def _tokenize_content(asked: TokenizeContentRequest, model: ServedModel) -> dict[str, Any]:
-    model.check_name(asked.model)
+def _tokenize_content(request: TokenizeContentRequest, model: ServedModel) -> dict[str, Any]:
+    model.check_name(request.model)
     tokens = model.tokenizer.encode(
-        asked.content,
-        add_special_tokens=asked.add_special,
-        literally=not asked.parse_special,
-        most=most_before_cut(model.max_model_len),
+        request.content,
+        add_special_tokens=request.add_special,
+        literally=not request.parse_special,
+        max_tokens=max_tokens_before_cut(model.max_model_len),
     )
-    if not asked.with_pieces:
+    if not request.with_pieces:
         return {"tokens": new_tokens(tokens)}
     pieces = EncodedArray()
     for start in range(0, len(tokens), PIECE_TOKENS):
@@ -142,15 +142,15 @@ def _tokenize_content(asked: TokenizeContentRequest, model: ServedModel) -> dict
 
 
 def _piece(token: int, model: ServedModel) -> dict[str, Any]:
-    spelled = model.tokenizer.texts.bytes_of(token)
+    text = model.tokenizer.texts.bytes_of(token)
     try:
-        return {"id": token, "piece": spelled.decode()}
+        return {"id": token, "piece": text.decode()}
     except UnicodeDecodeError:
-        return {"id": token, "piece": list(spelled)}
+        return {"id": token, "piece": list(text)}
 
 
-def _spelled(tokens: list[int], model: ServedModel) -> EncodedArray:
-    spelled = EncodedArray()
+def _token_texts(tokens: list[int], model: ServedModel) -> EncodedArray:
+    texts = EncodedArray()
     for start in range(0, len(tokens), PIECE_TOKENS):
-        spelled.extend(map(model.tokenizer.texts.piece_of, tokens[start : start + PIECE_TOKENS]))
-    return spelled
+        texts.extend(map(model.tokenizer.texts.piece_of, tokens[start : start + PIECE_TOKENS]))
+    return texts

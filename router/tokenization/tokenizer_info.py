@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ...shared.text.tokenizer import Tokenizer
 
-# Names of files, of no use to clients.
+# File names, which are of no use to clients.
 HIDDEN = frozenset({"vocab_file", "merges_file", "name_or_path"})
 
 
@@ -22,15 +22,15 @@ class TokenizerInfo(BaseModel):
 
 
 def tokenizer_info(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The answer for a tokenizer."""
-    shown = {name: value for name, value in tokenizer.config.items() if name not in HIDDEN}
-    info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"} | _plain(shown)
+    """The response for a tokenizer."""
+    config = {name: value for name, value in tokenizer.config.items() if name not in HIDDEN}
+    info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"} | _plain(config)
     info["chat_template"] = None if tokenizer.template is None else tokenizer.template.source
     return info
 
 
 def _plain(value: Any) -> Any:
-    """The value with a text in the place of each object that describes a token."""
+    """The value, with each object that describes a token replaced by the token's text."""
     if isinstance(value, dict):
         if isinstance(value.get("content"), str):
             return value["content"]

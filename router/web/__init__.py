@@ -1,1 +1,1 @@
-"""The page that the router serves to browsers."""
+"""The web page of the router."""

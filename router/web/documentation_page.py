@@ -1,4 +1,4 @@
-"""The page at /docs: /openapi.json for people, without scripts and without anything to fetch."""
+"""The page at /docs: /openapi.json as plain HTML, without scripts or other resources."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def _operation(document: Json, path: str, method: str, operation: Json) -> str:
     body = operation.get("requestBody")
     if body:
         parts.append(f"<p>Body: {_content(body['content'])}</p>")
-    for status, answer in operation["responses"].items():
-        parts.append(f"<p>{escape(status)}: {_content(answer.get('content', {}))}</p>")
+    for status, response in operation["responses"].items():
+        parts.append(f"<p>{escape(status)}: {_content(response.get('content', {}))}</p>")
     head = f"<summary><code>{method.upper()} {escape(path)}</code></summary>"
     return f"<details>{head}{''.join(parts)}</details>"
 
 
 def _content(content: Json) -> str:
-    shown = [f"{_kind(of.get('schema', {}))} as {escape(kind)}" for kind, of in content.items()]
-    return ", ".join(shown) or "no body"
+    kinds = [f"{_kind(of.get('schema', {}))} as {escape(kind)}" for kind, of in content.items()]
+    return ", ".join(kinds) or "no body"
 
 
 def _schema(name: str, schema: Json) -> str:
-    needed = schema.get("required", ())
+    required = schema.get("required", ())
     rows = "".join(
-        f"<tr><td><code>{escape(field)}</code>{' *' if field in needed else ''}</td>"
+        f"<tr><td><code>{escape(field)}</code>{' *' if field in required else ''}</td>"
         f"<td>{_kind(about)}</td><td>{_limits(about)}</td></tr>"
         for field, about in schema.get("properties", {}).items()
     )
@@ -93,7 +93,7 @@ def _kind(schema: Json) -> str:
 
 
 def _limits(schema: Json) -> str:
-    """The default and the bounds of a field, and its description."""
+    """The description of a field, its default and its bounds."""
     parts = [schema.get("description", "")]
     if schema.get("default") is not None:
         parts.append(f"default {json.dumps(schema['default'])}")

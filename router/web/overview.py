@@ -1,5 +1,5 @@
-"""The cluster at a glance, for the page that shows it: a bounded part of the nodes, chosen by how
-much there is to see, the sums of all others, and the prompts whose KV moves."""
+"""The data of the cluster page: a limited number of nodes, busiest first, the sums of all others,
+and the prompts whose KV moves between nodes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..cluster.node import Node
 from ..cluster.node_table import NodeTable
 from ..placement.recent_prefills import Prefill, RecentPrefills
 
-# Of each role; more cannot be read at once.
+# Nodes of each role on the page.
 MAX_SHOWN = 16
 MAX_ABSENT_SHOWN = 16
 MAX_PREFILLS = 64
-# Any number of pages share one overview for so long.
+# How long all clients get the same overview.
 REUSE_SECONDS = 0.2
 # A node is late when it has missed this many heartbeats.
 MISSED_BEATS = 2.5
 
 
 class NodeState(BaseModel):
-    """A node by its last heartbeat. ``kv_used`` is the part of its KV blocks that requests hold,
-    ``kv_cached`` the part that only its prefix index holds."""
+    """A node by its last heartbeat. ``kv_used`` is the share of its KV blocks that requests hold,
+    ``kv_cached`` the share that only its prefix index holds."""
 
     node_id: str
     role: str
@@ -48,7 +48,7 @@ class NodeState(BaseModel):
 
 
 class OtherNodes(BaseModel):
-    """The nodes of a role that are not listed, together."""
+    """Sums over the nodes of a role that are not listed."""
 
     role: str
     nodes: int
@@ -60,7 +60,7 @@ class OtherNodes(BaseModel):
 
 
 class MissingNode(BaseModel):
-    """A node that should be there: lost, or refused. ``returned``: another start of it is there."""
+    """A node that is lost or was refused. ``returned``: it has joined again after a restart."""
 
     node_id: str
     role: str
@@ -72,7 +72,7 @@ class MissingNode(BaseModel):
 
 class PrefillEntry(BaseModel):
     """One prompt that a prefill node computes, or has computed, for a decode node. ``seconds`` is
-    how long that has taken, and ``ended_seconds_ago`` is null while it goes on."""
+    the duration so far; ``ended_seconds_ago`` is null until the end."""
 
     number: int
     prefill_node: str
@@ -86,7 +86,7 @@ class PrefillEntry(BaseModel):
 
 
 class PrefillTotals(BaseModel):
-    """Prompts since the router started, by where they were computed."""
+    """Prompts since the router started: computed on prefill nodes, or on decode nodes."""
 
     moved: int
     moved_tokens: int
@@ -109,8 +109,8 @@ class ClusterOverview(BaseModel):
 
 
 class Overview:
-    """The maker of ``ClusterOverview``s. ``beat`` is the period of heartbeats; ``work`` and
-    ``requests`` are the router's own sums."""
+    """Computes ``ClusterOverview``s. ``beat`` is the period of heartbeats in seconds; ``work`` and
+    ``requests`` return sums over all requests of the router."""
 
     def __init__(
         self,
@@ -123,20 +123,20 @@ class Overview:
         self._beat = beat
         self._work = work
         self._requests = requests
-        self._made = 0.0
+        self._last_time = 0.0
         self._last: ClusterOverview | None = None
 
     def now(self) -> ClusterOverview:
-        """The present state, at most ``REUSE_SECONDS`` old."""
-        if self._last is None or self._nodes.now() - self._made >= REUSE_SECONDS:
+        """The current state, at most ``REUSE_SECONDS`` old."""
+        if self._last is None or self._nodes.now() - self._last_time >= REUSE_SECONDS:
             self._last = self._new()
-            self._made = self._nodes.now()
+            self._last_time = self._nodes.now()
         return self._last
 
     def _new(self) -> ClusterOverview:
         prefills, work = self._nodes.prefills, self._work()
         entries, left_out = prefill_entries(prefills)
-        shown, others = node_states(self._nodes, self._beat, entries)
+        listed, others = node_states(self._nodes, self._beat, entries)
         missing, missing_left_out = missing_nodes(self._nodes)
         return ClusterOverview(
             prefills=entries,
@@ -148,7 +148,7 @@ class Overview:
             ),
             prompt_tokens=int(work.prompt_tokens),
             generated_tokens=int(work.generated_tokens),
-            nodes=shown,
+            nodes=listed,
             others=others,
             missing=missing,
             missing_left_out=missing_left_out,
@@ -159,26 +159,25 @@ class Overview:
 def node_states(
     nodes: NodeTable, beat: float, prefills: Sequence[PrefillEntry]
 ) -> tuple[list[NodeState], list[OtherNodes]]:
-    """The nodes to show, prefill nodes first, and the sums of the others by role. Heartbeats come
-    every ``beat`` seconds."""
+    """The nodes to list, prefill nodes first, and the sums over the others by role. ``beat`` is the
+    period of heartbeats in seconds."""
     now, busy = nodes.now(), _busy(prefills)
-    shown: list[NodeState] = []
+    listed: list[NodeState] = []
     others: list[OtherNodes] = []
     for prefill in (True, False):
-        kind = [node for node in nodes if node.is_prefill is prefill]
-        best = kind
-        if len(kind) > MAX_SHOWN:
-            best = heapq.nlargest(MAX_SHOWN, kind, key=lambda node: _interest(node, busy))
-            left = set(kind).difference(best)
-            others.append(_sum(left, now, beat))
-        shown += [_node_state(node, now, beat) for node in sorted(best, key=_by_name)]
-    return shown, others
+        candidates = [node for node in nodes if node.is_prefill is prefill]
+        busiest = candidates
+        if len(candidates) > MAX_SHOWN:
+            busiest = heapq.nlargest(MAX_SHOWN, candidates, key=lambda node: _interest(node, busy))
+            others.append(_sum(set(candidates).difference(busiest), now, beat))
+        listed += [_node_state(node, now, beat) for node in sorted(busiest, key=_by_name)]
+    return listed, others
 
 
 def missing_nodes(nodes: NodeTable) -> tuple[list[MissingNode], int]:
-    """The latest nodes that are absent, and the number of the others."""
+    """The nodes that became absent last, and the number of other absent ones."""
     absent = nodes.absent.all()
-    shown = [
+    latest = [
         MissingNode(
             node_id=node.node_id,
             role=role_name(node.role),
@@ -189,21 +188,20 @@ def missing_nodes(nodes: NodeTable) -> tuple[list[MissingNode], int]:
         )
         for node in reversed(absent[-MAX_ABSENT_SHOWN:])
     ]
-    return shown, len(absent) - len(shown)
+    return latest, len(absent) - len(latest)
 
 
 def prefill_entries(prefills: RecentPrefills) -> tuple[list[PrefillEntry], int]:
-    """The prompts that prefill nodes compute, then those computed lately, and the number of the
-    running ones that are left out."""
+    """Running prefills, then recent ones, and the number of running ones that are left out."""
     now, running = prefills.now(), list(prefills.running())
-    shown = running[:MAX_PREFILLS]
-    room = MAX_PREFILLS - len(shown)
+    listed = running[:MAX_PREFILLS]
+    room = MAX_PREFILLS - len(listed)
     recent = list(islice(reversed(prefills.recent()), room))
-    return [_prefill_entry(each, now) for each in (*shown, *recent)], len(running) - len(shown)
+    return [_prefill_entry(each, now) for each in (*listed, *recent)], len(running) - len(listed)
 
 
 def _busy(prefills: Sequence[PrefillEntry]) -> Counter[str]:
-    """How many prompts move from or to each node."""
+    """The number of prompts that move from or to each node."""
     running = (each for each in prefills if each.ended_seconds_ago is None)
     return Counter(name for each in running for name in (each.prefill_node, each.decode_node))
 
@@ -214,7 +212,7 @@ def _interest(node: Node, busy: Counter[str]) -> tuple[int, bool, int]:
 
 
 def _by_name(node: Node) -> tuple[int, str]:
-    """decode-2 comes before decode-10."""
+    """Sort key that puts decode-2 before decode-10."""
     return len(node.node_id), node.node_id
 
 
@@ -226,10 +224,10 @@ def _state(node: Node, now: float, beat: float) -> str:
     return "late" if now - node.last_seen > MISSED_BEATS * beat else "ready"
 
 
-def _used(node: Node) -> float:
+def _kv_used(node: Node) -> float:
     load = node.load
-    taken = load.owned_blocks + load.reserved_blocks
-    return min(1.0, taken / load.total_blocks) if load.total_blocks else 0.0
+    used_blocks = load.owned_blocks + load.reserved_blocks
+    return min(1.0, used_blocks / load.total_blocks) if load.total_blocks else 0.0
 
 
 def _node_state(node: Node, now: float, beat: float) -> NodeState:
@@ -243,7 +241,7 @@ def _node_state(node: Node, now: float, beat: float) -> NodeState:
         queued_prefill_tokens=max(load.queued_prefill_tokens, node.inflight_load.queued_tokens),
         prefill_tokens_per_second=round(node.rate, 1),
         kv_tokens=load.total_blocks * load.block_size,
-        kv_used=round(_used(node), 4),
+        kv_used=round(_kv_used(node), 4),
         kv_cached=round(load.cached_blocks / load.total_blocks, 4) if load.total_blocks else 0.0,
         transfers=load.transfers,
         leases=load.leases,
@@ -262,20 +260,20 @@ def _sum(nodes: Iterable[Node], now: float, beat: float) -> OtherNodes:
         running=sum(node.load.running for node in others),
         waiting=sum(node.load.waiting for node in others),
         queued_prefill_tokens=sum(node.load.queued_prefill_tokens for node in others),
-        kv_used=round(sum(map(_used, others)) / len(others), 4),
+        kv_used=round(sum(map(_kv_used, others)) / len(others), 4),
     )
 
 
 def _prefill_entry(each: Prefill, now: float) -> PrefillEntry:
-    spent = each.spent.ListFields() if each.spent is not None else ()
+    phases = each.first_token.ListFields() if each.first_token is not None else ()
     return PrefillEntry(
         number=each.number,
         prefill_node=each.prefill_node,
         decode_node=each.decode_node,
         tokens=each.tokens,
         moved_tokens=each.moved_tokens,
-        seconds=round((now if each.ended is None else each.ended) - each.begun, 3),
-        ended_seconds_ago=None if each.ended is None else round(now - each.ended, 3),
+        seconds=round((now if each.end is None else each.end) - each.start, 3),
+        ended_seconds_ago=None if each.end is None else round(now - each.end, 3),
         failed=each.failed,
-        phases={field.name.removesuffix("_seconds"): round(value, 4) for field, value in spent},
+        phases={field.name.removesuffix("_seconds"): round(value, 4) for field, value in phases},
     )

@@ -1,4 +1,4 @@
-"""The files of the page for browsers, and the headers that confine what it may do."""
+"""The files of the web page, and the headers that restrict it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...shared.config.sampling_fields import NUMBERS
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
-# Made from the table of sampling parameters.
+# Generated from the table of sampling parameters.
 SAMPLING = "chat/sampling_numbers.js"
 KINDS = {
     ".css": "text/css; charset=utf-8",
@@ -21,8 +21,8 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Trusted types make the browser refuse to parse any string as HTML or as a script: what a model
-# writes can only become text.
+# With trusted types the browser refuses to parse any string as HTML or script, so a model's output
+# can only become text.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -34,7 +34,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Asked for each time, so that a page and scripts of two versions never meet.
+    # Revalidated each time, so that a page never runs scripts of another version.
     "cache-control": "no-cache",
     "vary": "accept-encoding",
 }
@@ -51,7 +51,7 @@ class PageFile(NamedTuple):
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """All files by their path below the folder, read or made when the first browser asks."""
+    """All files by their path below the folder, loaded on the first request."""
     files = {
         path.relative_to(FOLDER).as_posix(): _page_file(path.suffix, path.read_bytes())
         for path in sorted(FOLDER.rglob("*"))
@@ -61,14 +61,14 @@ def page_files() -> dict[str, PageFile]:
 
 
 def _sampling_numbers() -> bytes:
-    """The script with the settings for the sampling parameters that are numbers."""
+    """The script with the settings of numeric sampling parameters."""
     rows = [
         {
             "kind": "number",
             "name": name,
             "label": name.replace("_", " ").capitalize(),
-            "min": number.computable[0] if number.above else number.least,
-            "max": number.most,
+            "min": number.computable[0] if number.above else number.minimum,
+            "max": number.maximum,
             "step": 1 if number.kind is int else "any",
             "help": number.help,
             "otherwise": "",

@@ -1,7 +1,7 @@
-"""Every option, once: its field, default, flag names and help.
+"""All options, each in one place: field, default, flags and help.
 
 The command line, ``TANDEM_...`` environment variables and YAML files are generated from these
-fields (``command_line.py``); nothing else has a default. Instances are frozen; ``None`` stands for
+fields (``command_line.py``); there are no defaults elsewhere. Instances are frozen; ``None`` means
 "auto" and is resolved once, when the cache is planned.
 """
 

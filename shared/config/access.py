@@ -1,4 +1,4 @@
-"""Options of a router about its clients: keys, limits, and names under which browsers reach it."""
+"""Options of a router about its clients: keys, limits, allowed hosts and origins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from .fields import option, split_list
 
-# Of --limits-storage.
+# Schemes of --limits-storage.
 STORAGES = ("redis://", "rediss://", "redis+unix://")
 
 
@@ -26,16 +26,16 @@ class AccessConfig:
     api_key_file: str | None = option(
         None,
         "--api-key-file",
-        "File with API keys of clients, one per line, as KEY or as NAME: KEY with the name that "
-        "the access log and metrics show, and then rpm=N or tpm=N for limits of its own; read "
-        "again when it changes.",
+        "File with API keys of clients, one per line: KEY, or NAME: KEY with a name for the access "
+        "log and metrics, optionally followed by its own limits rpm=N and tpm=N; read again when "
+        "it changes.",
         secret=True,
     )
     admin_api_key: str | None = option(
         None,
         "--admin-api-key",
-        "Keys for the /admin routes and /shutdown, which are off without one; written like "
-        "--api-key, and also valid for every other route.",
+        "Keys for the /admin routes and /shutdown, which are off without one; in the form of "
+        "--api-key, and valid for all other routes too.",
         secret=True,
     )
     admin_api_key_file: str | None = option(
@@ -47,35 +47,35 @@ class AccessConfig:
     requests_per_minute: int | None = option(
         None,
         "--requests-per-minute",
-        "Requests of one key in any minute; further ones get 429 (default: no limit).",
+        "Maximum requests of a key in any minute; further ones get 429 (default: no limit).",
         minimum=1,
     )
     tokens_per_minute: int | None = option(
         None,
         "--tokens-per-minute",
-        "Tokens of one key in any minute, of prompts and outputs; a request reserves its prompt "
-        "and max_tokens, and gives back what it did not use (default: no limit).",
+        "Maximum prompt and output tokens of a key in any minute; a request reserves its prompt "
+        "and max_tokens, and returns what it does not use (default: no limit).",
         minimum=1,
     )
     limits_storage: str | None = option(
         None,
         "--limits-storage",
-        "Redis in which limits of keys are counted for all routers that name it, of any machine: "
-        "redis://, rediss:// or redis+unix:// (default: in memory; each of several routers, also "
-        "those of --router-workers, then counts for itself).",
+        "Redis that counts requests and tokens of keys for all routers that use it: redis://, "
+        "rediss:// or redis+unix:// (default: in the memory of each router, also of those of "
+        "--router-workers).",
         secret=True,
     )
     allowed_hosts: str | None = option(
         None,
         "--allowed-hosts",
         "Host names that clients may use besides localhost and IP addresses, separated by commas; "
-        "* allows any (default: *, or none if --host is loopback and there is no --api-key).",
+        "*: any (default: *, or none if --host is loopback and there is no --api-key).",
     )
     allowed_origins: str | None = option(
         None,
         "--allowed-origins",
-        "Origins of web pages whose scripts may call this router, separated by commas or as a JSON "
-        "list; * allows any (default: none but its own).",
+        "Origins of web pages whose scripts may send requests, separated by commas or as a JSON "
+        "list; *: any (default: only the router's own).",
     )
     allowed_methods: str = option(
         "*", "--allowed-methods", "Methods that --allowed-origins may use; a list of the same form."
@@ -90,7 +90,7 @@ class AccessConfig:
     )
 
     def _check_access(self) -> None:
-        """Raise ``UsageError`` for options that admit everybody, or that have no effect."""
+        """Raise ``UsageError`` for options that would admit everybody, or have no effect."""
         for flag, text in (("--api-key", self.api_key), ("--admin-api-key", self.admin_api_key)):
             if text is not None and not all(part.strip() for part in text.split(",")):
                 raise UsageError(f"{flag} has an empty key, which would admit everybody")
@@ -99,12 +99,12 @@ class AccessConfig:
             "--tokens-per-minute": self.tokens_per_minute,
         }
         for flag, limit in limited.items():
-            if limit is not None and not self.asks_for_keys:
+            if limit is not None and not self.requires_key:
                 raise UsageError(f"{flag} is a limit of each key; it needs --api-key")
         if self.limits_storage is not None:
             if not self.limits_storage.startswith(STORAGES):
                 raise UsageError(f"--limits-storage must begin with {', '.join(STORAGES)}")
-            if not self.asks_for_keys:
+            if not self.requires_key:
                 raise UsageError("--limits-storage is for limits of keys; it needs --api-key")
         for flag, text in (
             ("--allowed-origins", self.allowed_origins),
@@ -116,6 +116,6 @@ class AccessConfig:
             raise UsageError("--allow-credentials needs --allowed-origins with names, not *")
 
     @property
-    def asks_for_keys(self) -> bool:
+    def requires_key(self) -> bool:
         """True if clients need a key."""
         return self.api_key is not None or self.api_key_file is not None

@@ -1,4 +1,4 @@
-"""Options of a router about what it keeps: responses, files and batches."""
+"""Options of a router about stored responses, files and batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class BatchConfig:
     max_stored_responses: int = option(
         4096,
         "--max-stored-responses",
-        "Responses of /v1/responses that are kept, in --batch-dir or else in memory; the oldest "
-        "make room.",
+        "Maximum number of responses of /v1/responses to keep, in --batch-dir or in memory; the "
+        "oldest are removed.",
         minimum=1,
     )
     response_lifetime: float = option(
@@ -37,7 +37,7 @@ class BatchConfig:
     batch_concurrency: int = option(
         16,
         "--batch-concurrency",
-        "Requests of all batches that run at once; nodes serve all others first.",
+        "Maximum number of concurrent requests of all batches; nodes serve other requests first.",
         minimum=1,
         maximum=4096,
     )
@@ -50,12 +50,12 @@ class BatchConfig:
     max_files: int = option(
         10_000,
         "--max-files",
-        "Maximum number of files in --batch-dir, with the results of batches.",
+        "Maximum number of files in --batch-dir, including the results of batches.",
         minimum=1,
     )
     max_stored_bytes: int = option(
         20 << 30,
         "--max-stored-bytes",
-        "Maximum bytes of all files in --batch-dir, with the results of batches.",
+        "Maximum bytes of all files in --batch-dir, including the results of batches.",
         minimum=1024,
     )

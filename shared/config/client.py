@@ -1,4 +1,4 @@
-"""Options of the programs that talk to a server: where it is, and how answers are sampled."""
+"""Options of clients: the connection to a server, and the parameters of requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConnectionConfig:
         environment=("OPENAI_API_KEY",),
     )
     model_name: str | None = option(
-        None, "--model-name", "Model to request (default: the first that the server lists)."
+        None, "--model-name", "Model to request (default: the first in the server's list)."
     )
     timeout: float = option(
         600.0,
@@ -38,8 +38,8 @@ class ConnectionConfig:
 
     @property
     def key(self) -> str:
-        """The key to send. ``TANDEM_API_KEY`` may be that of a server, which lists several, with
-        names and limits."""
+        """The key to send: the first one, because ``TANDEM_API_KEY`` may be set for a server, with
+        several keys, their names and limits."""
         first = (self.api_key or "").split(",")[0]
         words = first.rpartition(": ")[2].split()
         return words[0] if words else ""
@@ -48,40 +48,38 @@ class ConnectionConfig:
 @dataclass(frozen=True, kw_only=True)
 @with_number_options("{help}")
 class RequestConfig:
-    """Sampling parameters of requests; those that are left out are the server's."""
+    """Sampling parameters of requests; the server has the defaults."""
 
     max_tokens: int | None = option(
-        None, "--max-tokens", "Maximum tokens of an answer.", minimum=1, maximum=LARGEST_INT
+        None, "--max-tokens", "Maximum number of output tokens.", minimum=1, maximum=LARGEST_INT
     )
     seed: int | None = option(None, "--seed", "Random seed; the same seed draws the same tokens.")
-    stop: str | None = option(None, "--stop", "String that ends an answer.")
+    stop: str | None = option(None, "--stop", "String that ends the output.")
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The members of a request that are given."""
-        named = ((item.name, getattr(self, item.name)) for item in fields(RequestConfig))
-        return {name: value for name, value in named if value is not None}
+        """The members of a request that are set."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(RequestConfig))
+        return {name: value for name, value in values if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig:
     """Options of ``tandem chat``."""
 
-    system_prompt: str | None = option(
-        None, "--system-prompt", "First message, with the role system."
-    )
-    quick: str | None = option(None, "--quick -q", "Send this message, print the answer, and exit.")
+    system_prompt: str | None = option(None, "--system-prompt", "First message, with role system.")
+    quick: str | None = option(None, "--quick -q", "Send this message, print the reply, and exit.")
     mcp: str | None = option(
         None,
         "--mcp",
         "Labels of the router's MCP servers whose tools the model may use, separated by commas.",
     )
-    stats: bool = option(False, "--stats", "Show tokens and times after each answer.")
-    markdown: bool = option(True, "--markdown", "Format answers, if the output is a terminal.")
+    stats: bool = option(False, "--stats", "Show tokens and times after each reply.")
+    markdown: bool = option(True, "--markdown", "Format replies, if the output is a terminal.")
     history: bool = option(
         True,
         "--history",
-        "Remember what you type, for the arrow keys: the last 1,000 lines, in "
+        "Keep the last 1,000 lines of input for the arrow keys, in "
         "~/.local/state/tandem/chat_history.",
     )
 
@@ -98,19 +96,19 @@ class CompleteConfig:
     prompts: str | None = option(
         None, "--prompts", "Prompts, separated by '|', such as 'What is 7 plus 5? | Who are you?'."
     )
-    quick: str | None = option(None, "--quick -q", "A single prompt; '|' does not separate.")
+    quick: str | None = option(None, "--quick -q", "A single prompt, which may contain '|'.")
     input: str | None = option(
         None,
         "--input",
         "JSONL file of prompts, or - for standard input. Each line is a string, or an object with "
-        "prompt or messages and any request parameters.",
+        "'prompt' or 'messages' and any parameters of requests.",
     )
     output: str | None = option(
         None, "--output", "JSONL file for the results, written once all are complete."
     )
     json: bool = option(False, "--json", "Print results as JSONL.")
     chat: bool = option(
-        False, "--chat", "Send each prompt as a message of a chat, instead of text to continue."
+        False, "--chat", "Send each prompt as a chat message instead of text to complete."
     )
     max_concurrency: int = option(
         8, "--max-concurrency", "Maximum number of requests in flight.", minimum=1, maximum=4096
@@ -141,14 +139,14 @@ class RunBatchConfig:
     max_concurrency: int = option(
         64, "--max-concurrency", "Maximum number of requests in flight.", minimum=1, maximum=4096
     )
-    # Answers come whole, and may have waited for many others.
+    # Responses are not streamed, and may wait for many others.
     timeout: float = option(3600.0, "--timeout", "Maximum seconds for one request.", minimum=0.1)
 
     @property
     def files(self) -> tuple[str, str]:
-        """Input and output. Raises ``UsageError`` if one is not given."""
-        given = {"-i REQUESTS.jsonl": self.input_file, "-o RESULTS.jsonl": self.output_file}
-        missing = [flag for flag, name in given.items() if not name]
+        """Input and output. Raises ``UsageError`` if one is missing."""
+        options = {"-i REQUESTS.jsonl": self.input_file, "-o RESULTS.jsonl": self.output_file}
+        missing = [flag for flag, name in options.items() if not name]
         if missing:
             raise UsageError(f"run-batch needs {' and '.join(missing)}")
         if self.input_file == self.output_file:

@@ -30,32 +30,32 @@ T = TypeVar("T")
 
 # The groups of --help: the options that each class declares.
 GROUPS = {
-    "ConnectionConfig": ("server", "the server, and what it is asked for"),
-    "ChatConfig": ("chat", "what is sent and shown"),
-    "CompleteConfig": ("prompts", "where prompts come from, and results go"),
-    "RunBatchConfig": ("batch", "the files with requests and results"),
-    "RequestConfig": ("request", "sampling parameters; those that are left out are the server's"),
-    "ServeConfig": ("processes", "which processes a command starts"),
+    "ConnectionConfig": ("server", "the server and its model"),
+    "ChatConfig": ("chat", "messages and their display"),
+    "CompleteConfig": ("prompts", "prompts and results"),
+    "RunBatchConfig": ("batch", "files with requests and results"),
+    "RequestConfig": ("request", "sampling parameters; the server has the defaults"),
+    "ServeConfig": ("processes", "the processes that a command starts"),
     "EngineConfig": ("engine", "the model, its devices and memory, and scheduling"),
     "HubConfig": ("hub", "models on a hub: their versions, and access to them"),
     "RouterConfig": ("http", "the HTTP server, its limits, and placement"),
-    "AccessConfig": ("access", "keys, rate limits, and web pages that may call"),
+    "AccessConfig": ("access", "keys, rate limits, and allowed web pages"),
     "BatchConfig": ("batches", "stored responses, files and batches"),
-    "SamplingConfig": ("sampling", "defaults of what requests leave out"),
-    "NodeConfig": ("node", "where a node listens, and which routers it joins"),
-    "McpConfig": ("mcp", "servers of tools, whose calls the router runs"),
-    "HandoffConfig": ("handoff", "how KV moves between nodes"),
+    "SamplingConfig": ("sampling", "default parameters of requests"),
+    "NodeConfig": ("node", "a node's addresses and its routers"),
+    "McpConfig": ("mcp", "MCP servers, whose tools the router calls"),
+    "HandoffConfig": ("handoff", "transfer of KV between nodes"),
     "SecurityConfig": ("security", "TLS and tokens between the parts"),
     "TelemetryConfig": ("logs", "logs and traces"),
 }
 FILE_GROUP = ("file", "all of these in one file")
 NO_GROUP = ("options", "")
-# Ends of the names of options whose values are files.
+# Suffixes of the names of options whose values are files.
 FILES = ("config", "_dir", "_file", "_path", "input", "model", "output")
 
-# Similarity from which a name is probably another one misspelt.
+# Minimum similarity of a name to an option that it probably misspells.
 CLOSE = 0.87
-# Sections and their options in files of vllm-lite, by their names here.
+# Options in the sections of vllm-lite's files, with their names here.
 SECTIONED = {
     "allow_origins": "allowed_origins",
     "api_keys": "api_key",
@@ -66,27 +66,27 @@ SECTIONED = {
     "rate_limit_requests": "requests_per_minute",
     "shutdown_drain_grace_secs": "shutdown_delay",
 }
-# Names of options in an error.
-MAX_SHOWN = 8
+# Maximum number of options in an error.
+MAX_NAMES = 8
 SECRET = re.compile("token|key|tls|secret|password", re.IGNORECASE)
 
 
 def command_options(*configs: type) -> list[click.Parameter]:
     """One option per field, and ``--config``. If names collide, the earlier class takes
     precedence."""
-    seen: dict[str, click.Parameter] = {}
+    options: dict[str, click.Parameter] = {}
     for config in configs:
         hints = typing.get_type_hints(config)
         for item in dataclasses.fields(config):
-            if item.name not in seen:
-                made = seen[item.name] = _option(item, hints[item.name])
-                made.group = _group_of(config, item.name)
-    known = {name: _yaml_names(param) for name, param in seen.items()}
+            if item.name not in options:
+                parameter = options[item.name] = _option(item, hints[item.name])
+                parameter.group = _group_of(config, item.name)
+    names = {name: _yaml_names(param) for name, param in options.items()}
 
     def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         if value is not None:
             own = {p.name: _yaml_names(p) for p in ctx.command.params if _is_plain_option(p)}
-            ctx.default_map = read_yaml(Path(value), own | known, _options_of_all(ctx))
+            ctx.default_map = read_yaml(Path(value), own | names, _names_of_all(ctx))
 
     file = ConfigOption(
         ["--config"],
@@ -98,7 +98,7 @@ def command_options(*configs: type) -> list[click.Parameter]:
         help="YAML file with any of these options, by their names.",
     )
     file.group = FILE_GROUP
-    return [file, *seen.values()]
+    return [file, *options.values()]
 
 
 def fill(config: type[T], values: dict[str, Any]) -> T:
@@ -109,8 +109,8 @@ def fill(config: type[T], values: dict[str, Any]) -> T:
 
 
 def to_arguments(config: Any, *, without: Collection[str] = ()) -> list[str]:
-    """The flags that reproduce a configuration in another process, without defaults, and
-    ``without`` the fields of these names."""
+    """The flags that reproduce a configuration in another process, except defaults and the fields
+    ``without``."""
     arguments: list[str] = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), item.metadata["flags"][0]
@@ -123,14 +123,14 @@ def to_arguments(config: Any, *, without: Collection[str] = ()) -> list[str]:
     return arguments
 
 
-def check_variable(name: str, known: Collection[str]) -> None:
-    """Warn about a variable that sets no option. It may be another program's: Kubernetes makes
+def check_variable(name: str, options: Collection[str]) -> None:
+    """Warn about a variable that is no option's. It may be another program's: Kubernetes sets
     variables named after each Service.
 
-    Raises ``UsageError`` if the name resembles an option, is one of a peer that cannot be honoured,
-    or looks like a secret, which must not be ignored silently.
+    Raises ``UsageError`` if the name resembles an option, is that of another server's unsupported
+    option, or looks like a secret, which must not be ignored.
     """
-    if problem := _misspelt("environment", name, known):
+    if problem := _misspelt("environment", name, options):
         raise UsageError(problem)
     if SECRET.search(name):
         raise UsageError(
@@ -142,43 +142,43 @@ def check_variable(name: str, known: Collection[str]) -> None:
     )
 
 
-def _misspelt(where: str, name: str, known: Collection[str]) -> str:
-    """The error for a name that is a peer's or resembles an option; empty for any other."""
+def _misspelt(where: str, name: str, options: Collection[str]) -> str:
+    """The error for a name that resembles an option or is another server's; else empty."""
     flag = "--" + name.removeprefix("TANDEM_").lower().replace("_", "-")
     if flag in REFUSED:
         return f"{where}: {name} is not supported: {REFUSED[flag]}"
-    near = difflib.get_close_matches(name, known, 1, CLOSE)
+    near = difflib.get_close_matches(name, options, 1, CLOSE)
     if near:
         return f"{where}: {name} is not an option of any command; did you mean {near[0]}?"
     return ""
 
 
-def _unknown(where: str, key: str, value: object, known: Collection[str]) -> str:
+def _unknown(where: str, key: str, value: object, options: Collection[str]) -> str:
     """The error for a key of a file that is no option of any command."""
     if isinstance(value, dict) and value:
-        names = [_flat_name(str(name), known) for name in value]
+        names = [_flat_name(str(name), options) for name in value]
         return (
-            f"{where}: {key!r} is a section, and a file has none: its options stand at the top "
-            f"level, by their names ({', '.join(names[:MAX_SHOWN])})"
+            f"{where}: {key!r} is a section, which is not supported: write its options at the top "
+            f"level, by their names ({', '.join(names[:MAX_NAMES])})"
         )
-    name = _flat_name(key, known)
-    if name in known:
+    name = _flat_name(key, options)
+    if name in options:
         return f"{where}: {key} is not an option of any command; use {name}"
-    return _misspelt(where, key, known) or (
+    return _misspelt(where, key, options) or (
         f"{where}: {key} is not an option of any command; tandem serve --help=all lists them"
     )
 
 
-def _flat_name(name: str, known: Collection[str]) -> str:
-    """The name here of an option in a section of another server's file."""
-    return name if name in known else SECTIONED.get(name, f"{name}: not supported")
+def _flat_name(name: str, options: Collection[str]) -> str:
+    """Our name of an option in a section of another server's file."""
+    return name if name in options else SECTIONED.get(name, f"{name}: not supported")
 
 
 def read_yaml(
-    path: Path, known: dict[str, set[str]], of_all: Collection[str] = ()
+    path: Path, keys: dict[str, set[str]], others: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Options from a YAML file, without those of other commands (``of_all``). Raises ``UsageError``
-    with the file and the invalid key."""
+    """Options from a YAML file, by the ``keys`` of each; the keys of ``others``, which are options
+    of other commands, are skipped. Raises ``UsageError`` with the file and the invalid key."""
     import yaml
 
     try:
@@ -193,14 +193,14 @@ def read_yaml(
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} must map option names to values")
-    by_key = {key: name for name, keys in known.items() for key in keys}
+    by_key = {key: name for name, own in keys.items() for key in own}
     result: dict[str, Any] = {}
     for key, value in content.items():
         name = by_key.get(str(key))
         if key == "config":
             raise UsageError(f"--config {path}: unknown option 'config' in a file")
-        if name is None and str(key) not in of_all:
-            raise UsageError(_unknown(f"--config {path}", str(key), value, {*by_key, *of_all}))
+        if name is None and str(key) not in others:
+            raise UsageError(_unknown(f"--config {path}", str(key), value, {*by_key, *others}))
         if isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key!r} must be one value, not {value!r}")
         if value is None:
@@ -214,7 +214,7 @@ def read_yaml(
 
 
 def _unambiguous_loader() -> Any:
-    """YAML's safe loader, but for keys that stand twice, of which YAML would take the last."""
+    """YAML's safe loader, except that it rejects duplicate keys instead of using the last."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -228,7 +228,7 @@ def _unambiguous_loader() -> Any:
     return Loader
 
 
-def _options_of_all(context: click.Context) -> set[str]:
+def _names_of_all(context: click.Context) -> set[str]:
     """The YAML names of the options of every command."""
     group = context.find_root().command
     commands = group.commands.values() if isinstance(group, click.Group) else ()
@@ -237,7 +237,7 @@ def _options_of_all(context: click.Context) -> set[str]:
 
 
 class ConfigOption(click.Option):
-    """An option of a field, with the name and the subject of its group."""
+    """An option of a field, with the name and the description of its group."""
 
     group: tuple[str, str] = NO_GROUP
 
@@ -259,7 +259,7 @@ class IntRange(click.IntRange):
 
 
 class NumberRange(click.FloatRange):
-    """A number between two bounds, which NaN is not."""
+    """A number between two bounds; NaN is rejected."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -274,7 +274,7 @@ class NumberRange(click.FloatRange):
 
 
 class _Host(click.types.StringParamType):
-    """A host to listen on, as sockets have it."""
+    """A host to listen on, in the form of sockets: without brackets."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return without_brackets(super().convert(value, param, ctx))
@@ -297,8 +297,8 @@ def _checked(
 
 
 class _Secret(ConfigOption):
-    """An option whose empty variable is kept and rejected later. click treats empty as missing,
-    which would leave open what the secret was meant to protect."""
+    """An option whose empty variable is kept, and rejected later. To click, empty means missing,
+    which would leave the server unprotected."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         names = [self.envvar] if isinstance(self.envvar, str) else self.envvar or ()
@@ -307,7 +307,7 @@ class _Secret(ConfigOption):
 
 
 def _is_plain_option(parameter: click.Parameter) -> bool:
-    """True for options that a file may contain; not for ``--config`` itself."""
+    """True for options that a file may have; not for ``--config`` itself."""
     return isinstance(parameter, click.Option) and parameter.expose_value
 
 
@@ -336,8 +336,8 @@ def _option(item: dataclasses.Field[Any], hint: Any) -> ConfigOption:
             help=meta["help"],
             show_default=item.default is True,
         )
-    made = _Secret if meta["secret"] else ConfigOption
-    return made(
+    option_class = _Secret if meta["secret"] else ConfigOption
+    return option_class(
         [*flags, item.name],
         type=_type(kind, meta),
         default=item.default,

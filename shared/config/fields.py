@@ -1,4 +1,4 @@
-"""Dataclass fields that are command-line options, and the fields that several parts share."""
+"""Dataclass fields that are command-line options, and fields that several parts share."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def option(
     """A dataclass field that is also a flag; the first of ``flags`` is its name.
 
     ``environment`` lists variables besides ``TANDEM_...``, which takes precedence. For a
-    ``secret``, an empty variable differs from a missing one. A ``host`` may be written with the
-    brackets that an IPv6 address has in URLs."""
+    ``secret``, an empty variable differs from a missing one. A ``host`` may be an IPv6 address in
+    brackets."""
     metadata = {
         "flags": flags.split(),
         "help": help,
@@ -60,27 +60,27 @@ def check_option(about: Mapping[str, Any], value: Any) -> None:
 def range_in_words(
     low: float | None, high: float | None, *, above: bool = False, below: bool = False
 ) -> str:
-    """The numbers from ``low`` to ``high``, without the bounds themselves if ``above`` or
+    """The range from ``low`` to ``high``, without the bounds themselves if ``above`` or
     ``below``."""
-    first = None if low is None else f"{'more than' if above else 'at least'} {_shown(low)}"
-    last = None if high is None else f"{'less than' if below else 'at most'} {_shown(high)}"
+    first = None if low is None else f"{'more than' if above else 'at least'} {_format(low)}"
+    last = None if high is None else f"{'less than' if below else 'at most'} {_format(high)}"
     if first and last and not above and not below:
-        return f"from {_shown(low)} to {_shown(high)}"
+        return f"from {_format(low)} to {_format(high)}"
     return " and ".join(filter(None, (first, last)))
 
 
-def _shown(bound: float | None) -> str:
+def _format(bound: float | None) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def served_model_name() -> Any:
-    """For nodes, which announce the name, and routers, which may require one."""
+    """An option of nodes, which announce the name, and routers, which may require one."""
     return option(
         None,
         "--served-model-name",
-        "Name of the model in requests and responses (default: the model's own). Several, "
-        "separated by commas, or by spaces after MODEL: requests may use any, responses have the "
-        "first.",
+        "Name of the model in requests and responses (default: the model's own). If there are "
+        "several, separated by commas, or by spaces after MODEL, requests may use any of them, and "
+        "responses have the first.",
     )
 
 
@@ -90,17 +90,17 @@ def served_names(value: str | None) -> tuple[str, ...]:
 
 
 def ignore_config_keys() -> Any:
-    """For nodes, and for routers with ``--model``: both read the model's configuration."""
+    """An option of nodes and of routers with ``--model``, which read the model's configuration."""
     return option(
         None,
         "--ignore-config-keys",
-        "Keys of the model's config.json to ignore, separated by commas: for keys that are "
-        "rejected as unknown although they do not affect what the model computes.",
+        "Keys of the model's config.json to ignore, separated by commas: those that are rejected "
+        "as unknown although they do not affect the model's computation.",
     )
 
 
 def hf_overrides() -> Any:
-    """For nodes, and for routers with ``--model``: both read the model's configuration."""
+    """An option of nodes and of routers with ``--model``, which read the model's configuration."""
     return option(
         None,
         "--hf-overrides",
@@ -110,7 +110,7 @@ def hf_overrides() -> Any:
 
 
 def insecure() -> Any:
-    """For nodes and routers."""
+    """An option of nodes and routers."""
     return option(
         False,
         "--insecure",
@@ -119,11 +119,11 @@ def insecure() -> Any:
 
 
 def stats_interval() -> Any:
-    """For nodes and routers."""
+    """An option of nodes and routers."""
     return option(
         10.0,
         "--stats-interval",
-        "Seconds between two log lines about throughput, queues and KV usage, while there is work "
+        "Seconds between log lines about throughput, queues and KV usage, while there is work "
         "(0: none).",
         minimum=0.0,
     )
@@ -148,7 +148,7 @@ def json_object(flag: str, text: str | None) -> dict[str, Any]:
 
 
 def split_list(flag: str, value: str | None) -> tuple[str, ...]:
-    """The words of a comma-separated list, or of a JSON list as vLLM takes it. Raises
+    """The words of a comma-separated list, or of a JSON list, vLLM's form. Raises
     ``UsageError``."""
     if not (value or "").lstrip().startswith("["):
         return tuple(word.strip() for word in (value or "").split(",") if word.strip())

@@ -1,4 +1,4 @@
-"""Options of the handoff: how KV moves, and when it does not."""
+"""Options of the handoff."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .limits import MAX_PEERS, MAX_PEERS_LIMIT
 
 @dataclass(frozen=True, kw_only=True)
 class HandoffConfig:
-    """Options of the handoff."""
+    """Options of the handoff: ports, carriers, thresholds, limits and timeouts."""
 
     kv_host: str = option(
         "127.0.0.1",
@@ -32,13 +32,13 @@ class HandoffConfig:
         None,
         "--kv-advertise",
         "host:port at which decode nodes reach the first port of a prefill node's data plane, if "
-        "it differs from where it listens; further ports follow it.",
+        "it differs from the one that it listens on; further ports follow it.",
     )
     carrier: str = option(
         "auto",
         "--carrier",
-        "How KV moves between ranks. auto: on one host CUDA IPC between GPUs or shared memory, "
-        "otherwise TCP. nixl (RDMA where available) must be set on both sides.",
+        "How KV is transferred between ranks. auto: CUDA IPC between GPUs or shared memory on one "
+        "host, otherwise TCP. nixl (RDMA where available) must be set on both sides.",
         choices=("auto", "cuda_ipc", "shared_memory", "tcp", "nixl"),
     )
     insecure: bool = fields.insecure()
@@ -59,14 +59,16 @@ class HandoffConfig:
         minimum=1,
     )
     lease_seconds: float = option(
-        10.0, "--lease-seconds", "How long a prefill node holds KV without a renewal.", minimum=0.5
+        10.0,
+        "--lease-seconds",
+        "Seconds that a prefill node keeps KV without a renewal.",
+        minimum=0.5,
     )
     transfer_timeout: float = option(
         120.0,
         "--transfer-timeout",
-        "Seconds that a prefill node may keep a prompt waiting without computing anything, for it "
-        "or for prompts ahead of it. A transfer that makes progress is limited by its request's "
-        "deadline only.",
+        "Seconds that a prompt may wait while the prefill node computes neither it nor prompts "
+        "ahead of it. A transfer that makes progress is only limited by its request's deadline.",
         minimum=0.1,
     )
     progress_timeout: float = option(
@@ -79,20 +81,19 @@ class HandoffConfig:
     max_peers: int = option(
         MAX_PEERS,
         "--max-peers",
-        "Maximum number of prefill nodes that a decode node meets, of decode nodes that a prefill "
+        "Maximum number of prefill nodes that a decode node greets, of decode nodes that a prefill "
         "node admits, and of ranks connected to one of its ranks.",
         minimum=1,
         maximum=MAX_PEERS_LIMIT,
     )
 
     def kv_port_of(self, rank: int) -> int:
-        """The first of a rank's two ports, bulk and control; 0: any."""
+        """The first of a rank's two ports, bulk and control; 0 means any."""
         return self.kv_port and self.kv_port + 2 * rank
 
     def kv_advertised(self, rank: int) -> tuple[str, str] | None:
-        """The announced endpoints of a rank's two ports; ``None``: where it listens.
-
-        Raises ``UsageError``.
+        """The endpoints to announce for a rank's two ports; ``None`` if they are those that it
+        listens on. Raises ``UsageError``.
         """
         if self.kv_advertise is None:
             return None

@@ -1,4 +1,4 @@
-"""Options that say which version of a model on a hub is meant, and how the hub is asked."""
+"""Options of models on a hub: their versions, and access to them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class HubConfig:
-    """Options of models on a hub. Parts that a command starts get them within the model's name and
-    the environment."""
+    """Options of models on a hub. Parts of a cluster get them in the model's name and in the
+    environment."""
 
     weight_file: str | None = option(
         None,
         "--weight-file --f",
-        "A .gguf file: one on this machine, or with --model one of that repository or folder.",
+        "A .gguf file on this machine, or with --model one in that repository or folder.",
     )
     revision: str | None = option(
         None,
@@ -40,8 +40,8 @@ class HubConfig:
     modelscope: bool = option(
         False,
         "--modelscope",
-        "Take models from ModelScope instead of the Hugging Face hub, as modelscope:OWNER/NAME "
-        "does.",
+        "Download models from ModelScope instead of the Hugging Face hub, as with "
+        "modelscope:OWNER/NAME.",
         environment=("VLLM_USE_MODELSCOPE",),
     )
 

@@ -1,16 +1,16 @@
-"""The dtypes in which KV is cached and handed over, by their torch names. No torch."""
+"""Dtypes of cached and transferred KV, by their torch names, without torch."""
 
 from __future__ import annotations
 
 from ..errors import ModelError, UsageError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
-# Those whose values have a scale, one for each head and token, and its dtype.
+# Dtypes with a scale for each head and token, and the scale's dtype.
 SCALES = {"int8": "float32"}
-# Those whose values have one scale for each component of a layer, if a checkpoint has them.
+# Dtypes with one scale for each component of a layer, if the checkpoint has scales.
 SCALED_AS_A_WHOLE = frozenset({"float8_e4m3fn"})
 
-# What --kv-cache-dtype calls them. auto: what the checkpoint asks for, or the dtype of the weights.
+# Values of --kv-cache-dtype. auto: the dtype that the checkpoint requests, or that of the weights.
 AUTO = "auto"
 SPELLINGS = {
     "float32": "float32",
@@ -23,11 +23,11 @@ SPELLINGS = {
 
 
 def kv_dtype_of(spelling: str, weights: str, checkpoint: str = "") -> str:
-    """The dtype of the cache of a model whose weights are kept in ``weights``. ``checkpoint`` is
-    what its configuration asks for, if anything; see ``DecoderSpec``.
+    """The dtype of the cache of a model with weights of dtype ``weights``. ``checkpoint`` is the
+    dtype that its configuration requests, if any; see ``DecoderSpec``.
 
-    Raises ``UsageError`` for one that is not implemented, and ``ModelError`` if the checkpoint's
-    would be needed and is not.
+    Raises ``UsageError`` if ``spelling`` is not supported, ``ModelError`` if the checkpoint's dtype
+    is needed but not supported.
     """
     unknown = checkpoint not in ("", *BYTES)
     if unknown and (spelling == AUTO or SPELLINGS.get(spelling) in SCALED_AS_A_WHOLE):

@@ -1,4 +1,4 @@
-"""Names of models on a hub, as ``--model`` takes them."""
+"""Names of models on a hub in the form of ``--model``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _PLAIN = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on a hub: its repository, and a branch, tag or commit of it. Of a repository with
-    GGUF files, ``tag`` is the quantisation of one, or its name."""
+    """A model on a hub: its repository, and a branch, tag or commit. In a repository of GGUF files,
+    ``tag`` is a file's quantisation or its name."""
 
     repository: str
     revision: str | None = None
@@ -40,7 +40,7 @@ class HubName:
     hub: str = HUGGING_FACE
 
     def __str__(self) -> str:
-        """The name as ``--model`` takes it."""
+        """The name in the form of ``--model``."""
         hub = _PREFIX if self.hub == MODELSCOPE else ""
         tag = f":{self.tag}" if self.tag else ""
         return hub + self.repository + tag + (f"@{self.revision}" if self.revision else "")
@@ -57,32 +57,33 @@ class HubName:
 
 
 def hub_name(text: str) -> HubName | None:
-    """Read a name such as ``owner/name``, ``owner/name@revision``, ``owner/name:Q4_K_M``,
-    ``owner/name/file.gguf``, the address of a page of the hub, or ``modelscope:owner/name``.
-    ``None`` for anything else, which may be a path."""
+    """Parse a name such as ``owner/name``, ``owner/name@revision``, ``owner/name:Q4_K_M``,
+    ``owner/name/file.gguf``, the URL of a page of the hub, or ``modelscope:owner/name``.
+
+    Returns ``None`` for anything else, which may be a path."""
     hub, rest, page = HUGGING_FACE, text, _HOSTS.match(text)
     if text.startswith(_PREFIX):
         hub, rest = MODELSCOPE, text.removeprefix(_PREFIX)
     elif page is not None:
         hub = MODELSCOPE if page["modelscope"] else HUGGING_FACE
         rest = text[page.end() :]
-        if found := _PAGE.fullmatch(rest):
-            return HubName(found["repository"], found["revision"], found["tag"], hub)
+        if match := _PAGE.fullmatch(rest):
+            return HubName(match["repository"], match["revision"], match["tag"], hub)
         rest = rest.rstrip("/")
-    found = _SHORT.fullmatch(rest) or _FILE.fullmatch(rest)
-    if found is None or found["repository"].lower().endswith(".gguf"):
+    match = _SHORT.fullmatch(rest) or _FILE.fullmatch(rest)
+    if match is None or match["repository"].lower().endswith(".gguf"):
         return None
-    if found["repository"].startswith((".", "~")):
+    if match["repository"].startswith((".", "~")):
         return None
-    parts = found.groupdict()
+    parts = match.groupdict()
     revision = parts["revision"] or parts.get("revision_first")
-    return HubName(found["repository"], revision, parts["tag"] or parts.get("tag_last"), hub)
+    return HubName(match["repository"], revision, parts["tag"] or parts.get("tag_last"), hub)
 
 
 def full_name(
     model: str, *, file: str | None = None, revision: str | None = None, modelscope: bool = False
 ) -> str:
-    """The name of a model with what options say about it. Raises ``UsageError``."""
+    """The name of a model, completed by options. Raises ``UsageError``."""
     if modelscope and _PLAIN.match(model) and not model.startswith(_PREFIX):
         model = _PREFIX + model
     if file is None and revision is None:
@@ -91,20 +92,20 @@ def full_name(
     option, value = ("--f", file) if file is not None else ("--revision", revision)
     if name is None:
         raise UsageError(
-            f"{option} {value!r} is of a model on a hub, and {model!r} is not the name of one, "
+            f"{option} {value!r} is for a model on a hub, but {model!r} is not the name of one, "
             f"such as Qwen/Qwen3-0.6B"
         )
     if file is not None and not file.lower().endswith(".gguf"):
         raise UsageError(
-            f"--f {file!r} is not a .gguf file, of which a repository has several; leave it out "
-            f"for a model in safetensors"
+            f"--f {file!r} is not a .gguf file, and only chooses one of those in a repository; "
+            f"leave it out for a model in safetensors"
         )
-    for given, word, old in (
+    for value, flag, old in (
         (file, "--f", name.tag),
         (revision, "--revision", name.revision),
     ):
-        if given is not None and old is not None and old != given:
-            raise UsageError(f"{word} {given!r} contradicts {old!r} in the model's name {model!r}")
-        if given is not None and re.search("[:@]", given):
-            raise UsageError(f"{word} {given!r} must not have ':' or '@'")
+        if value is not None and old is not None and old != value:
+            raise UsageError(f"{flag} {value!r} contradicts {old!r} in the model's name {model!r}")
+        if value is not None and re.search("[:@]", value):
+            raise UsageError(f"{flag} {value!r} must not contain ':' or '@'")
     return str(HubName(name.repository, revision or name.revision, file or name.tag, name.hub))

@@ -1,4 +1,4 @@
-"""Options of a node's head process, and of what any process reports."""
+"""Options of a node's head process, and of logs and traces of any process."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class NodeConfig:
     advertise: str | None = option(
         None,
         "--advertise",
-        "host:port at which others reach this node (default: where it listens; with --host 0.0.0.0 "
-        "or ::, the address of this machine on the way to each router).",
+        "host:port at which others reach this node (default: the address that it listens on; with "
+        "--host 0.0.0.0 or ::, this machine's address on the route to each router).",
     )
     drain_timeout: float = option(
         30.0,
@@ -69,8 +69,8 @@ class NodeConfig:
     max_connections: int = option(
         MAX_CONNECTIONS,
         "--max-connections",
-        "Maximum number of connections to the control plane, fewer if the limit of open files "
-        "leaves no room for them; further ones are closed at once.",
+        "Maximum number of connections to the control plane, or fewer if the limit of open files "
+        "requires it; further ones are closed at once.",
         minimum=1,
     )
     stats_interval: float = fields.stats_interval()
@@ -81,13 +81,13 @@ class NodeConfig:
 
     @property
     def advertised(self) -> str:
-        """The announced address of this node; empty: where it listens. Raises ``UsageError``."""
+        """The address of ``--advertise``; empty without it. Raises ``UsageError``."""
         addresses = split_addresses("--advertise", self.advertise)
         if len(addresses) > 1:
             raise UsageError(f"--advertise {self.advertise!r}: a node has one address")
         if addresses and is_wildcard(split_host_port(addresses[0])[0]):
             raise UsageError(
-                f"--advertise {self.advertise!r} is where a server listens, and nobody can call "
-                f"it; name this machine's address, or leave the option out"
+                f"--advertise {self.advertise!r} is a wildcard, at which others cannot reach this "
+                f"node; give this machine's address, or leave the option out"
             )
         return addresses[0] if addresses else ""

@@ -1,7 +1,4 @@
-"""Options of peers that cannot be honoured, and what to do instead.
-
-The peers are vLLM, vLLM.rs, SGLang and llama.cpp.
-"""
+"""Unsupported options of vLLM, vLLM.rs, SGLang and llama.cpp, with the alternatives."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ _NO_LORA = "adapters are not supported; serve a model into which they are merged
 _NO_SPECULATION = "speculative decoding is not supported; leave it out"
 _NO_TLS = "HTTP is served without TLS; put a proxy in front"
 _ROPE = "write rope_scaling into the model's config.json"
-_BY_FILES = "what a model does is told by its files; leave it out"
+_BY_FILES = "the model's files determine its task; leave it out"
 _GRAPHS = "no graphs are captured and nothing is compiled by torch; leave it out"
 _NO_IMAGES = "models take text only; leave it out"
 _NO_CODE = "code of a model or a user is never loaded; leave it out"
 _NODES = "nodes on other machines join a router: tandem decode-node MODEL --join"
-_HUB = "give the repository as MODEL, such as Qwen/Qwen3-0.6B; of GGUF files, give the file"
+_HUB = "give the repository as MODEL, such as Qwen/Qwen3-0.6B; for GGUF files, give the file"
 _LAYERS = "all layers are on the GPUs, or with --device cpu on the CPU; leave it out"
 _GPUS = "--d names the GPUs, and --tp how many of them split the model; leave it out"
 _CONTEXT = "use --max-model-len, the context of one sequence; --kv-fraction sizes the cache of all"
 _CHUNK = "use --max-num-batched-tokens"
-_KV_DTYPE = "use --kv-cache-dtype, which is of keys and values"
+_KV_DTYPE = "use --kv-cache-dtype, for both keys and values"
 _MEMORY = "weights are read into memory; leave it out"
-_KERNELS = "attention is computed in blocks always; --decode-kernel chooses the kernel"
-_CACHED = "--enable-prefix-caching reuses prompts by itself; leave it out"
+_KERNELS = "attention is always computed in blocks; --decode-kernel chooses the kernel"
+_CACHED = "--enable-prefix-caching reuses prompts automatically; leave it out"
 REFUSED = {
     "--all2all-backend": "experts are split as the rest of a model; leave it out",
     "--allowed-local-media-path": _NO_IMAGES,
@@ -35,7 +32,7 @@ REFUSED = {
     "--cache-reuse": _CACHED,
     "--cache-type-k": _KV_DTYPE,
     "--cache-type-v": _KV_DTYPE,
-    "--calculate-kv-scales": "int8 has scales of its own, fp8 the checkpoint's; leave it out",
+    "--calculate-kv-scales": "int8 has its own scales, fp8 the checkpoint's; leave it out",
     "--chat-template-content-format": "the template shows whether it takes parts; leave it out",
     "--chunked-prefill-size": _CHUNK,
     "--code-revision": _NO_CODE,
@@ -53,8 +50,8 @@ REFUSED = {
     "--data-parallel-rank": _NODES,
     "--data-parallel-size": "start more nodes with --decode-nodes",
     "--data-parallel-size-local": _NODES,
-    "--disable-custom-all-reduce": "ranks use NCCL or gloo alone; leave it out",
-    "--disable-frontend-multiprocessing": "the router is a process of its own; leave it out",
+    "--disable-custom-all-reduce": "ranks only use NCCL or gloo; leave it out",
+    "--disable-frontend-multiprocessing": "the router is a separate process; leave it out",
     "--disable-sliding-window": "set sliding_window in the model's config.json",
     "--disaggregation-mode": "use --prefill-nodes, or tandem prefill-node and decode-node",
     "--disaggregation-transfer-backend": "use --carrier",
@@ -80,7 +77,7 @@ REFUSED = {
     "--headless": "start tandem decode-node MODEL --join ROUTER",
     "--hf-config-path": _FILES,
     "--kv-cache-memory-bytes": "use --num-gpu-blocks-override",
-    "--kv-events-config": "nodes tell their routers by themselves; leave it out",
+    "--kv-events-config": "nodes report to their routers; leave it out",
     "--kv-offloading-size": _NO_OFFLOAD,
     "--kv-transfer-config": "use --prefill-nodes, or --pd-server and --pd-client",
     "--limit-mm-per-prompt": _NO_IMAGES,
@@ -99,13 +96,13 @@ REFUSED = {
     "--max-log-len": "contents of requests are never logged; leave it out",
     "--max-num-partial-prefills": "use --itl-target",
     "--mem-fraction-static": "use --gpu-memory-utilization",
-    "--middleware": "no code is loaded from outside; put a proxy in front",
+    "--middleware": "no external code is loaded; put a proxy in front",
     "--mlock": _MEMORY,
     "--mm-processor-kwargs": _NO_IMAGES,
     "--mmap": _MEMORY,
     "--mmproj": _NO_IMAGES,
     "--model-draft": _NO_SPECULATION,
-    "--model-impl": "models are implemented here alone; leave it out",
+    "--model-impl": "there is only one implementation of each model; leave it out",
     "--model-loader-extra-config": _FILES,
     "--model-url": _HUB,
     "--n-cpu-moe": _NO_OFFLOAD,
@@ -117,11 +114,11 @@ REFUSED = {
     "--num-speculative-tokens": _NO_SPECULATION,
     "--override-tensor": _NO_OFFLOAD,
     "--pipeline-parallel-size": "split the model with --tensor-parallel-size",
-    "--quantization": "the checkpoint itself says how it is quantised; leave it out",
+    "--quantization": "the checkpoint's configuration has its quantisation; leave it out",
     "--reasoning-budget": "requests set thinking_token_budget",
     "--reasoning-format": "use --reasoning-parser",
     "--reasoning-parser-plugin": _NO_CODE,
-    "--response-role": "answers have the role assistant; leave it out",
+    "--response-role": "responses have the role assistant; leave it out",
     "--root-path": "let the proxy strip the path",
     "--rope-freq-base": _ROPE,
     "--rope-freq-scale": _ROPE,
@@ -140,16 +137,16 @@ REFUSED = {
     "--ssl-ca-certs": _NO_TLS,
     "--ssl-certfile": _NO_TLS,
     "--ssl-keyfile": _NO_TLS,
-    "--stream-interval": "each token is sent as soon as it is there; leave it out",
+    "--stream-interval": "each token is sent at once; leave it out",
     "--structured-outputs-config": "grammars are compiled by llguidance; leave it out",
     "--swap-space": _NO_OFFLOAD,
     "--task": _BY_FILES,
     "--tensor-split": _GPUS,
     "--tokenizer": _FILES,
-    "--tokenizer-mode": "the files of the model's folder say what its tokenizer is; leave it out",
+    "--tokenizer-mode": "the files in the model's folder determine its tokenizer; leave it out",
     "--tokenizer-revision": _FILES,
     "--tool-parser-plugin": _NO_CODE,
-    "--tool-prompt": "tools are shown as the chat template has them; leave it out",
+    "--tool-prompt": "the chat template formats tools; leave it out",
     "--tool-server": "use --mcp-config",
     "--trust-remote-code": _NO_CODE,
     "--ubatch-size": _CHUNK,

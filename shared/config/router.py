@@ -23,8 +23,9 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     model: str | None = option(
         None,
         "--model",
-        "Model that nodes must serve, named as for a node; the router reads its configuration and "
-        "tokenizer, not its weights (default: that of the first decode node to join).",
+        "Model that nodes must serve, in the form of a node's --model; the router reads its "
+        "configuration and tokenizer, not its weights (default: the model of the first decode node "
+        "to join).",
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()
     hf_overrides: str | None = fields.hf_overrides()
@@ -45,8 +46,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     pd_url: str | None = option(
         None,
         "--pd-url",
-        "Prefill nodes that do not join by themselves: host:port[,host:port], or file:///folder "
-        "with their sockets.",
+        "Prefill nodes that do not join themselves: host:port[,host:port], or file:///folder with "
+        "their sockets.",
     )
     metrics_port: int | None = option(
         None,
@@ -62,8 +63,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     pooling: str | None = option(
         None,
         "--pooling",
-        "The hidden state that /v1/embeddings returns for a text: that of its last token, of its "
-        "first (cls), or the mean over all (default: what the model's files say, else the last).",
+        "The hidden state that /v1/embeddings returns for a text: of its last token, of its first "
+        "(cls), or the mean of all (default: as in the model's files, or else last).",
         choices=("last", "cls", "mean"),
     )
     max_body_bytes: int = option(
@@ -75,8 +76,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     trust_request_chat_template: bool = option(
         False,
         "--trust-request-chat-template",
-        "Allow requests to bring their own chat template. It runs in a sandbox, with bounds on "
-        "time and memory.",
+        "Allow requests to have their own chat template. It runs in a sandbox with limits on time "
+        "and memory.",
     )
     enable_tokenizer_info_endpoint: bool = option(
         False,
@@ -91,44 +92,44 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     placement_policy: str = option(
         "prefix-aware",
         "--placement-policy",
-        "How nodes are chosen: by estimated time to first token (cached prefixes and queues), by "
-        "least load, or in turn.",
+        "Choice of nodes: by the estimated time to first token (cached prefixes and queues), by "
+        "the lowest load, or in turn.",
         choices=("prefix-aware", "least-loaded", "round-robin"),
     )
     shutdown_delay: float = option(
         0.0,
         "--shutdown-delay",
         "Seconds after SIGTERM, SIGINT or SIGHUP during which /ready is 503 and requests are still "
-        "accepted: as long as a load balancer needs to notice.",
+        "accepted, until load balancers notice.",
         minimum=0.0,
     )
     router_workers: int = option(
         1,
         "--router-workers",
-        "Routers on one HTTP port, each a process for a core of its own. Nodes join all of them: "
-        "each takes the next port after --registry-port, and after --metrics-port. Limits on "
-        "memory, connections and requests are divided among them. Limits of keys (but see "
-        "--limits-storage) and the counts of /v1/usage and /metrics are those of each.",
+        "Number of router processes on one HTTP port, for one core each. Nodes join all of them: "
+        "each has the next port after --registry-port and --metrics-port. They share the limits on "
+        "memory, connections and requests in equal parts; each has its own limits of keys (unless "
+        "there is --limits-storage) and its own counts in /v1/usage and /metrics.",
         minimum=1,
         maximum=64,
     )
     max_concurrent_requests: int = option(
         1024,
         "--max-concurrent-requests",
-        "Maximum number of requests at once; further ones get 503.",
+        "Maximum number of concurrent requests; further ones get 503.",
         minimum=1,
     )
     max_connections: int = option(
         MAX_CONNECTIONS,
         "--max-connections",
-        "Maximum number of HTTP connections, fewer if the limit of open files leaves no room for "
-        "them; further ones are closed at once.",
+        "Maximum number of HTTP connections, or fewer if the limit of open files requires it; "
+        "further ones are closed at once.",
         minimum=1,
     )
     max_held_body_bytes: int = option(
         256 << 20,
         "--max-held-body-bytes",
-        "Maximum bytes of all request bodies held at once, at least --max-body-bytes; beyond it "
+        "Maximum bytes of all request bodies in memory, at least --max-body-bytes; beyond it "
         "clients get 503.",
         minimum=1024,
     )
@@ -142,33 +143,32 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     max_response_bytes: int = option(
         64 << 20,
         "--max-response-bytes",
-        "Maximum size of a response that is not streamed; a request for more gets 400.",
+        "Maximum size of a response that is not streamed, in bytes; a request for more gets 400.",
         minimum=1024,
     )
     max_response_logprobs: int = option(
         1 << 19,
         "--max-response-logprobs",
-        "Maximum number of logprobs in a response that is not streamed: of generated and prompt "
-        "tokens, with their alternatives.",
+        "Maximum number of logprobs in a response that is not streamed: of output and prompt "
+        "tokens and their alternatives.",
         minimum=1024,
     )
     max_logprobs: int = option(
         20,
         "--max-logprobs",
-        "Maximum number of alternatives that a request may list for each token, of generated ones "
-        "and of the prompt's.",
+        "Maximum number of alternatives that a request may ask for at each output or prompt token.",
         minimum=0,
         maximum=MAX_LOGPROBS,
     )
     return_tokens_as_token_ids: bool = option(
         False,
         "--return-tokens-as-token-ids",
-        "Name tokens in logprobs as token_id:5, also for requests that do not ask for it.",
+        "Name tokens in logprobs as token_id:5, even if a request does not ask for it.",
     )
     enable_per_request_metrics: bool = option(
         False,
         "--enable-per-request-metrics",
-        "Add the times of a request to its response, as 'metrics' like vLLM; in a stream, to the "
+        "Add the times of a request to its response as 'metrics', like vLLM; in a stream, to the "
         "chunk with the usage.",
     )
     max_held_response_bytes: int = option(
@@ -181,8 +181,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     keep_alive_timeout: float = option(
         75.0,
         "--keep-alive-timeout",
-        "Seconds that an idle HTTP connection stays open; should exceed the load balancer's "
-        "timeout.",
+        "Seconds that an idle HTTP connection stays open; should be longer than the load "
+        "balancer's timeout.",
         minimum=1.0,
     )
     header_timeout: float = option(
@@ -200,13 +200,13 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     parse_timeout: float = option(
         30.0,
         "--parse-timeout",
-        "Seconds that a body waits for a thread that parses it; then its client gets 503.",
+        "Seconds that a body may wait for a thread to parse it; then the client gets 503.",
         minimum=0.1,
     )
     send_timeout: float = option(
         30.0,
         "--send-timeout",
-        "Seconds after which a client that reads nothing is cut off.",
+        "Seconds after which a client that does not read is cut off.",
         minimum=0.1,
     )
     admission_timeout: float = option(
@@ -218,27 +218,27 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     migration_limit: int = option(
         3,
         "--migration-limit",
-        "How many times a request whose decode node dies or drains after its first token is "
-        "continued on another node; 0: never.",
+        "Maximum number of times that a request is continued on another node because its decode "
+        "node dies or drains after the first token (0: never).",
         minimum=0,
     )
     request_timeout: float = option(
         3600.0,
         "--request-timeout",
-        "Maximum seconds of a request, over all nodes that try it.",
+        "Maximum seconds of a request, on all nodes together.",
         minimum=1.0,
     )
     heartbeat_seconds: float = option(
         1.0,
         "--heartbeat-seconds",
-        "Seconds between heartbeats of a node; at most a third of --node-timeout is used.",
+        "Seconds between heartbeats of a node; limited to a third of --node-timeout.",
         minimum=0.05,
         maximum=60.0,
     )
     node_timeout: float = option(
         3.0,
         "--node-timeout",
-        "Seconds without a heartbeat after which a node counts as lost, with its requests.",
+        "Seconds without a heartbeat after which a node and its requests count as lost.",
         minimum=0.1,
         maximum=3600.0,
     )
@@ -256,12 +256,12 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     enable_auto_tool_choice: bool = option(
         True,
         "--enable-auto-tool-choice",
-        "Let the model decide whether it calls a tool, and find its calls in its output.",
+        "Let the model decide whether to call tools, and parse tool calls in its output.",
     )
     tool_call_parser: str = option(
         "auto",
         "--tool-call-parser",
-        "Format in which the model writes tool calls. auto: that which its chat template shows.",
+        "Format of the model's tool calls. auto: as in its chat template.",
         choices=(
             "auto",
             "deepseek_v3",
@@ -290,14 +290,14 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     exclude_tools_when_tool_choice_none: bool = option(
         False,
         "--exclude-tools-when-tool-choice-none",
-        "Leave the tools out of the prompt of a request whose tool_choice is none.",
+        "Omit the tools from the prompt of a request with tool_choice none.",
     )
     reasoning_parser: str = option(
         "none",
         "--reasoning-parser",
-        "Format in which the model writes reasoning, which is split off the content: qwen3 expects "
-        "<think> and </think> in the output, deepseek_r1 only </think>, because the prompt opens "
-        "it. auto: that which its chat template shows.",
+        "Format of the model's reasoning, which is separated from the content: qwen3 expects "
+        "<think> and </think> in the output, deepseek_r1 only </think>, because the prompt has "
+        "<think>. auto: as in its chat template.",
         choices=(
             "none",
             "auto",
@@ -337,7 +337,7 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
 
 
 def prefill_addresses(value: str | None) -> tuple[str, ...]:
-    """The addresses of ``--pd-url``, as gRPC dials them. Raises ``UsageError``."""
+    """The addresses of ``--pd-url`` in gRPC's form. Raises ``UsageError``."""
     parts = () if value is None else [_without_scheme(part) for part in value.split(",")]
     return tuple(
         socket_address("--pd-url", part)
@@ -348,7 +348,7 @@ def prefill_addresses(value: str | None) -> tuple[str, ...]:
 
 
 def _without_scheme(address: str) -> str:
-    """As vLLM.rs takes them: ``tcp://host:port`` and ``http://host:port``."""
+    """The address without ``tcp://`` or ``http://``, which vLLM.rs accepts."""
     address = address.strip()
     for scheme in ("tcp://", "http://"):
         address = address.removeprefix(scheme)

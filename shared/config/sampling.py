@@ -1,4 +1,4 @@
-"""Options of a router about what requests leave out: sampling parameters and template variables."""
+"""A router's defaults for requests: sampling parameters, chat template and its variables."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..errors import UsageError
 from .fields import check_option, json_object, option
 from .sampling_fields import LARGEST_INT, NUMBERS, Number, with_number_options
 
-# vLLM's words for the model's own generation_config.json, and for none.
+# vLLM's values for the model's own generation_config.json, and for none.
 MODELS_OWN, NONE = "auto", "vllm"
 # The limit of every request, which vLLM has among the defaults.
 LIMIT = "max_new_tokens"
 _TOKENS = Number(
-    default=0, least=1, most=LARGEST_INT, above=False, computable=(1, LARGEST_INT), help=""
+    default=0, minimum=1, maximum=LARGEST_INT, above=False, computable=(1, LARGEST_INT), help=""
 )
 DEFAULTS = NUMBERS | {LIMIT: _TOKENS}
-# Of a chat template among those of a model.
+# The name of one of a model's chat templates.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Variables of chat templates that only the router sets.
 RESERVED_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
@@ -28,14 +28,14 @@ RESERVED_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "c
 @dataclass(frozen=True, kw_only=True)
 @with_number_options("Default of {name}. {help}")
 class SamplingConfig:
-    """Defaults of sampling parameters. A request's own value always counts."""
+    """Defaults of sampling parameters. A request's own values take precedence."""
 
     generation_config: str = option(
         MODELS_OWN,
         "--generation-config",
-        "Source of the sampling defaults: auto is the model's generation_config.json, or a GGUF "
-        "file's metadata (else llama.cpp's defaults); vllm is none (OpenAI's defaults), anything "
-        "else a folder with such a file, or the file.",
+        "Source of the sampling defaults. auto: the model's generation_config.json, or a GGUF "
+        "file's metadata, or else llama.cpp's defaults; vllm: OpenAI's defaults; otherwise such a "
+        "file, or a folder with one.",
     )
     override_generation_config: str | None = option(
         None,
@@ -46,31 +46,31 @@ class SamplingConfig:
     max_tokens: int | None = option(
         None,
         "--max-tokens",
-        "Tokens that a request may generate if it does not say (default: what fits in the context; "
-        "16 for text completions, as in OpenAI's API).",
+        "Default of max_tokens in requests (default: what fits in the context; 16 for text "
+        "completions, as in OpenAI's API).",
         minimum=1,
         maximum=LARGEST_INT,
     )
     chat_template: str | None = option(
         None,
         "--chat-template",
-        "Chat template in place of the model's own: a file, the template itself, or the name of "
-        "one of several that the model has.",
+        "Chat template instead of the model's default: a file, the template itself, or the name of "
+        "one of the model's templates.",
     )
     default_chat_template_kwargs: str | None = option(
         None,
         "--default-chat-template-kwargs",
-        "JSON object with variables of the chat template, which those of a request replace, such "
-        "as '{\"enable_thinking\": false}'.",
+        "JSON object with default variables of the chat template, such as "
+        "'{\"enable_thinking\": false}'.",
     )
 
     def _check_sampling(self) -> None:
-        """Raise ``UsageError`` for a default that no request may have."""
+        """Raise ``UsageError`` for a value that is invalid in requests."""
         for item in fields(SamplingConfig):
             check_option(item.metadata, getattr(self, item.name))
         check_defaults("--override-generation-config", self.overrides)
         for name, number in NUMBERS.items():
-            if number.above and getattr(self, name) == number.least:
+            if number.above and getattr(self, name) == number.minimum:
                 raise UsageError(f"--{name.replace('_', '-')} 0 is out of range: must be above 0")
         _ = self.template_source
         for name in self.template_variables:
@@ -98,11 +98,11 @@ class SamplingConfig:
 
     @property
     def template_name(self) -> str | None:
-        """The name in ``--chat-template``, of a template that only the model may have."""
-        given = self.chat_template
-        if given is None or not _NAME.fullmatch(given) or Path(given).exists():
+        """The name in ``--chat-template``, if it is not a template or a file."""
+        name = self.chat_template
+        if name is None or not _NAME.fullmatch(name) or Path(name).exists():
             return None
-        return given
+        return name
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def check_defaults(flag: str, values: dict[str, Any]) -> None:
     """Raise ``UsageError`` for anything but sampling parameters in their ranges."""
     for name, value in values.items():
         if name not in DEFAULTS:
-            known = ", ".join(DEFAULTS)
-            raise UsageError(f"{flag}: {name!r} is not a default that can be set; use {known}")
+            names = ", ".join(DEFAULTS)
+            raise UsageError(f"{flag}: {name!r} is not a default that can be set; use {names}")
         number = DEFAULTS[name]
-        least, most, above, whole = number.least, number.most, number.above, number.kind is int
-        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not right or not least <= value <= most or (above and value == least):
+        low, high, above, whole = number.minimum, number.maximum, number.above, number.kind is int
+        valid = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not valid or not low <= value <= high or (above and value == low):
             kind = "an integer" if whole else "a number"
-            between = f"above {least:g} and at most" if above else f"from {least:g} to"
-            raise UsageError(f"{flag}: {name} {value!r} must be {kind} {between} {most:g}")
+            between = f"above {low:g} and at most" if above else f"from {low:g} to"
+            raise UsageError(f"{flag}: {name} {value!r} must be {kind} {between} {high:g}")

@@ -1,4 +1,4 @@
-"""Sampling parameters of requests that do not set them: the operator's, else the model's."""
+"""Default sampling parameters of requests: the operator's, or else the model's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, shown
+from ..errors import UsageError, brief
 from .sampling import DEFAULTS, LIMIT, MODELS_OWN, NONE, SamplingConfig
 from .sampling_fields import NUMBERS
 
@@ -20,14 +20,14 @@ log = logging.getLogger("tandem.router")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """``parameters`` by their names in requests; ``max_tokens`` is the operator's default, and
-    ``limit`` the most that any request gets."""
+    ``limit`` the maximum of any request."""
 
     parameters: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
     limit: int | None = None
 
     def within(self, tokens: int) -> int:
-        """So many tokens, or as many as any request gets."""
+        """``tokens``, reduced to the limit if there is one."""
         return tokens if self.limit is None else min(tokens, self.limit)
 
 
@@ -36,8 +36,8 @@ NO_DEFAULTS = SamplingDefaults()
 
 @dataclass(frozen=True, slots=True)
 class OperatorDefaults:
-    """The command line's own defaults, and the generation config that it names; ``None``
-    stands for the model's."""
+    """The command line's own defaults, and the generation config that it names; ``None`` means the
+    model's."""
 
     own: SamplingDefaults
     base: Mapping[str, Any] | None
@@ -57,23 +57,23 @@ def read_defaults(options: SamplingConfig) -> OperatorDefaults:
     """Read the options, and the file that they name. Raises ``UsageError``."""
     overrides = options.overrides
     flags = {name: getattr(options, name) for name in NUMBERS}
-    given = {name: value for name, value in flags.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value is not None}
     limit = overrides.pop(LIMIT, None)
-    own = SamplingDefaults(parameters=overrides | given, max_tokens=options.max_tokens, limit=limit)
+    own = SamplingDefaults(parameters=overrides | flags, max_tokens=options.max_tokens, limit=limit)
     return OperatorDefaults(own, _base(options.generation_config))
 
 
 def warn_of_ignored(generation_config: Mapping[str, Any], origin: str) -> None:
-    """Log the sampling parameters of a generation_config.json that are no numbers."""
+    """Log the sampling parameters of a generation_config.json that are not numbers."""
     usable = _numbers(generation_config)
     for name in DEFAULTS:
         if name not in usable and (value := generation_config.get(name)) is not None:
             log.warning(
-                "%s: %s is %s, which is no number, and is ignored: correct it, or set it by "
+                "%s: %s is %s, which is not a number, and is ignored: correct it, or set it by "
                 "--override-generation-config",
                 origin,
                 name,
-                shown(value),
+                brief(value),
             )
 
 

@@ -1,7 +1,7 @@
-"""The sampling parameters that are plain numbers, in one table.
+"""The table of numeric sampling parameters.
 
-``SamplingParams`` of the engine and what its ranks get inherit from it. The fields of requests, the
-message to a node, the options of routers and clients, and the fields of the page are made from it.
+The parameters of the engine and of its ranks inherit from it. The fields of requests, the message
+to a node, the options of routers and clients, and the fields of the page are generated from it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """What a parameter may be. Requests and options have ``least`` to ``most``, without ``least``
-    itself if ``above``. The engine takes ``computable`` values of any caller: those that ranks can
-    compute with."""
+    """The range of a parameter. Requests and options may set ``minimum`` to ``maximum``, without
+    ``minimum`` itself if ``above``. The engine accepts any ``computable`` value: those with which
+    ranks can compute."""
 
     default: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     above: bool
     computable: tuple[float, float]
     help: str
@@ -39,29 +39,29 @@ class Number:
 
 def number(
     default: float,
-    least: float,
-    most: float,
+    minimum: float,
+    maximum: float,
     help: str,
     *,
     above: bool = False,
     computable: tuple[float, float] | None = None,
 ) -> Any:
-    """A row of the table; ``computable`` is the range of requests unless it is given."""
+    """A row of the table; by default, ``computable`` is the range of requests."""
     kind = type(default)
-    about = Number(
+    row = Number(
         default=default,
-        least=least,
-        most=most,
+        minimum=minimum,
+        maximum=maximum,
         above=above,
-        computable=computable or (kind(least), kind(most)),
+        computable=computable or (kind(minimum), kind(maximum)),
         help=help,
     )
-    return field(default=default, metadata={_NUMBER: about})
+    return field(default=default, metadata={_NUMBER: row})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingNumbers:
-    """The table. The defaults, OpenAI's, change nothing of what the model computes."""
+    """The table. The defaults are OpenAI's, which leave the model's distribution as it is."""
 
     temperature: float = number(
         1.0,
@@ -81,7 +81,7 @@ class SamplingNumbers:
         0,
         -1,
         LARGEST_INT,
-        "Draw from this many of the likeliest tokens; 0 and -1: from all.",
+        "Draw from this many of the likeliest tokens; 0 or -1: all tokens.",
         computable=(0, 1 << 31),
     )
     min_p: float = number(
@@ -91,13 +91,13 @@ class SamplingNumbers:
         1.0,
         0,
         100,
-        "Above 1: repeat less of the prompt and the answer.",
+        "Above 1: repeat less of the prompt and the output.",
         above=True,
         computable=(0.01, 100.0),
     )
     presence_penalty: float = number(0.0, -2, 2, "Above 0: prefer tokens that have not appeared.")
     frequency_penalty: float = number(
-        0.0, -2, 2, "Above 0: the more often a token has appeared, the less likely."
+        0.0, -2, 2, "Above 0: a token is less likely the more often it has appeared."
     )
 
 
@@ -105,21 +105,21 @@ NUMBERS: dict[str, Number] = {item.name: item.metadata[_NUMBER] for item in fiel
 
 
 def with_number_options(help: str) -> Callable[[type[T]], type[T]]:
-    """Give a class of options, before it becomes a dataclass, one for each number, without a
-    default. The ``help`` may have the parameter's ``{name}`` and ``{help}``."""
+    """Add an option without a default for each number to a class, before it becomes a dataclass.
+    ``help`` may contain ``{name}`` and ``{help}`` of the parameter."""
 
     def add(config: type[T]) -> type[T]:
         kinds: dict[str, Any] = {}
-        for name, about in NUMBERS.items():
-            kinds[name] = about.kind | None
-            made = option(
+        for name, row in NUMBERS.items():
+            kinds[name] = row.kind | None
+            flag = option(
                 None,
                 "--" + name.replace("_", "-"),
-                help.format(name=name, help=about.help),
-                minimum=about.kind(about.least),
-                maximum=about.kind(about.most),
+                help.format(name=name, help=row.help),
+                minimum=row.kind(row.minimum),
+                maximum=row.kind(row.maximum),
             )
-            setattr(config, name, made)
+            setattr(config, name, flag)
         config.__annotations__ = kinds | config.__annotations__
         return config
 

@@ -15,8 +15,8 @@ class SecurityConfig:
     tls_cert: str | None = option(
         None,
         "--tls-cert",
-        "PEM file with this process's certificate and any intermediate ones: the control plane "
-        "then uses TLS, the data plane CURVE.",
+        "PEM file with this process's certificate and intermediate ones: the control plane then "
+        "uses TLS, the data plane CURVE.",
     )
     tls_key: str | None = option(
         None, "--tls-key", "PEM file with the unencrypted private key of --tls-cert."
@@ -24,8 +24,8 @@ class SecurityConfig:
     tls_ca: str | None = option(
         None,
         "--tls-ca",
-        "PEM file with the cluster's authorities: both ends of a connection must present a "
-        "certificate of theirs (default: servers one of a public authority, clients none).",
+        "PEM file with the cluster's authorities, which must have issued the certificates of both "
+        "ends of a connection (default: servers need one of a public authority, clients none).",
     )
     tls_name: str | None = option(
         None,
@@ -50,8 +50,8 @@ class SecurityConfig:
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("--tls-cert", "--tls-key")[:: 1 if self.tls_cert else -1]
-            raise UsageError(f"{given} needs {missing}: a certificate and its key go together")
+            flag, missing = ("--tls-cert", "--tls-key")[:: 1 if self.tls_cert else -1]
+            raise UsageError(f"{flag} needs {missing}: a certificate and its key go together")
         for flag, value in (("--tls-ca", self.tls_ca), ("--tls-name", self.tls_name)):
             if value is not None and self.tls_cert is None:
                 raise UsageError(f"{flag} {value} needs --tls-cert and --tls-key: there is no TLS")

@@ -12,7 +12,7 @@ class ServeConfig:
     """Options of ``tandem serve``: the processes to start."""
 
     pd_server: bool = option(
-        False, "--pd-server", "Start a prefill node only, which listens at --pd-url."
+        False, "--pd-server", "Start only a prefill node, which listens at --pd-url."
     )
     pd_client: bool = option(
         False,
@@ -20,12 +20,12 @@ class ServeConfig:
         "Start a router and a decode node that use the prefill nodes at --pd-url.",
     )
     interactive: bool = option(
-        False, "--interactive", "Chat on this terminal while it serves (--i is short for it)."
+        False, "--interactive", "Chat on this terminal during serving (short form: --i)."
     )
     prompts: str | None = option(
         None,
         "--prompts",
-        "Answer these messages, separated by '|', instead of serving until Ctrl-C.",
+        "Reply to these messages, separated by '|', instead of serving until Ctrl-C.",
     )
     prefill_nodes: int = option(
         0,
@@ -44,9 +44,9 @@ class ServeConfig:
     share_devices: bool = option(
         False,
         "--share-devices",
-        "Let nodes share GPUs, in equal parts of the memory, where there are fewer than they need.",
+        "Let nodes share GPUs, with equal parts of the memory, if there are too few.",
     )
-    # Any free port by default: its own nodes are told the port.
+    # Any free port by default: the launcher passes it to its own nodes.
     registry_port: int = option(
         0,
         "--registry-port",
@@ -57,14 +57,14 @@ class ServeConfig:
     log_dir: str = option(
         "logs",
         "--log-dir",
-        "Folder for logs. Each start gets a folder in it, and the last ten are kept; the link "
-        "'latest' points to the newest. Each process has a file; one longer than 64 MiB becomes "
+        "Folder for logs. Each start has its own folder in it; the last ten are kept, and the link "
+        "'latest' points to the newest. Each process has a file; beyond 64 MiB it is moved to "
         "NAME.log.1.",
     )
     start_timeout: float | None = option(
         None,
         "--start-timeout",
-        "Seconds until all processes, or a restarted node, must be ready (default: three times "
-        "--load-timeout plus an hour for a download, so that a node's own limits apply).",
+        "Seconds within which all processes, or a restarted node, must be ready (default: three "
+        "times --load-timeout plus an hour for a download, so that a node's own limits apply).",
         minimum=1.0,
     )

@@ -23,7 +23,7 @@ from ..errors import ModelError, StartupError
 from ..handoff.plane import messages as plane
 from ..handoff.wire.codec import CodecError
 from ..kv.planning import RankDevice, RankMemory
-from ..process.ending import ending
+from ..process.signals import describe_exit
 from .channel import PREFIX_BYTES, body_length, framed
 from .messages import (
     CODEC,
@@ -344,7 +344,11 @@ class MultiprocessExecutor:
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
                 # A rank that was killed could log nothing.
-                return ending(status) if status < 0 else f"{ending(status)}; its log has the cause"
+                return (
+                    describe_exit(status)
+                    if status < 0
+                    else f"{describe_exit(status)}; its log has the cause"
+                )
         return "closed its channel; its log has the cause"
 
     async def _loading(self, rank: Rank, wanted: type[T]) -> T:

@@ -19,8 +19,7 @@ from ..kv.layout import heads_by_rank
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
 from ..models.spec import DecoderSpec, Scorer, Scoring, tensor_parallel_problem
-from ..process.cores import share_of_cores
-from ..process.threads import in_thread
+from ..process.threads import in_thread, share_of_cores
 from ..telemetry.logs import log_settings
 from ..text.tokenizer_files import TokenizerFiles
 from ..weights.in_situ import InSitu

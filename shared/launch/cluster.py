@@ -1,11 +1,11 @@
 """The processes of a cluster on one machine: started, kept serving, and ended by one launcher.
 
 Each part is a process (``python -m tandem router ...``) that holds the read end of a pipe; when the
-launcher dies, however it dies, the pipe closes and every part ends.
+launcher dies, for whatever reason, the pipe closes and every part ends.
 
-While the cluster starts, a part that exits is an error. Later, a node that exits does not affect
-the others: with status 0 it has drained and stays away, with any other it is restarted. So is one
-of several routers; the end of the only one is the end."""
+During the start, the exit of a part is an error. Later, the exit of a node does not affect the
+others: after status 0 it has drained and stays away, after any other status it is restarted. The
+same is true of one of several routers; the exit of a single router ends the cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from typing import Any
 
 from ..errors import StartupError, UsageError
 from ..process.backoff import Backoff
-from ..process.ending import ending
 from ..process.lifeline import LIFELINE_FD, READY_FD, read_announcements
-from ..process.signals import DRAIN
+from ..process.signals import DRAIN, describe_exit
 from .part_log import PartLog
 
-# Time that parts may take to end beyond their --drain-timeout.
+# Time limit of a part's end beyond its --drain-timeout.
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
 # Exit status of the command line for an invalid option.
@@ -38,18 +37,18 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 MAX_RESTARTS = 5
 GOOD_SECONDS = 60.0
-# When this cluster has no decode node of its own left, one started elsewhere may still join.
+# Time without any decode node before the cluster ends: one started elsewhere may still join.
 UNSERVED_SECONDS = 5.0
 ROUTER, DECODE_NODE = "router", "decode-node"
 STDERR = 2
-# The beginning of the line with which a command gives the reason for its end.
-OF_COMMAND = "tandem: "
+# Prefix of the last line of a failed command, which has the reason.
+ERROR_PREFIX = "tandem: "
 
 
 @dataclass(slots=True)
 class ProcessSpec:
-    """A process of the cluster, its log, and the pipe that announces its readiness. Without a log
-    it writes to the launcher's standard error."""
+    """A process of the cluster, its log, and the pipe of its announcements. Without a log it writes
+    to the launcher's standard error."""
 
     name: str
     arguments: list[str]
@@ -57,7 +56,7 @@ class ProcessSpec:
     log: PartLog | None
     process: subprocess.Popen[bytes]
     ready: int
-    announced: bytes = field(default=b"", repr=False)
+    announcements: bytes = field(default=b"", repr=False)
 
 
 class Restarts:
@@ -68,8 +67,8 @@ class Restarts:
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def pause(self, served: float) -> float | None:
-        """Seconds to wait before restarting a part that died after serving for ``served`` seconds;
-        ``None`` if it has died too often."""
+        """Seconds to wait before the restart of a part that died after serving for ``served``
+        seconds; ``None`` if it has died too often."""
         if served >= GOOD_SECONDS:
             self._count = 0
             self._backoff.reset()
@@ -79,7 +78,7 @@ class Restarts:
         return self._backoff.pause()
 
     def outlook(self, pause: float | None) -> str:
-        """The consequence, for the operator's log."""
+        """What happens next, for the operator's log."""
         if pause is None:
             return f"it died {MAX_RESTARTS + 1} times in a row; giving up"
         return f"it is restarted in {pause:.1f} s (restart {self._count} of {MAX_RESTARTS})"
@@ -91,13 +90,13 @@ class _Watched:
     def __init__(self, part: ProcessSpec, now: float) -> None:
         self.part = part
         self.serving_since: float | None = now
-        self.begun = now
+        self.started_at = now
         self.restart_at: float | None = None
         self.gone = False
         self._restarts = Restarts()
 
     def died(self, now: float) -> str:
-        """Schedule the restart; returns the consequence, for the operator's log."""
+        """Schedule the restart; returns what happens next, for the operator's log."""
         since, self.serving_since = self.serving_since, None
         pause = self._restarts.pause(0.0 if since is None else now - since)
         self.gone = pause is None
@@ -117,10 +116,9 @@ class LocalCluster:
         start_seconds: float = 600.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``log_dir`` is ``None`` for parts that write to the launcher's standard error.
-        ``drain_seconds`` is how long a part may finish its requests when it is told to end,
-        ``start_seconds`` how long a restarted part may take to be ready. ``tell`` receives a line
-        whenever a part comes or goes."""
+        """Without ``log_dir``, parts write to the launcher's standard error. ``drain_seconds`` is
+        the time limit of running requests at the end, ``start_seconds`` that of a restarted part to
+        become ready. ``tell`` is called with a line whenever a part starts or ends."""
         self._start_seconds = start_seconds
         self._tell = tell
         self._log_dir = log_dir
@@ -130,10 +128,10 @@ class LocalCluster:
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     def start(self, name: str, arguments: list[str], **environment: str) -> ProcessSpec:
-        """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``, if there is a folder of logs.
+        """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``, if there is a log folder.
 
-        ``environment`` is added to the common one; it holds secrets, which other users could read
-        among the arguments.
+        ``environment`` is added to the common one; it has the secrets, which other users could read
+        in the arguments.
         """
         log = None if self._log_dir is None else PartLog(self._log_dir / f"{name}.log")
         process, ready = self._launch(log, arguments, environment)
@@ -145,16 +143,16 @@ class LocalCluster:
         self, log: PartLog | None, arguments: list[str], environment: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], int]:
         try:
-            written = log.open() if log is not None else os.fdopen(os.dup(STDERR), "wb")
+            output = log.open() if log is not None else os.fdopen(os.dup(STDERR), "wb")
         except OSError as error:
             raise StartupError(
                 f"cannot write logs to {self._log_dir}: {error.strerror}; see --log-dir"
             ) from None
         ready_read, ready_write = os.pipe()
-        with written:
+        with output:
             process = start_process(
                 arguments,
-                written.fileno(),
+                output.fileno(),
                 {READY_FD: ready_write, LIFELINE_FD: self._lifeline_read},
                 {**self._environment, **environment},
             )
@@ -162,20 +160,20 @@ class LocalCluster:
         return process, ready_read
 
     def wait_starting(self, part: ProcessSpec, deadline: float) -> dict[str, Any]:
-        """What the part announces before it serves. Raises as ``wait_ready`` does."""
-        while not (starting := read_announcements(part.announced)[0]):
-            self._hear(part, deadline)
+        """The part's announcements before it serves. Raises like ``wait_ready``."""
+        while not (starting := read_announcements(part.announcements)[0]):
+            self._read_announcement(part, deadline)
         return starting
 
     def wait_ready(self, part: ProcessSpec, deadline: float) -> dict[str, Any]:
         """The part's announcement that it serves. Raises ``StartupError`` with the last log line of
         any part that died, or when ``deadline`` (monotonic) has passed."""
-        while not (ready := read_announcements(part.announced)[1]):
-            self._hear(part, deadline)
+        while not (ready := read_announcements(part.announcements)[1]):
+            self._read_announcement(part, deadline)
         return ready
 
-    def _hear(self, part: ProcessSpec, deadline: float) -> None:
-        """Read more of what a part announces."""
+    def _read_announcement(self, part: ProcessSpec, deadline: float) -> None:
+        """Wait for more output of a part's pipe."""
         while not select.select([part.ready], [], [], POLL_SECONDS)[0]:
             self.check()
             if time.monotonic() > deadline:
@@ -183,7 +181,7 @@ class LocalCluster:
                     f"{part.name} is not ready in time; see --start-timeout and {_log_of(part)}"
                 )
         if chunk := os.read(part.ready, 65536):
-            part.announced += chunk
+            part.announcements += chunk
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             part.process.wait(5)
@@ -205,13 +203,13 @@ class LocalCluster:
         self,
         routers: Sequence[ProcessSpec],
         serves: Callable[[], bool],
-        ended: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Restart parts that die, until it has ``ended`` or no decode node is left: none of this
-        cluster, and by ``serves`` none that joined a router from elsewhere.
+        """Restart parts that die, until ``is_over()`` or no decode node is left, neither in this
+        cluster nor, by ``serves()``, one that joined a router from elsewhere.
 
-        Raises ``StartupError`` when the only router dies, or when all of several or the last
-        decode node died too often; returns when the last one has drained, and when a router was
+        Raises ``StartupError`` if a single router dies, or if all of several routers or the last
+        decode node died too often. Returns if the last decode node has drained, or a router was
         shut down.
         """
         now = time.monotonic()
@@ -219,7 +217,7 @@ class LocalCluster:
         nodes = [_Watched(part, now) for part in self._parts if part not in routers]
         decode = [node for node in nodes if node.part.arguments[0] == DECODE_NODE]
         unserved_since: float | None = None
-        while not ended():
+        while not is_over():
             for router in routers:
                 status = router.process.poll()
                 if status == 0:
@@ -232,7 +230,7 @@ class LocalCluster:
                 if part.log is not None:
                     part.log.shorten()
             for watched in (*several, *nodes):
-                self._look_after(watched, now)
+                self._check_part(watched, now)
             if several and all(router.gone for router in several):
                 raise StartupError("no router is left: the last one died too often")
             if not all(node.gone for node in decode) or serves():
@@ -246,51 +244,51 @@ class LocalCluster:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _look_after(self, watched: _Watched, now: float) -> None:
-        """Notice a part's exit, and restart it when its pause is over."""
+    def _check_part(self, watched: _Watched, now: float) -> None:
+        """Note a part's exit, and restart it after its pause."""
         part = watched.part
         if watched.gone:
             return
         if watched.restart_at is not None:
             if now >= watched.restart_at:
-                self._start_again(watched, now)
+                self._restart(watched, now)
             return
         status = part.process.poll()
         if status is None:
             if watched.serving_since is None:
-                self._look_at_start(watched, now)
+                self._check_start(watched, now)
         elif status == 0:
             watched.gone = True
             self._tell(f"{part.name} has drained and left; the other nodes keep serving")
         else:
             self._tell(f"{_death_notice(part, status)}; {watched.died(now)}")
 
-    def _start_again(self, watched: _Watched, now: float) -> None:
+    def _restart(self, watched: _Watched, now: float) -> None:
         part = watched.part
-        watched.restart_at, watched.begun = None, now
+        watched.restart_at, watched.started_at = None, now
         try:
             process, ready = self._launch(part.log, part.arguments, part.environment)
         except (StartupError, OSError) as error:
             self._tell(f"{part.name} cannot be started: {error}; {watched.died(now)}")
             return
         os.close(part.ready)
-        part.process, part.ready, part.announced = process, ready, b""
+        part.process, part.ready, part.announcements = process, ready, b""
 
-    def _look_at_start(self, watched: _Watched, now: float) -> None:
+    def _check_start(self, watched: _Watched, now: float) -> None:
         part = watched.part
         if select.select([part.ready], [], [], 0)[0]:
-            part.announced += os.read(part.ready, 65536)  # nothing if it has just died
-            if read_announcements(part.announced)[1]:
+            part.announcements += os.read(part.ready, 65536)  # empty if it has just died
+            if read_announcements(part.announcements)[1]:
                 watched.serving_since = now
                 self._tell(f"{part.name} serves again")
-        elif now - watched.begun > self._start_seconds:
-            part.process.kill()  # counted as a death at the next look
+        elif now - watched.started_at > self._start_seconds:
+            part.process.kill()  # counted as a death at the next check
 
     def stop(self, tell: Callable[[], None] | None = None) -> None:
-        """Call ``tell``, then end every part in the order of starting: the routers drain, all at
-        a time, while nodes still serve.
+        """Call ``tell``, then end every part in the order of their start: first all routers drain
+        together, while nodes still serve.
 
-        ``KeyboardInterrupt`` kills the parts that are left.
+        ``KeyboardInterrupt`` kills the remaining parts.
         """
         try:
             if tell is not None:
@@ -324,8 +322,8 @@ class LocalCluster:
 def start_process(
     arguments: list[str], output: int, pipes: Mapping[str, int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start ``tandem ARGUMENTS``. ``pipes`` are descriptors that it inherits, by the variable that
-    tells it the number."""
+    """Start ``tandem ARGUMENTS``. ``pipes`` maps environment variables to the inherited descriptors
+    whose numbers they pass."""
     return subprocess.Popen(
         [sys.executable, "-m", "tandem", *arguments],
         stdin=subprocess.DEVNULL,
@@ -337,7 +335,7 @@ def start_process(
             **{name: str(number) for name, number in pipes.items()},
             "PYTHONSAFEPATH": "1",
         },
-        # Ctrl-C must reach the launcher alone, which ends the parts in order.
+        # Ctrl-C must only reach the launcher, which ends the parts in order.
         start_new_session=True,
     )
 
@@ -352,12 +350,13 @@ def _log_of(part: ProcessSpec) -> str:
 
 
 def _death_notice(part: ProcessSpec, status: int) -> str:
-    """How the part ended. Its last line is the cause only if the command itself has ended it."""
-    how = f"{part.name} {ending(status)}"
+    """The end of a part, with the cause if its last log line is the command's own error."""
+    end = f"{part.name} {describe_exit(status)}"
     if status < 0 or part.log is None:
-        return f"{how}; see {_log_of(part)}"
+        return f"{end}; see {_log_of(part)}"
     line = part.log.last_line()
-    said = f": {line.removeprefix(OF_COMMAND)}"
-    if not line.startswith(OF_COMMAND):
-        said = f"; its log ends with: {line}" if line else "; its log is empty"
-    return f"{how}{said} (log: {part.log.path})"
+    if line.startswith(ERROR_PREFIX):
+        cause = f": {line.removeprefix(ERROR_PREFIX)}"
+    else:
+        cause = f"; its log ends with: {line}" if line else "; its log is empty"
+    return f"{end}{cause} (log: {part.log.path})"

@@ -1,7 +1,7 @@
-"""Assigns GPUs to the nodes that one command starts.
+"""Assignment of GPUs to the nodes that one command starts, without loading torch.
 
-torch is not loaded here. Nodes get ``--d`` instead of ``CUDA_VISIBLE_DEVICES``: CUDA opens memory
-of visible GPUs only, so hiding the others' GPUs would rule out CUDA IPC."""
+Nodes get ``--d`` instead of ``CUDA_VISIBLE_DEVICES``: CUDA can only open memory of visible GPUs, so
+hiding the others' GPUs would rule out CUDA IPC."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ log = logging.getLogger("tandem.node")
 
 
 def usable_gpus(config: EngineConfig) -> tuple[int, ...]:
-    """The GPUs of ``--d``, else all of this machine; none if the options or a CPU build of torch
-    rule them out. Raises ``UsageError``."""
+    """The GPUs of ``--d``, or else all of this machine; none if the options or a CPU build of torch
+    exclude them. Raises ``UsageError``."""
     if config.devices is not None or config.device == CPU:
         return config.device_ids
     count = device_count()
@@ -38,12 +38,12 @@ def usable_gpus(config: EngineConfig) -> tuple[int, ...]:
 
 
 def _torch_has_cuda() -> bool:
-    """True if torch's version file names a CUDA version. Importing torch would take longer than
-    everything else that a launcher does."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    """True if torch's version file names a CUDA version. Importing torch would take longer than the
+    rest of a launcher's start."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return False
-    version = Path(found.origin).with_name("version.py")
+    version = Path(spec.origin).with_name("version.py")
     return version.is_file() and runpy.run_path(str(version)).get("cuda") is not None
 
 
@@ -52,19 +52,19 @@ def engines_of(
 ) -> list[EngineConfig]:
     """The configuration of each node: its GPUs, dealt out in turn, and how many nodes share them.
 
-    Each gets as many as ``--tensor-parallel-size`` says; without it one, or an equal part of those
-    of ``--d``, which must be used up. Nodes share GPUs only if ``share``, or if
-    ``--nodes-per-device`` says so. Raises ``UsageError`` for anything else than that.
+    A node gets ``--tensor-parallel-size`` GPUs; by default one, or an equal part of ``--d``. Nodes
+    only share GPUs with ``share`` or ``--nodes-per-device``.
+
+    Raises ``UsageError`` if there are too few GPUs, or if some of ``--d`` would not be used.
     """
     if not gpus:
         return [_shared(config, nodes)] * nodes
-    named = config.devices is not None
     size = _gpus_of_a_node(config, nodes, len(gpus))
     groups = len(gpus) // size
-    most = config.nodes_per_device or (nodes if share else 1)
-    if nodes > groups * most:
+    max_sharing = config.nodes_per_device or (nodes if share else 1)
+    if nodes > groups * max_sharing:
         raise UsageError(_too_few(config, nodes, size, len(gpus)))
-    if named and len(gpus) != min(nodes, groups) * size:
+    if config.devices is not None and len(gpus) != min(nodes, groups) * size:
         raise UsageError(
             f"--d {config.devices} names {len(gpus)} GPUs, of which {_counted(nodes)} with "
             f"--tensor-parallel-size {size} {'uses' if nodes == 1 else 'use'} "
@@ -75,13 +75,13 @@ def engines_of(
         group = number % groups
         own = ",".join(str(gpu) for gpu in gpus[group * size : (group + 1) * size])
         sharing = len(range(group, nodes, groups))
-        dealt = replace(config, devices=own, tensor_parallel_size=size)
-        engines.append(_shared(dealt, sharing))
+        engine = replace(config, devices=own, tensor_parallel_size=size)
+        engines.append(_shared(engine, sharing))
     return engines
 
 
 def _gpus_of_a_node(config: EngineConfig, nodes: int, gpus: int) -> int:
-    """How many GPUs each node gets. Raises ``UsageError`` if parts of ``--d`` are not equal."""
+    """Number of GPUs for each node. Raises ``UsageError`` if ``--d`` cannot be divided evenly."""
     size = config.tensor_parallel_size
     if size is not None or config.devices is None:
         return size or 1
@@ -116,7 +116,7 @@ def _shared(config: EngineConfig, nodes: int) -> EngineConfig:
 
 
 def gpus_by_node(names: Sequence[str], engines: Sequence[EngineConfig]) -> Iterator[str]:
-    """One line for each node with GPUs, and a warning if some are shared."""
+    """A line for each node with GPUs, and a warning if some are shared."""
     users = Counter(gpu for engine in engines for gpu in engine.device_ids)
     for name, engine in zip(names, engines, strict=True):
         if engine.devices is not None:

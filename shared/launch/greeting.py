@@ -1,4 +1,4 @@
-"""What ``tandem serve`` prints once it serves: where, and what to try."""
+"""The lines that ``tandem serve`` prints once it serves: its addresses, and commands to try."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from ..config.fields import served_names
 from ..models.spec import Scoring
 from ..weights.locate import display_name
 
-# Long enough to be prefilled by a prefill node, and a few seconds' work for two cores. The built-in
-# model answers it rightly, and so does SmolLM2.
+# Long enough for a prefill node, and a few seconds' work for two cores. The built-in model and
+# SmolLM2 both answer it correctly.
 LONG_PROMPT = (
     '(echo "The code of the green door is 417."; seq 200; '
     'echo "What is the code of the green door?")'
 )
 
-
 _CHAT = {"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}
 _TEXTS = ["Berlin has 3.7 million inhabitants.", "Berlin is known for its museums."]
-# What models do that are not for chats: the route, and a body.
+# Route and body of a request to a model that is not for chats.
 _REQUESTS: dict[Scoring, tuple[str, dict[str, Any]]] = {
     "pair": ("/v1/rerank", {"query": "How many people live in Berlin?", "documents": _TEXTS}),
     "labels": ("/classify", {"input": _TEXTS}),
@@ -41,15 +40,15 @@ def greeting(
     *,
     prefill_nodes: bool,
 ) -> list[str]:
-    """The lines, for a router of which the ``front`` has the options, and a model that scores two
-    texts by ``scoring`` if it is not for chats."""
+    """The lines for a router with the options ``front``. ``scoring`` is set if the model is not for
+    chats."""
     tandem, url = _program(), quote(address)  # an address of IPv6 has brackets
     name = next(iter(served_names(front.served_model_name)), display_name(front.model or ""))
     chats = ("/v1/chat/completions", _CHAT | {"max_tokens": 100, "stream": True})
     route, body = chats if scoring is None else _REQUESTS[scoring]
-    # Never the key itself.
+    # The key itself is never printed.
     header, variable = "", ""
-    if front.asks_for_keys:
+    if front.requires_key:
         header, variable = " -H 'authorization: Bearer KEY'", "TANDEM_API_KEY=KEY "
     page = "chat page, and " if scoring is None else ""
     stream = " -N" if scoring is None else ""
@@ -73,7 +72,7 @@ def greeting(
 
 
 def _program() -> str:
-    """The command as this user's shell finds it."""
+    """The command by which this user's shell finds Tandem."""
     if shutil.which("tandem"):
         return "tandem"
     own = Path(sys.argv[0])

@@ -17,7 +17,7 @@ from .cluster import Restarts
 from .serve import SAME_HOST
 
 Values = dict[str, Any]
-# Runs a prefill node until it ends, and reports its address when it serves.
+# Runs a prefill node until it ends, and calls back with its address once it serves.
 RunPrefillNode = Callable[[Values, Callable[[str], None]], None]
 
 
@@ -37,14 +37,14 @@ def serve_prefill(values: Values, run: RunPrefillNode) -> None:
 
 
 def _keep(values: Values, run: RunPrefillNode) -> None:
-    """Restart the node at its address when it has lost its ranks."""
+    """Run the node, and restart it at the same address if it loses its ranks."""
     restarts, served_at = Restarts(), ""
     while True:
-        begun = inf
+        start = inf
 
         def ready(address: str) -> None:
-            nonlocal begun, served_at
-            begun, served_at = time.monotonic(), address
+            nonlocal start, served_at
+            start, served_at = time.monotonic(), address
 
         try:
             run(values, ready)
@@ -52,7 +52,7 @@ def _keep(values: Values, run: RunPrefillNode) -> None:
         except StartupError as error:
             if not served_at:
                 raise
-            pause = restarts.pause(time.monotonic() - begun)
+            pause = restarts.pause(time.monotonic() - start)
             click.echo(f"tandem: {error}; {restarts.outlook(pause)}", err=True)
             if pause is None:
                 raise

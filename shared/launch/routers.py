@@ -1,8 +1,7 @@
 """The routers of a launcher: one, or ``--router-workers`` of them on one HTTP port.
 
-Several are ordinary routers that know nothing of each other. The system divides new connections
-among them (``SO_REUSEPORT``), every node joins each, and each has a registry and metrics on ports
-of its own."""
+Several routers are independent of each other. The system divides new connections among them
+(``SO_REUSEPORT``), every node joins each, and each has its own ports for registry and metrics."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ from .cluster import LocalCluster, ProcessSpec
 
 Values = dict[str, Any]
 MAX_PORT = 65535
-# Options that other users could read among the arguments; a storage has its password in it.
+# Options that other users must not read in the arguments; a storage's URL has its password.
 SECRETS = ("api_key", "admin_api_key", "limits_storage")
 
 
 class Routers:
-    """Call ``start``, then ``wait_ready``, and ``close`` last. ``registries`` are the addresses at
-    which nodes join: one for each of the ``parts``."""
+    """Call ``start``, then ``wait_ready``, and ``close`` last. ``registries`` are the addresses
+    that nodes join, one for each of the ``parts``."""
 
     def __init__(self, cluster: LocalCluster, values: Values) -> None:
         self.parts: list[ProcessSpec] = []
@@ -46,8 +45,8 @@ class Routers:
         self._port: socket.socket | None = None
 
     def start(self, deadline: float) -> None:
-        """Start them, and wait until their registries have ports: nodes load while the rest of a
-        router starts. Raises ``UsageError`` or ``StartupError``."""
+        """Start the routers, and wait until their registries have ports: nodes load while the rest
+        of a router starts. Raises ``UsageError`` or ``StartupError``."""
         front, count = self._front, self._front.router_workers
         if count == 1:
             self._start("router", front)
@@ -63,7 +62,7 @@ class Routers:
             self.registries.append(join_host_port(reachable(front.registry_host), registry))
 
     def wait_ready(self, deadline: float) -> list[dict[str, int]]:
-        """The ports of each, once all serve. One that is restarted gets the same."""
+        """The ports of each router, once all serve. A restarted router gets the same ones."""
         ready = [self._cluster.wait_ready(part, deadline) for part in self.parts]
         for part, config, ports in zip(self.parts, self._configs, ready, strict=False):
             own = {"registry_port": ports["registry"], "metrics_port": ports.get("metrics")}
@@ -71,7 +70,7 @@ class Routers:
         return ready
 
     def close(self) -> None:
-        """Give the port up. Idempotent."""
+        """Release the port. Idempotent."""
         if self._port is not None:
             self._port.close()
 
@@ -86,12 +85,12 @@ class Routers:
 
 
 def configs_of(front: RouterConfig) -> list[RouterConfig]:
-    """The options of each of several routers: its own ports, and its part of what all may hold
-    together. Raises ``UsageError``."""
+    """The options of each of several routers: its own ports, and its part of the common limits.
+    Raises ``UsageError``."""
     count = front.router_workers
 
-    def part(whole: int, least: int = 1) -> int:
-        return max(least, -(-whole // count))
+    def part(whole: int, minimum: int = 1) -> int:
+        return max(minimum, -(-whole // count))
 
     share = replace(
         front,
@@ -100,7 +99,7 @@ def configs_of(front: RouterConfig) -> list[RouterConfig]:
         max_held_body_bytes=part(front.max_held_body_bytes, front.max_body_bytes),
         max_held_prompt_tokens=part(front.max_held_prompt_tokens, 1024),
         max_held_response_bytes=part(front.max_held_response_bytes, front.max_response_bytes),
-        # As of one router at a port chosen at random.
+        # As for a single router on a random port.
         batch_dir=front.batch_dir or (OFF if front.port == 0 else None),
     )
     registries = [front.registry_port and front.registry_port + n for n in range(count)]
@@ -118,10 +117,10 @@ def configs_of(front: RouterConfig) -> list[RouterConfig]:
 
 
 def _hold_port(front: RouterConfig) -> socket.socket:
-    """The HTTP port, kept for the routers as long as the launcher lives. Raises ``StartupError``.
+    """Bind the routers' HTTP port for the life of the launcher. Raises ``StartupError``.
 
-    Another launcher of this user may share it as well, so that the first look is by a socket that
-    shares nothing."""
+    A shared socket would not fail if another launcher of this user had the port, so it is first
+    bound exclusively."""
     host = front.host
     try:
         with acceptor.listen(host, front.port, 1) as alone:
@@ -134,9 +133,11 @@ def _hold_port(front: RouterConfig) -> socket.socket:
 def serve_routers(
     values: Values, environment: Mapping[str, str], tell: Callable[[str], None]
 ) -> None:
-    """``tandem router --router-workers N``: start the routers, whose logs are this process's, and
-    keep them serving until a signal. ``tell`` receives a line whenever one comes or goes. Raises
-    ``UsageError`` or ``StartupError``."""
+    """``tandem router --router-workers N``: start the routers, which log to this process's standard
+    error, and keep them serving until a signal.
+
+    ``tell`` is called with a line whenever one starts or ends. Raises ``UsageError`` or
+    ``StartupError``."""
     front = fill(RouterConfig, values)
     interrupt_on_signals()
     seconds = front.shutdown_delay + front.drain_timeout
@@ -155,7 +156,8 @@ def serve_routers(
 
 
 def security_of_parts(values: Values) -> tuple[list[str], dict[str, str]]:
-    """The credentials of all parts, as flags and as an environment that other users cannot see."""
+    """The credentials of all parts, as flags and as environment variables, which other users cannot
+    read."""
     security = fill(SecurityConfig, values)
     token = security.cluster_token
     secrets = {"TANDEM_CLUSTER_TOKEN": token} if token else {}

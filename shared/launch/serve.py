@@ -1,4 +1,4 @@
-"""``tandem serve``: a cluster on one machine, from the options of one command."""
+"""``tandem serve``: a cluster on one machine, started by one command."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ..config.command_line import fill, to_arguments
 from ..errors import PeerRefusedError, StartupError, UnavailableError, UsageError
 from ..host_port import is_loopback, join_host_port
 from ..node.announce import announce_to_router
-from ..process.cores import share_of_cores
 from ..process.signals import interrupt_on_signals
+from ..process.threads import share_of_cores
 from ..security.credentials import Credentials, open_url, read_credentials
-from ..security.local_token import left_token, make_token
+from ..security.local_token import make_token, token_file
 from ..weights.obtain import ObtainedModel, obtain_model
 from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
@@ -38,30 +38,29 @@ from .routers import Routers, reachable, security_of_parts
 
 Values = dict[str, Any]
 
-# Address of --pd-server and --pd-client when neither names one.
+# Default address of --pd-server and --pd-client.
 SAME_HOST = "127.0.0.1:8100"
-# Time for a prefill node of --pd-client to answer once everything else serves.
+# Time limit for a prefill node of --pd-client to reply once everything else serves.
 PREFILL_SECONDS = 5.0
-# Time for nodes that listen to join their router.
+# Time limit for listening nodes to join their router.
 JOIN_SECONDS = 300.0
-# Interval at which the router is asked whether it rejects one of the nodes.
+# Interval of queries whether the router rejects a node.
 REFUSAL_SECONDS = 1.0
 READY_POLL_SECONDS = 0.05
-# The series of a router that count its requests.
+# Series of a router that count its requests.
 IN_PROGRESS = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryClient:
-    """Queries to a router's registry. They belong to the router's package, which this one must not
-    import."""
+    """Queries to a router's registry, from the router's package, which this one must not import."""
 
     check: Callable[[str, Credentials], object]
     refusal_of: Callable[[str, set[str], Credentials], str]
     can_serve: Callable[[str, Credentials], bool]
 
     def reason(self, addresses: list[str], started: set[str], credentials: Credentials) -> str:
-        """The reason why a router rejects a node; empty if there is none, or no answer."""
+        """The reason why a router rejects a node; empty if it does not, or does not reply."""
         try:
             reasons = [self.refusal_of(each, started, credentials) for each in addresses]
         except UnavailableError:  # a busy machine: the next query decides
@@ -69,7 +68,7 @@ class RegistryClient:
         return next(filter(None, reasons), "")
 
     def all_serve(self, addresses: list[str], credentials: Credentials) -> bool:
-        """True if each router has a decode node that it can call."""
+        """True if each router has a decode node that it can reach."""
         try:
             return all(self.can_serve(each, credentials) for each in addresses)
         except UnavailableError:
@@ -86,7 +85,7 @@ def serve_cluster(
     """Start the parts, wait until they are ready, and keep them serving until a signal, or while
     ``use`` runs, which gets the router's URL.
 
-    ``values`` are the parsed options of every part. ``environment`` is that of the parts, without
+    ``values`` are the parsed options of all parts, ``environment`` their environment without
     Tandem's own variables. Raises ``UsageError`` or ``StartupError``.
     """
     values = _with_defaults(config, values)
@@ -99,7 +98,7 @@ def serve_cluster(
     interrupt_on_signals()
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
     try:
-        # Before there is a folder of logs: starts that come to nothing would push out older ones.
+        # Before a log folder is created, so that failed starts do not displace older logs.
         model = _obtain(fill(EngineConfig, values))
         values = values | {"model": model.name}
     except KeyboardInterrupt:
@@ -132,10 +131,10 @@ def serve_cluster(
                 for ports in ready
             ]
             if credentials.encrypted:
-                # Reports a certificate for another name, with which no node could join.
+                # Fails if the certificate has another name, with which no node could join.
                 registry.check(joins_at[0], credentials)
             for each in joins_at if own_token else ():
-                publish_token(until_end, left_token(each, credentials.token, address))
+                publish_token(until_end, token_file(each, credentials.token, address))
             started = {cluster.wait_ready(node, deadline).get("address", "") for node in nodes}
             await_ready(
                 cluster,
@@ -154,7 +153,7 @@ def serve_cluster(
                     click.echo(line)
                 cluster.keep(routers.parts, lambda: is_ready(address))
             else:
-                _use_while_kept(cluster, routers.parts, address, use)
+                _keep_during(cluster, routers.parts, address, use)
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -162,23 +161,23 @@ def serve_cluster(
 
 
 def _obtain(engine: EngineConfig) -> ObtainedModel:
-    """Have the model on this machine before any part needs it, so that what is wrong with it is
-    told by this command, and a download is seen. Its name is that of the version that is here: a
-    part that is started again later gets no other one. Raises ``ModelError``."""
+    """Download the model before any part needs it, so that this command reports its errors and the
+    progress. The parts get its resolved name, so that a restarted part uses the same version.
+    Raises ``ModelError``."""
     model = obtain_model(engine)
     model.source.tokenizer_files()
     return model
 
 
-def _use_while_kept(
+def _keep_during(
     cluster: LocalCluster, routers: list[ProcessSpec], address: str, use: Callable[[str], None]
 ) -> None:
     """Run ``use`` while a thread keeps the parts serving."""
-    ended = threading.Event()
+    over = threading.Event()
 
     def keep() -> None:
         try:
-            cluster.keep(routers, lambda: is_ready(address), ended.is_set)
+            cluster.keep(routers, lambda: is_ready(address), over.is_set)
         except StartupError as error:
             click.echo(f"tandem: {error}", err=True)
 
@@ -187,13 +186,13 @@ def _use_while_kept(
     try:
         use(address)
     finally:
-        ended.set()
+        over.set()
         keeper.join()
 
 
 def _with_defaults(config: ServeConfig, values: Values) -> Values:
-    """The options, with the address of ``--pd-client``. Raises ``UsageError`` for options that
-    need another role."""
+    """The options, with the default address of ``--pd-client``. Raises ``UsageError`` for options
+    of another role."""
     if config.pd_client:
         values = values | {"pd_url": values["pd_url"] or SAME_HOST}
     if values["kv_advertise"] is not None:
@@ -206,8 +205,7 @@ def _with_defaults(config: ServeConfig, values: Values) -> Values:
 def publish_token(
     until_end: contextlib.ExitStack, token: contextlib.AbstractContextManager[None]
 ) -> None:
-    """Make the token available to this user's other commands; without it the cluster still
-    serves."""
+    """Publish the token to this user's other commands; if that fails, the cluster serves anyway."""
     try:
         until_end.enter_context(token)
     except (StartupError, OSError) as error:
@@ -221,14 +219,14 @@ def _url_of(host: str, port: int) -> str:
 def start_nodes(
     cluster: LocalCluster, config: ServeConfig, values: Values, registries: list[str]
 ) -> list[ProcessSpec]:
-    """Start the nodes, and return them while they load."""
+    """Start the nodes; does not wait for them."""
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     gpus = usable_gpus(engine)
     engines = engines_of(engine, len(kinds), gpus, share=config.share_devices)
     ranks = engines[0].world_size
-    # If every node used every core, they would wait for each other's threads.
+    # If every node used all cores, their threads would wait for each other.
     threads = engine.threads or share_of_cores(len(kinds) * ranks)
     for line in gpus_by_node(names, engines):
         click.echo(line, err=True)
@@ -257,20 +255,20 @@ def await_ready(
     refusal: Callable[[], str],
     all_serve: Callable[[], bool],
 ) -> None:
-    """Wait until each router knows a decode node: nodes join a moment after they listen.
+    """Wait until each router has a decode node: nodes join a moment after they listen.
 
     Raises ``StartupError`` if a part exits, if a router rejects one of the nodes, or at
     ``deadline`` (monotonic).
     """
-    ask_at = time.monotonic() + REFUSAL_SECONDS
+    check_at = time.monotonic() + REFUSAL_SECONDS
     while time.monotonic() < deadline:
         cluster.check()
         if is_ready(address) and all_serve():
             return
-        if time.monotonic() >= ask_at:
+        if time.monotonic() >= check_at:
             if reason := refusal():
                 raise StartupError(f"the router rejects a node: {reason}")
-            ask_at = time.monotonic() + REFUSAL_SECONDS
+            check_at = time.monotonic() + REFUSAL_SECONDS
         time.sleep(READY_POLL_SECONDS)
     raise StartupError(
         f"all parts listen, but {address}/ready did not answer in time: no decode node has joined; "
@@ -291,7 +289,7 @@ def _announce_prefill_nodes(
     addresses: tuple[str, ...], registry: str, credentials: Credentials
 ) -> None:
     """Join the prefill nodes of ``--pd-url`` to the router. Raises ``StartupError`` if none
-    answers."""
+    replies."""
     deadline = time.monotonic() + PREFILL_SECONDS
     missing = []
     for address in addresses:
@@ -311,20 +309,20 @@ def _announce_prefill_nodes(
 
 
 def _tell(line: str) -> None:
-    """Print a line for who watches the command, if there is anybody: a terminal may be closed."""
+    """Print a line to standard error; its terminal may be closed."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
 
 def _tell_stopping(pages: list[str], front: RouterConfig) -> None:
-    """Tell how long the end may take. ``pages`` are the URLs of the routers' metrics, none if they
-    do not serve yet."""
+    """Print how long the end may take. ``pages`` are the URLs of the routers' metrics; empty if
+    they do not serve yet."""
     counts = [requests_at(page) for page in pages]
     _tell(stopping(None if None in counts else sum(filter(None, counts)), front))
 
 
 def stopping(requests: int | None, front: RouterConfig) -> str:
-    """The line for routers with so many ``requests`` in progress; ``None``: unknown."""
+    """The line for routers with ``requests`` in progress; ``None`` if their number is unknown."""
     seconds = front.shutdown_delay + front.drain_timeout
     if not requests and (requests is not None or not seconds):
         return "stopping ..."
@@ -336,7 +334,7 @@ def stopping(requests: int | None, front: RouterConfig) -> str:
 
 
 def requests_at(url: str) -> int | None:
-    """The number of requests in progress at a router; ``None`` if it does not tell everybody."""
+    """Number of requests in progress at a router; ``None`` if its metrics are not public."""
     try:
         with open_url(f"{url}/metrics", seconds=1) as page:
             lines = page.read().decode().splitlines()

@@ -1,4 +1,4 @@
-"""A cluster that one command starts for itself, and ends with itself."""
+"""A cluster for the use of a single command, which starts and ends it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..config.client import ConnectionConfig
 
 Values = dict[str, Any]
 
-# A part that is not drained at the end: its only client has left.
+# The cluster is not drained at the end: its only client has left.
 NO_DRAIN = {"drain_timeout": 0.0, "shutdown_delay": 0.0}
 
 
@@ -39,8 +39,8 @@ def of_engine(engine: EngineConfig, logs: Path) -> Values:
 
 
 def for_own_use(values: Values, *, fixed_port: bool) -> tuple[Values, ConnectionConfig]:
-    """The options of a cluster that this command also talks to: with a key of its own if clients
-    need one, and at any free port unless one is given."""
+    """The options of a cluster and of this command's connection to it: with a generated key if
+    clients need one, and on a free port unless ``fixed_port``."""
     values = values | NO_DRAIN | ({} if fixed_port else {"port": 0})
     if values["reasoning_parser"] == "none":
         values["reasoning_parser"] = "auto"
@@ -52,8 +52,8 @@ def for_own_use(values: Values, *, fixed_port: bool) -> tuple[Values, Connection
 
 
 def mcp_labels(values: Values) -> str | None:
-    """The labels of the MCP servers of ``--mcp-command`` and ``--mcp-config``, whose file the
-    router has read."""
+    """The labels of the MCP servers of ``--mcp-command`` and ``--mcp-config``; the router has
+    checked the file."""
     labels = ["mcp"] if values["mcp_command"] is not None else []
     if values["mcp_config"] is not None:
         labels += json.loads(Path(values["mcp_config"]).read_text()).get("mcpServers", {})
@@ -62,7 +62,7 @@ def mcp_labels(values: Values) -> str | None:
 
 @contextlib.contextmanager
 def log_folder() -> Iterator[Path]:
-    """A folder for logs that goes with the cluster, unless that fails."""
+    """A log folder that is removed with the cluster, but kept if the cluster fails."""
     folder = Path(tempfile.mkdtemp(prefix="tandem-"))
     try:
         yield folder
@@ -73,11 +73,10 @@ def log_folder() -> Iterator[Path]:
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM, and a terminal that is closed, end this process rather than only what it waits
-    for."""
+    """Let SIGTERM, or a closed terminal, end this process with its cleanup."""
 
     def end(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it comes from the shell and from the kernel
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # both the shell and the kernel send it
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)

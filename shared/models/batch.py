@@ -21,7 +21,7 @@ class SequenceRows(Protocol):
 
     @property
     def start(self) -> int:
-        """The position of the first one."""
+        """The position of the first token."""
 
     @property
     def block_table(self) -> list[int]:
@@ -29,7 +29,7 @@ class SequenceRows(Protocol):
 
     @property
     def second_text(self) -> int:
-        """The position at which the second segment begins; 0 if all tokens are of the first."""
+        """The position at which the second segment begins; 0 if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ForwardBatch:
 
     ``output_rows`` are the rows whose hidden state is returned, or ``None`` for all. Unless
     ``needs_logits``, the model stops after the last layer's KV, and the hidden state is that
-    layer's input. Without ``segments``, all tokens are of the first one. ``biases`` of the scores
-    of each sequence, [H, rows, tokens], are added by the model, if it has any.
+    layer's input. Without ``segments``, all tokens belong to the first. ``biases`` of each
+    sequence's scores, [H, rows, tokens], are set by models that have them.
     """
 
     tokens: torch.Tensor
@@ -65,7 +65,7 @@ def build_batch(
     positions: list[int] = []
     slots: list[int] = []
     segments: list[int] = []
-    listed: list[SequenceMetadata] = []
+    metadata: list[SequenceMetadata] = []
     for sequence in sequences:
         table, start = sequence.block_table, sequence.start
         first, count = len(tokens), len(sequence.tokens)
@@ -75,24 +75,24 @@ def build_batch(
         second = sequence.second_text
         segments += [int(position >= second) for position in span] if second else [0] * count
         slots += [table[p // block_size] * block_size + p % block_size for p in span]
-        listed.append(SequenceMetadata(slice(first, first + count), start, table, block_size))
+        metadata.append(SequenceMetadata(slice(first, first + count), start, table, block_size))
     if output_rows is None:
-        output_rows = [each.rows.stop - 1 for each in listed]
-    chosen = None
+        output_rows = [each.rows.stop - 1 for each in metadata]
+    rows = None
     if list(output_rows) != list(range(len(tokens))):
-        chosen = torch.tensor(output_rows, dtype=torch.int64, device=device)
-    # One tensor, as each takes a while to make, and a copy to reach a GPU.
+        rows = torch.tensor(output_rows, dtype=torch.int64, device=device)
+    # A single tensor, for one allocation and one copy to the GPU.
     inputs = torch.from_numpy(np.array([tokens, positions, slots], np.int64)).to(device)
     token_ids, places, cache_slots = inputs.unbind()
     return ForwardBatch(
         token_ids,
         places,
         AttentionMetadata(
-            listed,
+            metadata,
             cache_slots,
-            decode_metadata(listed, device) if batched_decode else None,
+            decode_metadata(metadata, device) if batched_decode else None,
         ),
-        chosen,
+        rows,
         needs_logits,
         torch.tensor(segments, dtype=torch.int64, device=device) if any(segments) else None,
     )

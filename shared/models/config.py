@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from ..errors import ModelError, in_line, shown
+from ..errors import ModelError, brief, in_line
 from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
     DynamicScaling,
@@ -20,9 +20,9 @@ from .spec import (
     YarnScaling,
 )
 
-# The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
+# The largest size or factor; Python's JSON also accepts NaN, Infinity and any integer.
 _LARGEST = 1 << 40
-# The largest numbers of parts, which take memory before any weight is read; far above any model's.
+# Limits on parts, which take memory before any weight is read; far above any model's.
 _MAX_PARTS = {
     "num_hidden_layers": 1 << 12,
     "num_experts": 1 << 14,
@@ -30,7 +30,7 @@ _MAX_PARTS = {
     "n_routed_experts": 1 << 14,
 }
 _CAUSAL_ONLY = (
-    ": each token attends to those before it only, unlike in an encoder made of a decoder; for "
+    ": tokens attend to earlier ones only, unlike in an encoder made from a decoder; for "
     "embeddings use a model that was trained so"
 )
 # Kinds of attention in ``layer_types``.
@@ -40,49 +40,51 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class Config:
     """A config dict that remembers which of its keys were read.
 
-    ``ignored`` keys are treated as absent, in tables too. ``max_model_len`` is the user's limit of
-    the context, if any. ``aliases`` are the family's own names of keys, ``origins`` what a file
-    calls them that is no config.json.
+    ``ignored_keys`` are treated as absent, in tables too. ``max_model_len`` is the user's limit of
+    the context, if any. ``aliases`` are the family's own names of keys, ``origins`` those of a file
+    other than a config.json.
     """
 
     def __init__(
         self,
         values: dict[str, Any],
         file: str = "config.json",
-        ignored: frozenset[str] = frozenset(),
+        ignored_keys: frozenset[str] = frozenset(),
         max_model_len: int | None = None,
         aliases: Mapping[str, str] | None = None,
         origins: Mapping[str, str] | None = None,
     ) -> None:
-        self.values = {key: value for key, value in values.items() if key not in ignored}
+        self.values = {key: value for key, value in values.items() if key not in ignored_keys}
         self.file = file
         self.max_model_len = max_model_len
-        self._ignored = ignored
+        self._ignored_keys = ignored_keys
         self._aliases = aliases or {}
         self._origins = origins or {}
         self._read: set[str] = set()
 
-    def _unread(self) -> Config:
-        made = copy(self)
-        made._read = set()
-        return made
+    def _fresh_copy(self) -> Config:
+        config = copy(self)
+        config._read = set()
+        return config
 
-    def aliased(self, aliases: Mapping[str, str]) -> Config:
-        """The same config, read by a family that has other names for some keys."""
-        made = self._unread()
-        made._aliases = aliases
-        return made
+    def with_aliases(self, aliases: Mapping[str, str]) -> Config:
+        """A fresh copy for a family with other names for some keys."""
+        config = self._fresh_copy()
+        config._aliases = aliases
+        return config
 
     def without(self, keys: frozenset[str]) -> Config:
-        """The same config, of which nothing was read, without some keys."""
-        made = self._unread()
-        made._ignored = self._ignored | keys
-        made.values = {key: value for key, value in self.values.items() if key not in keys}
-        return made
+        """A fresh copy without some keys."""
+        config = self._fresh_copy()
+        config._ignored_keys = self._ignored_keys | keys
+        config.values = {key: value for key, value in self.values.items() if key not in keys}
+        return config
 
     def table(self, key: str, values: dict[str, Any]) -> Config:
-        """A table inside this config, with keys of its own."""
-        return Config(values, f"{self.file}: {in_line(key)}", self._ignored, self.max_model_len)
+        """A table inside this config, with its own keys."""
+        return Config(
+            values, f"{self.file}: {in_line(key)}", self._ignored_keys, self.max_model_len
+        )
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default if the key is missing or null."""
@@ -97,13 +99,15 @@ class Config:
         return alias if alias in self.values or key not in self.values else key
 
     def integer(self, key: str, default: int | None = None, *, at_most: int | None = None) -> int:
-        """A positive integer, up to ``at_most`` if that is given."""
+        """A positive integer, up to ``at_most`` if given."""
         value = self.get(key, default)
-        most = _MAX_PARTS.get(key, _LARGEST)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            huge = isinstance(value, int) and value > most
-            known = "a positive integer" + (f" up to {most}" if huge or most < _LARGEST else "")
-            raise self.refusal(key, value, known)
+        limit = _MAX_PARTS.get(key, _LARGEST)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
+            huge = isinstance(value, int) and value > limit
+            supported = "a positive integer" + (
+                f" up to {limit}" if huge or limit < _LARGEST else ""
+            )
+            raise self.refusal(key, value, supported)
         if at_most is not None and value > at_most:
             raise self.refusal(key, value, f"at most {at_most}")
         return value
@@ -124,13 +128,14 @@ class Config:
         return float(value)
 
     def optional_number(self, key: str, default: float | None = None) -> float | None:
-        """A positive number. ``None`` if it is null, the default if the key is missing."""
+        """A positive number; ``None`` if it is null, the default if the key is missing."""
         if self.get(key) is None:
             return None if key in self.values else default
         return self.number(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A boolean. Null is not one where the default is true: other readers take it for false."""
+        """A boolean. Null is rejected if the default is true, since other readers take it as
+        false."""
         value = self.get(key, None if key in self.values and default else default)
         if not isinstance(value, bool):
             raise self.refusal(key, value, "true or false")
@@ -153,10 +158,10 @@ class Config:
 
     def _integers(self, key: str, supported: str) -> tuple[int, ...]:
         value = self.get(key, [])
-        listed = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             raise self.refusal(key, value, supported)
-        return tuple(listed)
+        return tuple(items)
 
     def factors(self, key: str, count: int) -> tuple[float, ...]:
         """A list of positive numbers."""
@@ -176,11 +181,11 @@ class Config:
 
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""
-        named = self._name(key)
-        said = shown(value) if value is not None else "null" if named in self.values else "missing"
-        origin = self._origins.get(named) or self._origins.get(key)
-        place = named if origin is None else f"{origin} ({named} in a config.json)"
-        return ModelError(f"{self.file}: {place} is {said}; supported: {supported}")
+        name = self._name(key)
+        text = brief(value) if value is not None else "null" if name in self.values else "missing"
+        origin = self._origins.get(name) or self._origins.get(key)
+        place = name if origin is None else f"{origin} ({name} in a config.json)"
+        return ModelError(f"{self.file}: {place} is {text}; supported: {supported}")
 
     def finish(self) -> None:
         """Reject keys that were not read, unless they are known to have no effect."""
@@ -196,14 +201,14 @@ class Config:
                     supported += _CAUSAL_ONLY
                 raise self.refusal(key, self.values[key], supported)
         if unknown:
-            listed = ", ".join(f"{key} ({self.values[key]!r:.100})" for key in unknown)
+            keys = ", ".join(f"{key} ({self.values[key]!r:.100})" for key in unknown)
             raise ModelError(
-                f"{self.file}: {listed} is unknown for this model and may change what it "
+                f"{self.file}: {keys} is unknown for this model and may change what it "
                 f"computes; if it does not, add --ignore-config-keys {','.join(unknown)}"
             )
 
 
-# What other config formats call the longest context.
+# Names of the context length in other config formats.
 _OTHER_LENGTHS = (
     *("max_sequence_length", "max_seq_len", "max_seq_length", "seq_length", "n_positions", "n_ctx"),
     "model_max_length",
@@ -211,13 +216,13 @@ _OTHER_LENGTHS = (
 
 
 def read_max_position(config: Config) -> int:
-    """``max_position_embeddings``, for which there is no default."""
+    """``max_position_embeddings``, which has no default."""
     key = "max_position_embeddings"
     if config.get(key) is None:
         for other in _OTHER_LENGTHS:
             if (value := config.values.get(other)) is not None:
                 raise ModelError(
-                    f"{config.file}: {key} is missing; if {other}, which is {shown(value)}, is the "
+                    f"{config.file}: {key} is missing; if {other}, which is {brief(value)}, is the "
                     f"context that the model was trained for, enter it as {key} too"
                 )
     return config.integer(key)
@@ -233,10 +238,11 @@ def read_rope(
     theta_key: str = "rope_theta",
     part_key: str = "partial_rotary_factor",
 ) -> RopeSpec:
-    """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta``, ``rope_scaling``.
+    """Read rope in both spellings: ``rope_parameters`` (transformers 5), and ``rope_theta`` with
+    ``rope_scaling``.
 
-    ``partial`` allows heads of which only a part is rotated; ``theta`` and ``part`` are the
-    family's defaults, ``theta_key`` and ``part_key`` its older names for both.
+    ``partial`` allows partly rotated heads; ``theta`` and ``part`` are the family's defaults,
+    ``theta_key`` and ``part_key`` its older names for both.
     """
     newer, older = config.get("rope_parameters"), config.get("rope_scaling")
     key = "rope_parameters" if newer else "rope_scaling"
@@ -248,18 +254,18 @@ def read_rope(
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise config.refusal(key, values, "one flat table for all layers")
     theta = config.number(theta_key, theta)
-    part = _rotated_part(config, partial, part, part_key)
+    part = _rotary_part(config, partial, part, part_key)
     return read_rope_table(config, key, values, head_dim, theta=theta, partial=partial, part=part)
 
 
 def _without_theta(table: Any) -> Any:
-    """A table of rope without what may stand beside it, and with the newer name of its kind."""
+    """A rope table without theta, and with the newer name of its type."""
     if not isinstance(table, dict):
         return table
-    made = {key: value for key, value in table.items() if value is not None}
-    made.pop("rope_theta", None)
-    kind = made.pop("type", "default")
-    return {"rope_type": kind, **made}
+    result = {key: value for key, value in table.items() if value is not None}
+    result.pop("rope_theta", None)
+    kind = result.pop("type", "default")
+    return {"rope_type": kind, **result}
 
 
 def read_rope_table(
@@ -272,24 +278,24 @@ def read_rope_table(
     partial: bool = False,
     part: float = 1.0,
 ) -> RopeSpec:
-    """The table ``key`` of a config, with defaults for what it leaves out."""
+    """Read the rope table ``key`` of a config, with defaults for missing keys."""
     rope = config.table(key, values)
     theta = rope.number("rope_theta", theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    part = _rotated_part(rope, partial, part)
+    part = _rotary_part(rope, partial, part)
     dim = head_dim if kind == "proportional" else int(head_dim * part)
     if dim < 2 or dim % 2:
         raise config.refusal(key, values, f"an even part of {head_dim} dimensions")
     scaling = _scaling(kind, rope, config, dim, part)
     if kind == "dynamic":
         theta = _dynamic_theta(rope, config, theta, dim)
-    rope.get("finetuned")  # how the weights came to be
-    rope.get("llama_4_scaling_beta")  # of attention, not of the rotation
+    rope.get("finetuned")  # about training
+    rope.get("llama_4_scaling_beta")  # belongs to attention, not to the rotation
     rope.finish()
     return RopeSpec(theta=theta, dim=dim, scaling=scaling)
 
 
-def _rotated_part(
+def _rotary_part(
     config: Config, partial: bool, default: float, key: str = "partial_rotary_factor"
 ) -> float:
     if not partial:
@@ -302,11 +308,11 @@ def _rotated_part(
 
 
 def _dynamic_theta(rope: Config, config: Config, theta: float, dim: int) -> float:
-    """Theta as dynamic NTK scaling changes it: by a fixed ``alpha``, or for a context longer than
-    the original one.
+    """Theta after dynamic NTK scaling: by a fixed ``alpha``, or for a context longer than the
+    original one.
 
-    transformers chooses anew in each step, by the longest sequence so far. Cached keys of one
-    sequence must have equal factors, so this goes by the longest context that the user allows.
+    transformers recomputes it in each step, for the longest sequence so far. Cached keys of a
+    sequence must have equal factors, so the longest context that the user allows counts here.
     """
     exponent = dim / max(1, dim - 2)
     if rope.get("alpha"):
@@ -334,7 +340,7 @@ def _scaling(
         case "dynamic":
             if rope.get("alpha"):
                 for key in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
-                    rope.get(key)  # of other kinds: alpha alone decides
+                    rope.get(key)  # ignored: alpha alone decides
                 return None
             return _dynamic(rope, config)
         case "proportional":
@@ -362,10 +368,11 @@ def _scaling(
 
 
 def _longrope(rope: Config, config: Config, dim: int, max_position: int) -> LongRopeScaling:
-    """The factors for short contexts if none can be longer than the original one, else the others.
+    """The factors for short contexts if no context can exceed the original one, else those for long
+    ones.
 
-    transformers chooses anew in each step, so that a sequence that grows beyond the original
-    context continues from keys with other factors.
+    transformers chooses in each step, so a sequence that grows beyond the original context
+    continues from keys with other factors.
     """
     short, long = (rope.factors(f"{name}_factor", dim // 2) for name in ("short", "long"))
     default = config.get("original_max_position_embeddings")
@@ -382,18 +389,18 @@ def _longrope(rope: Config, config: Config, dim: int, max_position: int) -> Long
 
 
 def _yarn(rope: Config, max_position: int) -> YarnScaling:
-    """The attention factor is a quotient of two only if the config has both weights.
+    """YaRN scaling. The attention factor is a quotient only if the config has both ``mscale`` keys.
 
-    YaRN's own code has two factors more. ``attn_factor`` multiplies the attention factor there;
-    published configs have it, and neither transformers nor newer versions of vLLM apply it.
-    ``extrapolation_factor`` is the weight of the ramp, which both take for one.
+    YaRN's own code has two more factors. ``attn_factor`` multiplies the attention factor; published
+    configs have it, but neither transformers nor newer versions of vLLM apply it.
+    ``extrapolation_factor`` is the weight of the ramp, which both take as 1.
     """
     factor = rope.number("factor")
     if factor < 1:
         raise rope.refusal("factor", factor, "1 or more")
     rope.get("attn_factor")
     rope.one_of("extrapolation_factor", (1.0,), 1.0)
-    rope.get("max_position_embeddings")  # Ministral 3's, as in the config around it
+    rope.get("max_position_embeddings")  # Ministral 3 repeats the config's here
     over, under = (_mscale(rope, factor, key) for key in ("mscale", "mscale_all_dim"))
     default = over / under if over and under else 0.1 * math.log(factor) + 1.0
     return YarnScaling(
@@ -408,13 +415,13 @@ def _yarn(rope: Config, max_position: int) -> YarnScaling:
 
 
 def _mscale(rope: Config, factor: float, key: str) -> float | None:
-    """The growth of queries or keys with the stretch of the context, if the config has a weight for
-    it (zero is none)."""
+    """The growth of queries or keys with the context's stretch; ``None`` without a weight, or with
+    zero."""
     return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
 def read_window(config: Config, default: int = 0) -> int | None:
-    """``sliding_window``; null and zero mean none, ``default`` is that of a config without it."""
+    """``sliding_window``; null and zero mean none, ``default`` is for configs without the key."""
     key = "sliding_window"
     return config.count(key, 0 if key in config.values else default) or None
 
@@ -431,7 +438,7 @@ def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -
 
 
 def read_full_attention(config: Config) -> list[int | None]:
-    """No window in any layer, which a config may say in the words of families that have some."""
+    """No window in any layer. Keys of families with windows are accepted if they say so."""
     layers = config.integer("num_hidden_layers")
     if config.get("use_sliding_window") is not False:
         config.one_of("sliding_window", (None, 0))

@@ -33,7 +33,7 @@ from .layers.position_bias import ScoreBias
 from .layers.rope import Rope
 from .layers.token_inputs import OutputScale, TokenEmbedding, TokenGate
 from .layers.vocabulary import VocabParallel
-from .parallel import WeightPlacement, WeightSlot, replicated
+from .parallel import WeightPlacement, WeightSlot, replicated_slot
 from .spec import (
     AttentionSpec,
     ClassifierSpec,
@@ -53,7 +53,7 @@ OnLayer = Callable[[int], None]
 
 
 class PositionEmbedding(Part):
-    """A learned embedding of positions, which every rank has in full."""
+    """A learned position embedding, replicated on every rank."""
 
     def __init__(self, place: WeightPlacement, table: PositionTable, hidden: int) -> None:
         self.weight = place.empty(table.rows, hidden)
@@ -65,11 +65,11 @@ class PositionEmbedding(Part):
         return F.embedding(positions + self.offset, self.weight).to(self.activations)
 
     def own_slots(self) -> dict[str, WeightSlot]:
-        return {self.name: replicated(self.weight)}
+        return {self.name: replicated_slot(self.weight)}
 
 
 class Segments(Part):
-    """An embedding of the part of a text that a token belongs to."""
+    """An embedding of the segment that a token belongs to."""
 
     def __init__(self, place: WeightPlacement, rows: int, hidden: int) -> None:
         self.weight = place.empty(rows, hidden)
@@ -77,16 +77,16 @@ class Segments(Part):
         self.activations = place.activations
 
     def __call__(self, segments: torch.Tensor | None) -> torch.Tensor:
-        """[T, hidden], or [hidden] if all are of the first."""
+        """[T, hidden], or [hidden] if all tokens belong to the first segment."""
         rows = self.weight[0] if segments is None else F.embedding(segments, self.weight)
         return rows.to(self.activations)
 
     def own_slots(self) -> dict[str, WeightSlot]:
-        return {self.name: replicated(self.weight)}
+        return {self.name: replicated_slot(self.weight)}
 
 
 class Projection(Part):
-    """A linear layer over a text's vector, which every rank has in full."""
+    """A linear layer over a text's vector, replicated on every rank."""
 
     def __init__(self, place: WeightPlacement, spec: ProjectionSpec) -> None:
         self.weight = place.empty(spec.outputs, spec.inputs)
@@ -96,12 +96,12 @@ class Projection(Part):
         return F.linear(vectors, self.weight.to(vectors.dtype))
 
     def own_slots(self) -> dict[str, WeightSlot]:
-        return {self.name: replicated(self.weight)}
+        return {self.name: replicated_slot(self.weight)}
 
 
 class Classifier(Part):
-    """The head that scores or labels texts, which every rank has in full. It computes in float32,
-    for it is small, and scores are compared."""
+    """The head that scores or labels texts, replicated on every rank. It is small and computes in
+    float32, since scores are compared."""
 
     def __init__(self, place: WeightPlacement, spec: ClassifierSpec, model: DecoderSpec) -> None:
         hidden, self.layer, self.eps = model.hidden_size, spec.layer, model.norm_eps
@@ -114,7 +114,9 @@ class Classifier(Part):
                 self.weights["dense.bias"] = place.empty(hidden)
             if spec.layer.normed:
                 self.weights["norm.weight"] = place.empty(hidden)
-        self.slots = {place.name(name): replicated(each) for name, each in self.weights.items()}
+        self.slots = {
+            place.name(name): replicated_slot(each) for name, each in self.weights.items()
+        }
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits [rows, labels] of pooled hidden states [rows, hidden]."""
@@ -154,7 +156,7 @@ class Layer(Part):
         self.post_attention_norm = norm("post_attention_norm", *after)
         self.post_mlp_norm = norm("post_mlp_norm", *after)
         self.parallel = layout in (NormLayout.PARALLEL, NormLayout.PARALLEL_SHARED)
-        # Over the sums with the input.
+        # Norms over the sums with the input.
         self.residual_norms = layout is NormLayout.RESIDUAL
         self.residual_scale = spec.residual_scale
         inputs = model.token_inputs
@@ -163,14 +165,14 @@ class Layer(Part):
         )
         self.output_scale = OutputScale(place.at("output_scale")) if spec.output_scale else None
         self.place = place
-        # Both parts of a layer of the most usual kind, once its weights are there.
+        # Fused operators for both halves of a plain layer, after loading.
         self._queries: Queries | None = None
         self._feed_forward: FeedForward | None = None
-        # Both, if the layer is nothing else.
+        # Both fused operators, if the layer consists of nothing else.
         self.parts: LayerParts | None = None
 
     def pack(self) -> None:
-        """Prepare what the operators compute at once."""
+        """Prepare fused operators."""
         operators, attention, mlp = self.place.operators, self.attention, self.mlp
         if not isinstance(attention, Attention):
             return
@@ -207,12 +209,12 @@ class Layer(Part):
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
     ) -> torch.Tensor:
-        """Write the rows' KV to the layer's memories; return their queries."""
+        """Write the rows' KV to the layer's caches; return their queries."""
         if self._queries is not None:
             (kv,) = memories
             return self._queries(x, cos_sin, kv, batch.attention.slots)
-        normed = x if self.attention_norm is None else self.attention_norm(x)
-        return self.attention.project(normed, batch, cos_sin, memories)
+        hidden = x if self.attention_norm is None else self.attention_norm(x)
+        return self.attention.project(hidden, batch, cos_sin, memories)
 
     def complete(
         self,
@@ -222,7 +224,7 @@ class Layer(Part):
         memories: Memories,
         token_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention and feed-forward, and what the layer has of the rows' tokens."""
+        """Attention, feed-forward, and the layer's token inputs."""
         x = self._halves(x, q, batch, memories)
         if self.token_gate is not None:
             assert token_input is not None
@@ -234,30 +236,30 @@ class Layer(Part):
     ) -> torch.Tensor:
         if self._feed_forward is not None:
             assert isinstance(self.attention, Attention)
-            return self._feed_forward(self.attention.attended(q, batch, memories), x)
-        attended = self.attention.attend(q, batch, memories)
+            return self._feed_forward(self.attention.attend_heads(q, batch, memories), x)
+        attention_out = self.attention.attend(q, batch, memories)
         if self.parallel:
             norm = self.mlp_norm or self.attention_norm
             assert norm is not None and not isinstance(self.mlp, NormedMoE)
-            return x + self._scaled(attended + self.mlp(norm(x)))
+            return x + self._scale_residual(attention_out + self.mlp(norm(x)))
         if self.residual_norms:
             assert self.post_attention_norm is not None and self.post_mlp_norm is not None
             assert not isinstance(self.mlp, NormedMoE)
-            x, _ = self.post_attention_norm.add(attended, x)
+            x, _ = self.post_attention_norm.add(attention_out, x)
             return self.post_mlp_norm.add(self.mlp(x), x)[0]
         if self.post_attention_norm is not None:
-            attended = self.post_attention_norm(attended)
-        attended = self._scaled(attended)
+            attention_out = self.post_attention_norm(attention_out)
+        attention_out = self._scale_residual(attention_out)
         if self.mlp_norm is None:
-            normed = x = x + attended
+            mlp_input = x = x + attention_out
         else:
-            normed, x = self.mlp_norm.add(attended, x)
-        out = self.mlp(normed, x) if isinstance(self.mlp, NormedMoE) else self.mlp(normed)
+            mlp_input, x = self.mlp_norm.add(attention_out, x)
+        out = self.mlp(mlp_input, x) if isinstance(self.mlp, NormedMoE) else self.mlp(mlp_input)
         if self.post_mlp_norm is not None:
             out = self.post_mlp_norm(out)
-        return x + self._scaled(out)
+        return x + self._scale_residual(out)
 
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+    def _scale_residual(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.residual_scale == 1.0 else x * self.residual_scale
 
 
@@ -284,7 +286,7 @@ def _feed_forward(
 
 
 class LayerRun(NamedTuple):
-    """Consecutive layers: some that decode in one call, or one that does not."""
+    """Consecutive layers that decode in one fused operator, or a single layer without one."""
 
     indices: range
     memories: slice
@@ -294,9 +296,9 @@ class LayerRun(NamedTuple):
 class Decoder:
     """A rank's part of the model.
 
-    Each part is handed to ``load`` as soon as it is allocated, which fills its ``weight_slots()``
-    and calls ``finish_loading()`` before the next one is: at most one part is in memory both
-    as it was loaded and as it is packed.
+    Each part is passed to ``load`` as soon as it is allocated, which fills its ``weight_slots()``
+    and calls ``finish_loading()`` before the next part is allocated: at most one part is in memory
+    both unpacked and packed.
     """
 
     def __init__(
@@ -356,14 +358,14 @@ class Decoder:
         if has_head and spec.has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
         self._memories = spec.memories_of_layer
-        # The layer after which the cache has all of a step.
-        self._last_written = max(
+        # The last layer that writes to the cache.
+        self._last_writing_layer = max(
             index for index, layer in enumerate(spec.layers) if layer.attention.memories
         )
         self._runs = self._layer_runs()
         self._logits_run = self._run_to_logits()
         self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
-        # Rounded as the embeddings are.
+        # Rounded like the embeddings.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
 
     def _table(
@@ -404,7 +406,7 @@ class Decoder:
         return runs
 
     def _run_to_logits(self) -> LayerRun | None:
-        """All layers, if one call computes them and the head."""
+        """All layers, if one fused operator computes them and the head."""
         (indices, memories, decode), *more = self._runs
         head, norm = self.head, self.norm
         if decode is None or more or head is None or head.tp.size > 1:
@@ -419,16 +421,16 @@ class Decoder:
     def decode(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
     ) -> torch.Tensor | None:
-        """All rows' logits, as ``logits`` of what ``forward`` returns, if all decode and one call
-        computes them; else ``None``, and nothing is written."""
+        """The logits of all rows, as ``logits(forward(...))``, if all rows decode and one fused
+        operator computes them. Otherwise returns ``None`` and writes nothing."""
         run = self._logits_run
         if run is None or batch.output_rows is not None or not _all_decode(batch):
             return None
         assert batch.attention.decodes is not None
         end = batch.attention.decodes.max_seq_len
         cos_sin = self.ropes[self.spec.layers[0].rope].cos_sin_below(batch.positions, end)
-        logits = self._decode(run, self._embedded(batch), batch, cos_sin, cache, on_layer)
-        return None if logits is None else self._scaled(logits)
+        logits = self._decode(run, self._embed_tokens(batch), batch, cos_sin, cache, on_layer)
+        return None if logits is None else self._scale_logits(logits)
 
     def forward(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
@@ -439,12 +441,12 @@ class Decoder:
         """
         if self.position_bias is not None:
             batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
-        x = self._through_layers(self._embedded(batch), batch, cache, on_layer)
+        x = self._through_layers(self._embed_tokens(batch), batch, cache, on_layer)
         if batch.output_rows is not None:
             x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
 
-    def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
+    def _embed_tokens(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embed.embed(batch.tokens)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
@@ -463,21 +465,21 @@ class Decoder:
         cache: Sequence[LayerKV],
         on_layer: OnLayer | None,
     ) -> torch.Tensor:
-        """The last layer's output; unless the batch ``needs_logits``, the input of the last one
-        that writes to the cache."""
+        """The last layer's output, or unless the batch ``needs_logits``, the input of the last
+        layer that writes to the cache."""
         inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         for run in self._runs:
             rotation = cos_sin[self.spec.layers[run.indices[0]].rope]
-            decoded = self._decode(run, x, batch, rotation, cache, on_layer)
-            if decoded is not None:
-                x = decoded
+            out = self._decode(run, x, batch, rotation, cache, on_layer)
+            if out is not None:
+                x = out
                 continue
             for index in run.indices:
                 layer, memories = self.layers[index], cache[self._memories[index]]
                 q = layer.write_kv(x, batch, rotation, memories)
                 self._announce(index, on_layer)
-                if index == self._last_written and not batch.needs_logits:
+                if index == self._last_writing_layer and not batch.needs_logits:
                     return x
                 token_input = None if inputs is None else inputs[:, index]
                 x = layer.complete(x, q, batch, memories, token_input)
@@ -492,8 +494,8 @@ class Decoder:
         cache: Sequence[LayerKV],
         on_layer: OnLayer | None,
     ) -> torch.Tensor | None:
-        """What the run makes of ``x`` in one call, if all rows decode; ``None``, and nothing
-        written, where its layers are computed one after the other."""
+        """The run's output by its fused operator, if all rows decode. Otherwise returns ``None``
+        and writes nothing, and its layers are computed one by one."""
         decodes = batch.attention.decodes
         if run.decode is None or decodes is None or not _all_decode(batch):
             return None
@@ -505,23 +507,23 @@ class Decoder:
 
     def _announce(self, index: int, on_layer: OnLayer | None) -> None:
         if on_layer is not None and self.spec.layers[index].attention.memories:
-            written = self._memories[index]
-            for memory in range(written.start, written.stop):
+            memories = self._memories[index]
+            for memory in range(memories.start, memories.stop):
                 on_layer(memory)
 
-    def projected(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Sums of hidden states as those of texts' vectors, in fp32."""
+    def project_vectors(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Apply the projections to sums of hidden states, in fp32."""
         vectors = vectors.float()
         for projection in self.projections:
             vectors = projection(vectors)
         return vectors
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """The classifier's logits [rows, labels] in fp32, or those of one token or two as a score,
-        which are on rank 0 only."""
+        """The classifier's logits [rows, labels] in fp32, or the score by the logits of one or two
+        tokens, on rank 0 only."""
         spec = self.spec.classifier
         if not isinstance(spec, TokenScoreSpec):
-            assert self.classifier is not None, "the node refuses what needs a classifier"
+            assert self.classifier is not None, "the node rejects requests that need a classifier"
             return self.classifier(hidden)
         logits = self.logits(hidden)
         if logits is None:
@@ -530,22 +532,22 @@ class Decoder:
         return (score if spec.false is None else score - logits[:, spec.false])[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
-        assert self.head is not None, "the node refuses what needs logits"
+        """[rows, vocabulary] in fp32 on rank 0, ``None`` on the others."""
+        assert self.head is not None, "the node rejects requests that need logits"
         logits = self.head.logits(hidden)
         if logits is None:
             return None
-        return self._scaled(logits)
+        return self._scale_logits(logits)
 
-    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+    def _scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
-        """Compile the kernels that attend for all decoding rows at once. Return whether any layer
-        has one: each uses its own, and latent attention does without."""
+        """Compile the kernels that attend for all decoding rows at once. Returns whether any layer
+        has one; latent attention has none."""
         attentions = [
             (layer.attention, layer.attention.config(cache[memories], block_size))
             for layer, memories in zip(self.layers, self._memories, strict=True)
@@ -559,7 +561,7 @@ class Decoder:
 
 
 def _all_decode(batch: ForwardBatch) -> bool:
-    """Return whether each row is its sequence's only one."""
+    """Return whether each row is the only one of its sequence."""
     decodes = batch.attention.decodes
     if decodes is None or len(decodes.table) < len(batch.tokens):
         return False

@@ -13,8 +13,8 @@ def model_fingerprint(spec: DecoderSpec, tokenizer: TokenizerFiles | None) -> di
     """Fields for shapes, rope, vocabulary and template. Two trainings of one architecture have
     equal fingerprints.
 
-    The model counts, not its files: a checkpoint in another format, or one that was saved again, is
-    the same model. Without ``tokenizer``, vocabulary and template are not compared.
+    A checkpoint in another format, or one that was saved again, is the same model. Without
+    ``tokenizer``, vocabulary and template are not compared.
     """
     return fingerprint_fields(spec) | ({} if tokenizer is None else text_fields(tokenizer))
 
@@ -35,5 +35,5 @@ def _digest(text: str) -> str:
 
 
 def fingerprint_text(fields: dict[str, str]) -> str:
-    """Format as ``field=value`` lines, from which a router names the field that differs."""
+    """Format as ``field=value`` lines, so that a router can name the field that differs."""
     return "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))

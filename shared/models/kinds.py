@@ -1,4 +1,4 @@
-"""Kinds of models that are not served, told from a ``config.json``. No torch."""
+"""Identification of unsupported models by their ``config.json``. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-# Tables of wrappers with the text model's config; the last has such tables itself.
+# Tables of wrappers with the text model's config; the last one contains such tables itself.
 _TEXT_PARTS = (
     *("text_config", "llm_config", "language_config", "language_model_config", "llm"),
     "thinker_config",
@@ -54,12 +54,11 @@ _HEADS = {
 }
 
 
-def kind_of(values: dict[str, Any], served: Collection[str], *, embedder: str) -> str:
-    """What a config without a supported architecture belongs to, and what would work instead; empty
-    if it seems to be a decoder of an unsupported family.
+def kind_of(values: dict[str, Any], supported: Collection[str], *, embedder: str) -> str:
+    """Describe the kind of model of a config without a supported architecture, and what to use
+    instead; empty if it seems to be a decoder of an unsupported family.
 
-    ``served`` are the supported architectures and model types, ``embedder`` is a supported model of
-    embeddings.
+    ``supported`` are architectures and model types, ``embedder`` is a supported embedding model.
     """
     name, inside = _name(values), _text_part(values)
     if "_diffusers_version" in values:
@@ -79,7 +78,7 @@ def kind_of(values: dict[str, Any], served: Collection[str], *, embedder: str) -
             f"use an encoder such as {embedder}"
         )
     if inside is not None:
-        return _wrapped(values, name, inside, served)
+        return _wrapper_kind(values, name, inside, supported)
     if parts := _parts(values, name):
         return f"it is a text model with {parts}; use a text-only model instead"
     if _DRAFT.search(name):
@@ -97,8 +96,8 @@ def kind_of(values: dict[str, Any], served: Collection[str], *, embedder: str) -
 
 
 def kind_of_parts(values: dict[str, Any]) -> str:
-    """What a config under the name of a supported text model belongs to if it has tables of other
-    parts beside it; empty without."""
+    """Describe the kind of model of a config that is named like a supported text model but has
+    tables of other parts; empty without them."""
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
     parts = _parts(tables, "")
     return f"it is a text model with {parts}; use a text-only model instead" if parts else ""
@@ -121,32 +120,32 @@ def _text_part(values: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _wrapped(
-    values: dict[str, Any], name: str, inside: dict[str, Any], served: Collection[str]
+def _wrapper_kind(
+    values: dict[str, Any], name: str, inside: dict[str, Any], supported: Collection[str]
 ) -> str:
     parts = _parts(values, name) or "other parts"
     kinds = [inside.get("model_type"), _name(inside)]
-    supported = next((kind for kind in kinds if isinstance(kind, str) and kind in served), None)
-    if supported is None:
+    kind_name = next((kind for kind in kinds if isinstance(kind, str) and kind in supported), None)
+    if kind_name is None:
         return (
             f"it is a text model ({_name(inside) or 'of a kind not named'}, not supported either) "
             f"with {parts}; use a text-only model of a supported architecture instead"
         )
     return (
-        f"its text part is a supported {supported} model, but its checkpoint wraps that together "
+        f"its text part is a supported {kind_name} model, but its checkpoint wraps that together "
         f"with {parts}, which cannot be loaded yet; use a text-only model, or a GGUF file of the "
         "text part if there is one"
     )
 
 
 def _parts(values: dict[str, Any], name: str) -> str:
-    """Parts beside a text model, with a key that shows each."""
-    found = []
+    """The parts beside a text model, each with a key as evidence."""
+    parts = []
     for part, pattern in _OTHER_PARTS.items():
         keys = [key for key in values if pattern.search(key) and values[key]]
         if keys:
-            shown = min(keys, key=lambda key: (not key.endswith("_config"), key))
-            found.append(f"{_NAMES[part]} ({shown})")
-    if not found and _VISION_NAME.search(name):
-        found.append(_NAMES["vision"])
-    return " and ".join(found)
+            example = min(keys, key=lambda key: (not key.endswith("_config"), key))
+            parts.append(f"{_NAMES[part]} ({example})")
+    if not parts and _VISION_NAME.search(name):
+        parts.append(_NAMES["vision"])
+    return " and ".join(parts)

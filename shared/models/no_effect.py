@@ -1,10 +1,10 @@
-"""Keys of a ``config.json`` that do not change the computation, or not with their value."""
+"""Keys of a ``config.json`` that do not change the computation, always or with some values."""
 
 from __future__ import annotations
 
 import re
 
-# Whatever their value. About the file, the tools that wrote it, and the tokenizer.
+# With any value: about the file, the tools that wrote it, and the tokenizer.
 _DESCRIPTION = (
     "add_bos_token add_eos_token additional_special_tokens architectures attn_implementation "
     "auto_map base_model base_model_name_or_path bos_token chat_template cls_token "
@@ -23,7 +23,7 @@ _TRAINING = (
     "move_model_to_device neftune_noise_alpha pretraining_tp resid_pdrop router_aux_loss_coef "
     "selective_checkpoint_enabled sequence_parallel_enabled torch_dtype use_bfloat16"
 )
-# Defaults of transformers' generation and of its classes; older versions wrote all of them.
+# Defaults of transformers' generation and classes; older versions wrote all of them.
 _TRANSFORMERS = (
     "bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward "
     "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size epsilon_cutoff "
@@ -37,7 +37,7 @@ _TRANSFORMERS = (
     "tie_encoder_decoder top_k top_p torchscript typical_p use_cache"
 )
 _NO_EFFECT = frozenset(f"{_DESCRIPTION} {_TRAINING} {_TRANSFORMERS}".split())
-# Features that none of the models has, or that they do not take from here, if these are off.
+# Features that no model has, or does not read from here, if these are off.
 _FEATURES = (
     "add_cross_attention alibi attention_bias attention_gate attention_sink attention_sinks "
     "attn_output_gate bias clip_qkv gated_attention is_encoder_decoder lm_head_bias mlp_bias "
@@ -47,7 +47,7 @@ _FEATURES = (
     "use_qkv_bias use_sliding_window use_sliding_window_attention"
 )
 _OFF = frozenset(_FEATURES.split())
-# What all models here do.
+# Features that all models here have.
 _CAUSAL = (
     "causal causal_attention causal_mask decoder_only is_causal is_decoder_only unidirectional "
     "use_causal_attention use_causal_mask"
@@ -60,9 +60,9 @@ _BIDIRECTIONAL = (
     "bidirectional bidirectional_attention enable_bidirectional_attention is_bidirectional "
     "is_encoder is_encoder_only prefix_lm use_bidirectional use_bidirectional_attention"
 )
-# Keys of attention to later tokens, as well.
+# Keys about attention to later tokens.
 DIRECTION = frozenset(f"{_CAUSAL} {_BIDIRECTIONAL}".split())
-# The values that say what is done anyway, of keys that with any other one would be of other models.
+# The only supported value of keys that describe what all models here do.
 SUPPORTED: dict[str, object] = {
     **dict.fromkeys(f"{_CAUSAL} {_ON}".split(), True),
     **dict.fromkeys(_BIDIRECTIONAL.split(), False),
@@ -71,8 +71,7 @@ SUPPORTED: dict[str, object] = {
 }
 # Names of ways to compute the same.
 _IMPLEMENTATION = re.compile(r"flash|fused|memory_efficient|sdpa|xformers")
-# Parts of the computation that are on in any model: a switch with such a name may be for turning
-# one off.
+# Parts of the computation that are always on: a switch with such a name may turn one off.
 _COMPUTATION = re.compile(
     r"activation|attention|attn|autoregress|caus|decod|embed|ffn|feed_?forward|(^|_)gat(e|ed|ing)"
     r"|glu|mask|mlp|norm|(^|_)pos(_|ition)|residual|rope|rotary|scal(e|ing)|softmax|unidirect"
@@ -81,11 +80,11 @@ _SWITCH = re.compile(r"^(allow|apply|do|enable|has|is|use|with)_|_enabled$")
 
 
 def has_no_effect(key: str, value: object) -> bool:
-    """Return whether a key that nothing has read can be ignored.
+    """Return whether an unread key can be ignored.
 
-    Its value is the only supported one, its feature is off, or it is about something else. If it
-    is not known, ``false`` is off only if a model without the key would not have the feature; a
-    switch with null or an empty value is as one with ``false``.
+    It can if its value is the only supported one, its feature is off, or it does not affect the
+    computation. For an unknown key, ``false`` means off unless its name refers to a part that is
+    always on; a switch with null or an empty value counts as ``false``.
     """
     if key in SUPPORTED:
         return value == SUPPORTED[key] or (value is None and SUPPORTED[key] is not True)
@@ -94,10 +93,10 @@ def has_no_effect(key: str, value: object) -> bool:
     about_else = key.startswith("_") or key.endswith("_token_id") or "dropout" in key
     if key in _NO_EFFECT or about_else:
         return True
-    # A number is rather a size.
+    # A number is more likely a size.
     if _IMPLEMENTATION.search(key) and (value is None or isinstance(value, (bool, str))):
         return True
     if value is None or value in ({}, [], ""):
         return not (_SWITCH.search(key) and _COMPUTATION.search(key))
-    # Biases that are there all the same have tensors, which are refused.
+    # If there are biases anyway, their tensors are rejected.
     return value is False and (key.endswith("bias") or not _COMPUTATION.search(key))

@@ -15,25 +15,25 @@ from ...kernels.operators import Operators
 
 @dataclass(slots=True)
 class Collectives:
-    """Counts of the collectives that a rank has begun and ended."""
+    """Counts of collectives that a rank has started and finished."""
 
-    begun: int = 0
-    ended: int = 0
+    started: int = 0
+    finished: int = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count one collective; one that raises never ends."""
-        self.begun += 1
+        """Count one collective; one that raises does not finish."""
+        self.started += 1
         yield
-        self.ended += 1
+        self.finished += 1
 
 
 @dataclass(frozen=True)
 class TensorParallel:
     """One rank of several. ``group`` is a torch.distributed group (``None``: the default one).
 
-    ``control`` is a group of the same ranks' CPUs. It is not ``group``, so that a rank that has
-    left a step in the middle of the model's collectives cannot be taken for one that computes.
+    ``control`` is a separate group of the same ranks' CPUs, so that a rank that left a step in the
+    middle of the model's collectives is not mistaken for one that computes.
     """
 
     rank: int = 0
@@ -50,15 +50,15 @@ class TensorParallel:
         return x
 
     def agree(self, values: list[int]) -> list[int]:
-        """The sums over all ranks, by their CPUs."""
+        """The sums over all ranks, on their CPUs."""
         if self.size == 1:
             return values
-        agreed = torch.tensor(values, dtype=torch.int64)
-        torch.distributed.all_reduce(agreed, group=self.control)
-        return [int(value) for value in agreed.tolist()]
+        sums = torch.tensor(values, dtype=torch.int64)
+        torch.distributed.all_reduce(sums, group=self.control)
+        return [int(value) for value in sums.tolist()]
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor on rank 0, nothing on the others; all have the same shape."""
+        """The tensors of all ranks, of equal shape, on rank 0; nothing on the others."""
         if self.size == 1:
             return [x]
         x = x.contiguous()
@@ -68,12 +68,12 @@ class TensorParallel:
         return parts or []
 
     def shard(self, total: int) -> range:
-        """This rank's range of ``total`` rows; the last ranks' may be shorter, or empty."""
+        """This rank's range of ``total`` rows; it may be shorter or empty on the last ranks."""
         each = -(-total // self.size)
         return range(min(self.rank * each, total), min((self.rank + 1) * each, total))
 
     def shard_of_inputs(self, total: int, format: BlockFormat | None) -> range:
-        """This rank's range of inputs of a weight: of whole blocks, if each rank gets any."""
+        """This rank's range of a weight's inputs: whole blocks, if there is one for each rank."""
         blocks, rest = divmod(total, 1 if format is None else format.values)
         if format is None or rest or blocks < self.size:
             return self.shard(total)
@@ -81,7 +81,7 @@ class TensorParallel:
         return range(first * format.values, end * format.values)
 
 
-# The block format of the weight of this name; ``None`` if it is stored as plain numbers.
+# The block format of a weight by name; ``None`` if it is not quantised.
 FormatOf = Callable[[str], BlockFormat | None]
 
 
@@ -89,19 +89,19 @@ def all_dense(name: str) -> None:
     """The ``FormatOf`` of a checkpoint without quantised weights."""
 
 
-# The order of inputs in the blocks of the weight of this name; ``None`` for the model's own.
+# The order of inputs in the blocks of a weight by name; ``None`` for the model's own.
 OrderOf = Callable[[str], torch.Tensor | None]
 
 
 def all_in_order(name: str) -> None:
-    """The ``OrderOf`` of a checkpoint whose blocks have their inputs in order."""
+    """The ``OrderOf`` of a checkpoint with inputs in order."""
 
 
 @dataclass(frozen=True)
 class WeightPlacement:
     """The device, dtype and rank of parameters, and the operators that compute with them.
 
-    ``prefix`` is that of the parameters' names.
+    ``prefix`` begins the parameters' names.
     """
 
     dtype: torch.dtype
@@ -113,7 +113,7 @@ class WeightPlacement:
     prefix: str = ""
 
     def at(self, name: str) -> WeightPlacement:
-        """The placement of a part of this one."""
+        """The placement of a child part."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def name(self, leaf: str) -> str:
@@ -138,7 +138,7 @@ class WeightPlacement:
 class WeightSlot:
     """The destination of one tensor of a checkpoint: ``target`` receives ``full[first:end]`` along
     ``dim``. ``shape`` is the full tensor's. With a ``format``, the target has the bytes of blocks
-    instead of numbers, and both ends are at the end of a block."""
+    instead of numbers, and ``first`` and ``end`` are multiples of a block."""
 
     target: torch.Tensor
     shape: tuple[int, ...]
@@ -148,6 +148,6 @@ class WeightSlot:
     format: BlockFormat | None = None
 
 
-def replicated(target: torch.Tensor) -> WeightSlot:
-    """The slot of a parameter that every rank holds in full."""
+def replicated_slot(target: torch.Tensor) -> WeightSlot:
+    """The slot of a parameter that is replicated on every rank."""
     return WeightSlot(target, tuple(target.shape), 0, 0, target.shape[0])

@@ -1,7 +1,7 @@
-"""The parameters of a decoder by name, as its parts have them. No torch.
+"""The names of a decoder's parameters. No torch.
 
-A checkpoint without one of them is refused where no torch is loaded. The loader asserts that its
-parts have these and no others.
+They are used to reject an incomplete checkpoint without loading torch. The loader asserts that the
+decoder's parts have exactly these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .spec import (
 
 _BEFORE = (NormLayout.PRE, NormLayout.SANDWICH, NormLayout.PARALLEL)
 _AFTER = (NormLayout.POST, NormLayout.SANDWICH, NormLayout.RESIDUAL)
-# The norms of a layer, and the layouts that have them.
+# The norms of a layer, each with the layouts that have it.
 _NORMS = {
     "attention_norm": (*_BEFORE, NormLayout.PARALLEL_SHARED),
     "mlp_norm": (*_BEFORE, NormLayout.PRE_MLP),
@@ -92,8 +92,8 @@ def _of_layer(layer: LayerSpec, spec: DecoderSpec) -> Iterator[str]:
 
 
 def _of_attention(spec: AttentionSpec) -> Iterator[str]:
-    own = "kv" if spec.memories else ""
-    for name in ("q", *own.removesuffix("v" if spec.values_are_keys else "")):
+    kv = "kv" if spec.memories else ""
+    for name in ("q", *kv.removesuffix("v" if spec.values_are_keys else "")):
         yield from _linear(name, bias=spec.qkv_bias)
     yield from _linear("o", bias=spec.o_bias)
     match spec.qk_norm:
@@ -103,7 +103,7 @@ def _of_attention(spec: AttentionSpec) -> Iterator[str]:
             yield from (f"q_norm.{head}.weight" for head in range(spec.num_heads))
             yield from (f"k_norm.{head}.weight" for head in range(spec.num_kv_heads))
         case QKNorm.HEAD | QKNorm.ROTATED_HEAD:
-            yield from (f"{name}_norm.weight" for name in ("q", *own[:1]))
+            yield from (f"{name}_norm.weight" for name in ("q", *kv[:1]))
     if spec.sinks:
         yield "sinks.weight"
 

@@ -1,4 +1,4 @@
-"""Descriptions of quantised checkpoints: the method, and what its tensors do not tell. No torch."""
+"""Descriptions of quantised checkpoints: the method, and what tensors do not show. No torch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ QUANTIZATION_FILES = {
     "quant_config.json": "awq",
 }
 QUANTIZATION_KEYS = frozenset((*_KEYS, *QUANTIZATION_FILES))
-# What a description says about a method.
+# Keys of a description that errors quote.
 _DETAILS = ("quant_algo", "kv_cache_quant_algo", "format", "fmt", "bits", "w_bit", "group_size")
 
 Method = Literal[
     "fp8", "modelopt", "gptq", "awq", "compressed-tensors", "bitsandbytes", "mxfp4", "mlx", "none"
 ]
-# Names in configs whose tensors are those of another method.
+# Other names of methods.
 _SAME = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _FORMATS = (
@@ -38,12 +38,12 @@ _MLX_BITS, _MLX_GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights of a checkpoint are stored. ``none``: as numbers, with scales for a cache in
-    8 bits.
+    """How the weights of a checkpoint are stored. ``none``: unquantised, with scales for an 8-bit
+    KV cache.
 
-    ``key`` names the description, in errors. ``block`` has the outputs and inputs that share a
+    ``key`` names the description in errors. ``block`` has the outputs and inputs that share a
     scale. ``exceptions`` are descriptions of single layers. ``kv_dtype``: see ``DecoderSpec``.
-    ``rounds_inputs``: weights in fp8 are made for activations in fp8.
+    ``rounds_inputs``: fp8 weights are made for fp8 activations.
     """
 
     method: Method
@@ -61,21 +61,21 @@ class Quantization:
 
 
 def read_quantization(config: Config, remedy: str) -> Quantization | None:
-    """The description in a config.json or a file beside it; ``None`` for a checkpoint of numbers.
+    """The description in a config.json or a file beside it; ``None`` if weights are not quantised.
 
-    Raises ``UnsupportedWeightsError`` for a method, or values of one, that are not supported;
-    ``remedy`` says what to use instead.
+    Raises ``UnsupportedWeightsError`` for an unsupported method or parameter; ``remedy`` says what
+    to use instead.
     """
-    found = [(key, how) for key in (*_KEYS, *QUANTIZATION_FILES) if (how := config.get(key))]
-    if not found:
+    descriptions = [(key, how) for key in (*_KEYS, *QUANTIZATION_FILES) if (how := config.get(key))]
+    if not descriptions:
         return None
-    key, how = found[0]
+    key, how = descriptions[0]
     file = Path(config.file).with_name(key) if key in QUANTIZATION_FILES else config.file
     place = str(file) if key in QUANTIZATION_FILES else f"{file}: {key}"
     name = _name(key, how)
     if name not in _READERS:
         raise UnsupportedWeightsError(
-            f"{file}: the weights are quantized ({key}, method {_described(key, how)}), which is "
+            f"{file}: the weights are quantized ({key}, method {_describe(key, how)}), which is "
             f"not supported",
             remedy,
         )
@@ -88,7 +88,7 @@ def read_quantization(config: Config, remedy: str) -> Quantization | None:
 
 
 def _name(key: str, how: Any) -> str:
-    """The method, by its name in ``_READERS`` if it is known."""
+    """The method's name, in the form of ``_READERS`` if it is supported."""
     if not isinstance(how, dict):
         return ""
     inner = how.get("quantization")
@@ -101,7 +101,7 @@ def _name(key: str, how: Any) -> str:
     return _SAME.get(str(name), str(name or ""))
 
 
-def _described(key: str, how: Any) -> str:
+def _describe(key: str, how: Any) -> str:
     if not isinstance(how, dict):
         return "not named"
     inner = how.get("quantization")
@@ -139,25 +139,25 @@ def _modelopt(config: Config) -> Quantization:
 
 
 def _kv_dtype(config: Config) -> str:
-    """What KV is to be cached in: ModelOpt's name of it, or a scheme as weights have it."""
+    """The dtype of the KV cache, by ModelOpt's name or by a scheme like those of weights."""
     algorithm, scheme = config.get("kv_cache_quant_algo"), config.get("kv_cache_scheme")
-    # Without the folder: it is of the fingerprint, which is the same on all machines.
+    # Without the folder, since it enters the fingerprint, which is the same on all machines.
     place = Path(config.file).name
     if scheme is None:
         if algorithm in (None, "FP8"):
             return "" if algorithm is None else _E4M3
         return f"{place}: KV by kv_cache_quant_algo {algorithm}"
     table = _table(config, "kv_cache_scheme")
-    found = {
+    values = {
         "type": table.get("type", "int"),
         "num_bits": table.get("num_bits", 8),
         "strategy": table.get("strategy") or "tensor",
         "symmetric": table.flag("symmetric", default=True),
     }
-    if found == {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True}:
+    if values == {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True}:
         return _E4M3
-    described = ", ".join(f"{key} {value}" for key, value in found.items())
-    return f"{place}: KV by kv_cache_scheme {described}"
+    text = ", ".join(f"{key} {value}" for key, value in values.items())
+    return f"{place}: KV by kv_cache_scheme {text}"
 
 
 def _table(config: Config, key: str) -> Config:
@@ -183,7 +183,7 @@ def _gptq(config: Config) -> Quantization:
 
 
 def _group_size(config: Config, key: str, default: int = -1) -> int:
-    """-1 stands for all inputs."""
+    """The group size; -1 means all inputs."""
     return -1 if config.get(key, default) == -1 else config.integer(key, default)
 
 
@@ -196,7 +196,7 @@ def _awq(config: Config) -> Quantization:
     return Quantization("awq", config.file, bits=bits, group_size=_group_size(config, size, 128))
 
 
-def _compressed(config: Config) -> Quantization:
+def _compressed_tensors(config: Config) -> Quantization:
     config.one_of("format", _FORMATS, "dense")
     _table(config, "sparsity_config").one_of("format", ("dense",), "dense")
     if config.get("transform_config"):
@@ -268,7 +268,7 @@ _READERS = {
     "modelopt": _modelopt,
     "gptq": _gptq,
     "awq": _awq,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": _compressed_tensors,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
     "mlx": _mlx,

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ModelError, UnsupportedWeightsError, shown
+from ..errors import ModelError, UnsupportedWeightsError, brief
 from .config import Config
+from .config_files import LOGIT_SCORE, ModelConfig
 from .families import (
     bert,
     classifier,
@@ -51,7 +52,6 @@ from .families import (
 )
 from .families.wrappers import is_wrapper, scores_only, text_values
 from .kinds import kind_of, kind_of_parts
-from .model_config import LOGIT_SCORE, ModelConfig
 from .quantization import QUANTIZATION_KEYS, Quantization, read_quantization
 from .spec import QUANTIZED, ClassifierSpec, DecoderSpec, Scorer, TokenScoreSpec
 from .weight_names import WeightNames
@@ -59,12 +59,12 @@ from .weight_names import WeightNames
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of checkpoint: its names in a config, how to read that, and its weight names.
+    """One kind of checkpoint: its names in a config, the config's reader, and its weight names.
 
-    ``more_layers``: a checkpoint may have layers after the config's last, which predict further
-    tokens and are not used. ``keys`` are the family's own names of keys in a config. ``wrapped``:
-    the model is the text part of one of images. ``head`` reads what scores or labels texts instead
-    of generating them.
+    ``more_layers``: a checkpoint may have unused layers after the config's last, which predict
+    further tokens. ``keys`` are the family's own names of config keys. ``wrapped``: the model is
+    the text part of an image model. ``head`` reads a head that scores or labels texts instead of
+    generating them.
     """
 
     architecture: str
@@ -77,7 +77,7 @@ class Family:
     head: Callable[[Config], Scorer] | None = None
 
 
-# Families of which no GGUF files are read.
+# Families without support for GGUF files.
 NOT_IN_GGUF = frozenset({"MinistralForCausalLM", "MPNetModel", "OPTForCausalLM"})
 _NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
@@ -212,44 +212,43 @@ _EMBEDDER = "BAAI/bge-m3"
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
-    """The family of ``architectures``, or of ``model_type`` if that is missing; of a model of
-    images, that of its text part."""
+    """The family by ``architectures``, or else by ``model_type``; for an image model, that of its
+    text part."""
     if is_wrapper(values):
         inside = text_values(values)
         if scores_only(values) and LOGIT_SCORE not in values:
             raise ModelError(
-                f"{file}: architectures is {shown(values.get('architectures'))}, and no answers "
-                f"are named whose logits are a score; name them with classifier_from_token"
+                f"{file}: architectures is {brief(values.get('architectures'))}, and no tokens "
+                f"are named whose logits are the score; name them with classifier_from_token"
             )
         if inside["model_type"] in _BY_MODEL_TYPE:
             family = _with_token_score(_BY_MODEL_TYPE[inside["model_type"]], values)
             return dataclasses.replace(family, wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
-    known = {**_HEADLESS, **_OLDER, **_CLASSIFIERS, **FAMILIES} if name else _BY_MODEL_TYPE
-    wanted = name or model_type
-    if isinstance(wanted, str) and wanted in known:
+    families = {**_HEADLESS, **_OLDER, **_CLASSIFIERS, **FAMILIES} if name else _BY_MODEL_TYPE
+    key = name or model_type
+    if isinstance(key, str) and key in families:
         kind = kind_of_parts(values)
         if not kind:
-            return _with_token_score(known[wanted], values)
+            return _with_token_score(families[key], values)
     else:
         kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
     raise ModelError(
-        f"{file}: architectures is {shown(names)} and model_type {shown(model_type)}"
+        f"{file}: architectures is {brief(names)} and model_type {brief(model_type)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
     )
 
 
 def _with_token_score(family: Family, values: dict[str, Any]) -> Family:
-    """The family of a decoder whose next token is a score, if its files say so. It keeps the head
-    that it generates with."""
+    """The family with the head of a decoder whose next token is a score, if its files say so."""
     if LOGIT_SCORE not in values:
         return family
     return dataclasses.replace(FAMILIES[family.architecture], head=classifier.read_token_score)
 
 
 def _of_text_part(family: Family, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a text part, with those around it that say how its next token is a score."""
+    """The values of a text part, with the outer keys about its score."""
     keys = classifier.HEAD_KEYS if family.head is not None else frozenset()
     return text_values(values) | {key: values[key] for key in keys & values.keys()}
 
@@ -262,8 +261,8 @@ def spec_of(
     """The spec of a model, with the end tokens of both of its configurations.
 
     ``ignored_keys`` are treated as absent. ``max_model_len`` is the user's limit of the context, if
-    any. A model for embeddings whose files limit texts has that as its context, unless the user
-    asks for more.
+    any. If an embedding model's files limit texts, that is its context, unless ``max_model_len`` is
+    larger.
     """
     family = family_of(config.values, config.file)
     if family.wrapped:
@@ -274,12 +273,12 @@ def spec_of(
     head = None if family.head is None else family.head(values)
     if head is not None:
         values = values.without(classifier.HEAD_KEYS)
-    spec = family.read(values.aliased(family.keys))
+    spec = family.read(values.with_aliases(family.keys))
     if quantization is not None and quantization.method != "none":
         spec = dataclasses.replace(spec, dtype=QUANTIZED)
     _check_model_type(family, config, spec, values)
     if isinstance(head, TokenScoreSpec) and not spec.has_head:
-        raise ModelError(f"{config.file}: {LOGIT_SCORE} needs a decoder, and it is an encoder")
+        raise ModelError(f"{config.file}: {LOGIT_SCORE} needs a decoder, but this is an encoder")
     if isinstance(head, ClassifierSpec):
         spec = dataclasses.replace(spec, tie_embeddings=False, has_head=False)
     spec = dataclasses.replace(spec, classifier=head)
@@ -299,13 +298,13 @@ def _quantization(values: Config, family: Family) -> Quantization | None:
         return read_quantization(values, _NUMBERS + _OR_GGUF)
     try:
         return read_quantization(values, _NUMBERS)
-    except UnsupportedWeightsError as error:  # nor are there others of it that would do
+    except UnsupportedWeightsError as error:  # there is no GGUF file to suggest
         raise ModelError(str(error)) from error
 
 
 def quantization_of(config: ModelConfig) -> Quantization | None:
-    """How the weights of a model are quantised, if they are. ``None`` also for what ``spec_of``
-    refuses, which says why."""
+    """How the weights of a model are quantised, if at all. ``None`` also for a model that
+    ``spec_of`` rejects."""
     try:
         family = family_of(config.values, config.file)
         values = text_values(config.values) if family.wrapped else config.values
@@ -317,12 +316,13 @@ def quantization_of(config: ModelConfig) -> Quantization | None:
 def _check_model_type(
     family: Family, config: ModelConfig, spec: DecoderSpec, values: Config
 ) -> None:
-    """Refuse a ``model_type``, which transformers goes by, of a family that computes otherwise."""
+    """Reject a ``model_type``, by which transformers goes, of a family that computes
+    differently."""
     other = _BY_MODEL_TYPE.get(str(config.values.get("model_type")), family)
     if other.model_type == family.model_type or "model_type" not in values.values:
         return
     try:
-        same = other.read(values.aliased(other.keys)) == spec
+        same = other.read(values.with_aliases(other.keys)) == spec
     except ModelError:
         same = False
     if not same:

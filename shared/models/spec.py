@@ -19,10 +19,10 @@ from ...kernels.activations import Activation
 # The hidden state of the last token or of the first, or the mean over all.
 Pooling = Literal["last", "cls", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-# How a model scores two texts: read together by its classifier of one label, or by the angle
-# between the vectors of an embedding model. A classifier of several "labels" scores no pair.
+# How a model scores two texts: as a pair by a classifier with one label, or by the angle between
+# embedding vectors. A classifier with several "labels" does not score pairs.
 Scoring = Literal["pair", "labels", "vectors"]
-# What makes scores of a classifier's logits.
+# The function from a classifier's logits to scores.
 ScoreActivation = Literal["sigmoid", "softmax", "none"]
 
 
@@ -35,7 +35,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling:
-    """Theta was chosen for the longest context, which may be ``factor`` times the original one."""
+    """Theta is set for the longest context, up to ``factor`` times the original one."""
 
     factor: float
     original_max_position: int
@@ -43,7 +43,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Low frequencies divided by a factor, high ones kept, and a smooth ramp in between."""
+    """Low frequencies are divided by a factor, high ones kept, with a smooth ramp in between."""
 
     factor: float
     low_freq_factor: float
@@ -53,10 +53,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """Frequencies that turn less than ``beta_slow`` times in the original context divided by a
-    factor, those that turn more than ``beta_fast`` times kept, and a linear ramp over the ones in
-    between, whose ends are rounded with ``truncate``. cos and sin are multiplied by
-    ``attention_factor``, and the scores of latent attention by ``score_factor`` as well."""
+    """Frequencies that turn fewer than ``beta_slow`` times in the original context are divided by a
+    factor, those that turn more than ``beta_fast`` times are kept, with a linear ramp in between,
+    whose ends are rounded with ``truncate``. cos and sin are multiplied by ``attention_factor``,
+    and scores of latent attention also by ``score_factor``."""
 
     factor: float
     original_max_position: int
@@ -69,11 +69,11 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling:
-    """Each frequency divided by a factor of its own; cos and sin are multiplied by
+    """Each frequency is divided by its own factor; cos and sin are multiplied by
     ``attention_factor``.
 
-    Checkpoints have factors for short and for long contexts. Those in use are chosen when the
-    config is read, from the longest context: cached keys of one sequence must have equal factors.
+    Checkpoints have factors for short and for long contexts. They are chosen by the longest context
+    when the config is read, since cached keys of a sequence must have equal factors.
     """
 
     factors: tuple[float, ...]
@@ -82,8 +82,8 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ProportionalScaling:
-    """Frequencies are those of whole heads of which only the first ``rotated`` dimensions of each
-    half are rotated, and they are divided by ``factor``. ``RopeSpec.dim`` is the whole head."""
+    """Frequencies of whole heads, divided by ``factor``, of which only the first ``rotated``
+    dimensions of each half are rotated. ``RopeSpec.dim`` is the whole head."""
 
     rotated: int
     factor: float
@@ -101,8 +101,8 @@ RopeScaling = (
 
 @dataclass(frozen=True, kw_only=True)
 class RopeSpec:
-    """Rotary embedding of the first ``dim`` dimensions of a head, whose two halves are rotated
-    against each other."""
+    """Rotary embedding of the first ``dim`` dimensions of a head; dimension i rotates with
+    i + dim / 2."""
 
     theta: float
     dim: int
@@ -113,7 +113,8 @@ class RopeSpec:
 class KVSpec:
     """A layer's KV of one token: for each of ``components``, ``heads`` vectors of ``dim``.
 
-    ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
+    ``window`` is the number of newest tokens that a token sees, including itself; ``None`` means
+    all.
     """
 
     components: tuple[str, ...]
@@ -122,7 +123,7 @@ class KVSpec:
     window: int | None = None
 
     def heads_of(self, rank: int, size: int) -> range:
-        """The heads on one rank; with more ranks than heads, several ranks hold the same head."""
+        """The heads on one rank; with more ranks than heads, several ranks have the same head."""
         if size > self.heads:
             head = rank * self.heads // size
             return range(head, head + 1)
@@ -131,8 +132,8 @@ class KVSpec:
 
 
 class QKNorm(Enum):
-    """Norms of queries and keys: over each head with one weight for all, before the rotation or
-    after it; over all heads at once; or a LayerNorm over each head with a weight of its own."""
+    """Norms of queries and keys: over each head with a common weight, before or after the rotation;
+    over all heads at once; or a LayerNorm over each head with its own weight."""
 
     HEAD = "head"
     ROTATED_HEAD = "rotated head"
@@ -154,12 +155,11 @@ class AttentionSpec:
     Scores are multiplied by ``scale``, by default 1 / sqrt(head_dim); with ``soft_cap`` c, they are
     then ``c * tanh(score / c)``.
 
-    ``v_norm`` is a norm over each head of values, without a weight. ``values_are_keys``: there is
-    no projection to values, which are the keys before their norm and rotation. ``sinks``: each head
-    has a score that counts in the softmax and has no value. ``kv_of`` is the earlier layer whose
-    keys and values are attended to, if the layer has none of its own. Unless ``causal``, tokens see
-    those after them, too, so that a prompt is computed in one step; a window then reaches to both
-    sides.
+    ``v_norm`` is a norm over each value head, without a weight. ``values_are_keys``: values are the
+    keys before norm and rotation, without a projection. ``sinks``: each head has a score that
+    counts in the softmax but has no value. ``kv_of`` is the earlier layer whose keys and values are
+    used, if the layer has none. Unless ``causal``, tokens also see later ones, so that a prompt is
+    computed in one step, and a window reaches to both sides.
     """
 
     num_heads: int
@@ -180,7 +180,7 @@ class AttentionSpec:
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
-        """What a layer keeps of a sequence."""
+        """What a layer caches of a sequence."""
         return () if self.kv_of is not None else (self.kv,)
 
     @property
@@ -206,10 +206,10 @@ class AttentionSpec:
 class MLASpec:
     """Multi-head latent attention: keys and values of all heads are computed from one latent.
 
-    A query head has ``nope_dim`` dimensions without position and ``rope_dim`` rotated ones, as have
-    keys; the rotated part of the keys is shared by all heads. ``q_lora_rank`` is the width that
-    queries are compressed to, if any. ``rope_interleaved``: dimensions that are rotated against
-    each other are neighbours in the checkpoint, not half a head apart.
+    Query and key heads have ``nope_dim`` dimensions without position and ``rope_dim`` rotated ones;
+    the rotated part of the keys is shared by all heads. ``q_lora_rank`` is the width of compressed
+    queries, if any. ``rope_interleaved``: dimensions that rotate together are neighbours in the
+    checkpoint, not half a head apart.
     """
 
     num_heads: int
@@ -229,7 +229,7 @@ class MLASpec:
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
-        """What a layer keeps of a sequence."""
+        """What a layer caches of a sequence."""
         return (self.kv,)
 
     @property
@@ -263,18 +263,18 @@ class DenseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSpec:
-    """Routing of a token to the ``chosen`` experts with the best scores.
+    """Routing of a token to the ``top_k`` experts with the best scores.
 
     With several ``groups`` of neighbouring experts, only those in the best ``open_groups`` are
     eligible; groups are ranked by the sum of their ``group_best`` best scores. With ``correction``,
     each expert has a bias that affects the choice only. An expert's result is weighted by its
-    score, divided by the sum of the chosen ones' if ``normalise``, times ``scale``; with
-    ``expert_scale``, also times a weight of its own. ``bias``: the logits have one. ``input_norm``:
-    the router sees its input normalised and multiplied by a weight and 1 / sqrt(its width).
+    score, divided by the sum of the chosen scores if ``normalise``, times ``scale``, and with
+    ``expert_scale`` times a weight of the expert. ``bias``: the logits have a bias. ``input_norm``:
+    the router's input is normalised and multiplied by a weight and 1 / sqrt(its width).
     """
 
     experts: int
-    chosen: int
+    top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     groups: int = 1
     open_groups: int = 1
@@ -289,10 +289,10 @@ class RouterSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """Experts, of which a router chooses a few for each token, and a feed-forward shared by all
-    tokens, if any; with ``shared_gate``, its result is multiplied by the sigmoid of a projection of
-    the token. ``shared_norms``: experts and the shared feed-forward have norms of their own, before
-    the experts and after both; the router and the experts' norm see the layer's residual."""
+    """Experts, a few of which a router chooses for each token, and optionally a ``shared``
+    feed-forward for all tokens; with ``shared_gate``, its result is multiplied by the sigmoid of a
+    projection of the token. ``shared_norms``: there are norms before the experts, and after both;
+    the router and the experts' norm see the layer's residual."""
 
     router: RouterSpec
     expert: DenseSpec
@@ -308,7 +308,7 @@ class MoESpec:
         return problem
 
 
-# The dtype of a checkpoint whose matrices are blocks of codes.
+# The dtype of a checkpoint with quantised matrices.
 QUANTIZED = "quantized"
 
 
@@ -322,9 +322,8 @@ class NormKind(Enum):
 
 class NormLayout(Enum):
     """The norms of a layer: before attention and feed-forward, before the latter only, after both,
-    or before and after both. In parallel, both see the layer's input, each through a norm of its
-    own or through one norm, and both are added to it. Residual norms are over the sums with the
-    input."""
+    or before and after both. In parallel, both see the layer's input through separate norms or one
+    shared norm, and both are added to it. Residual norms are over the sums with the input."""
 
     PRE = "pre"
     PRE_MLP = "pre, of the feed-forward only"
@@ -337,9 +336,9 @@ class NormLayout(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer. Without ``rope``, its attention knows no positions. What attention and
-    feed-forward add is multiplied by ``residual_scale``, and with ``output_scale`` the layer's
-    output by a number of the checkpoint."""
+    """One layer. Without ``rope``, its attention ignores positions. The outputs of attention and
+    feed-forward are multiplied by ``residual_scale``, and with ``output_scale`` the layer's output
+    by a number from the checkpoint."""
 
     attention: AttentionSpec | MLASpec
     mlp: DenseSpec | MoESpec
@@ -351,7 +350,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionTable:
-    """A learned embedding of positions, the first of which is in row ``offset``."""
+    """A learned embedding of positions; position 0 is in row ``offset``."""
 
     rows: int
     offset: int = 0
@@ -360,8 +359,8 @@ class PositionTable:
 @dataclass(frozen=True, kw_only=True)
 class PositionBias:
     """A bias of each head's scores by the distance of two tokens, the same in all layers. Half of
-    the ``buckets`` are for each direction; of these, half are for one distance each, and the others
-    for more and more of them up to ``farthest``."""
+    the ``buckets`` are for each direction; of these, half cover one distance each, and the others
+    increasingly many, up to ``farthest``."""
 
     heads: int
     buckets: int
@@ -388,8 +387,8 @@ class ClassifierLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierSpec:
-    """A head over the hidden state that ``pooling`` makes of a text: linear with a logit for each
-    of ``labels``, after a ``layer`` if it has one. ``activation`` makes scores of the logits."""
+    """A head over a text's pooled hidden state: an optional ``layer``, and a linear with a logit
+    for each of ``labels``. ``activation`` turns logits into scores."""
 
     labels: tuple[str, ...]
     activation: ScoreActivation
@@ -400,8 +399,8 @@ class ClassifierSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenScoreSpec:
-    """The next token's logit as a score: that of the token ``true``, less that of ``false`` if
-    there is one. ``activation`` makes a score of it."""
+    """A score by the next token: the logit of the token ``true``, less that of ``false`` if there
+    is one, through ``activation``."""
 
     true: int
     false: int | None
@@ -415,8 +414,8 @@ Scorer = ClassifierSpec | TokenScoreSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TokenInputs:
-    """Inputs of ``dim`` numbers that each layer has of each token: the sum of a table's row of the
-    token and of a projection of its embedding. A layer adds them through a gate."""
+    """Per-layer inputs of ``dim`` numbers for each token: the sum of a row of a table and a
+    projection of the token's embedding. A layer adds them through a gate."""
 
     vocab_size: int
     dim: int
@@ -426,15 +425,15 @@ class TokenInputs:
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype, or ``QUANTIZED``.
-    ``kv_dtype`` is that of the cache that the checkpoint was made for, if it says so: a torch name,
-    or for one that is not supported the words of its configuration.
+    ``kv_dtype`` is the dtype of the cache that the checkpoint is made for, if any: a torch name, or
+    a description if it is not supported.
 
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
-    ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
-    many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
-    ``pooling`` makes a vector of a text's hidden states, and ``projections`` change it; ``embeds``
-    says that the model was trained for that. One without a head does nothing else, and one with a
-    ``classifier`` scores or labels texts instead.
+    ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. ``segments`` is the number of rows of
+    a segment embedding, and with ``embedding_norm`` the sum of embeddings is normalised.
+    ``pooling`` and ``projections`` turn a text's hidden states into a vector; ``embeds`` says that
+    the model was trained for that. A model without a head only embeds; one with a ``classifier``
+    scores or labels texts.
     """
 
     vocab_size: int
@@ -465,12 +464,12 @@ class DecoderSpec:
 
     @property
     def bidirectional(self) -> bool:
-        """True if tokens see those after them."""
+        """True if tokens see later ones."""
         return not all(getattr(layer.attention, "causal", True) for layer in self.layers)
 
     @property
     def vector_size(self) -> int:
-        """The numbers in a text's vector."""
+        """The size of a text's vector."""
         return self.projections[-1].outputs if self.projections else self.hidden_size
 
     @property
@@ -482,7 +481,7 @@ class DecoderSpec:
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
-        """What all layers keep of a sequence, in the order of the cache."""
+        """What all layers cache of a sequence, in the order of the cache."""
         return tuple(memory for layer in self.layers for memory in layer.attention.memories)
 
     @property
@@ -499,16 +498,16 @@ class DecoderSpec:
             count = parts[-1].stop
         return tuple(parts)
 
-    def dtype_for(self, wanted: str, *, on_cpu: bool) -> str:
+    def dtype_for(self, name: str, *, on_cpu: bool) -> str:
         """The dtype to run in. ``auto`` is the checkpoint's own, except that float16 becomes
         bfloat16 on a CPU, where attention is several times slower in float16 (request float16 or
         float32 to keep full precision).
 
-        Quantised weights are computed from their bytes in any dtype, which is that of activations:
-        float32 on a CPU, where it costs little and small models lose much by rounding.
+        For quantised weights, it is the dtype of activations: float32 on a CPU, where it costs
+        little, and rounding would hurt small models.
         """
-        if wanted != "auto":
-            return wanted
+        if name != "auto":
+            return name
         if self.dtype == QUANTIZED:
             return "float32" if on_cpu else "bfloat16"
         return "bfloat16" if on_cpu and self.dtype == "float16" else self.dtype
@@ -524,18 +523,18 @@ def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
 
 
 def layers_before_routing(spec: DecoderSpec) -> int:
-    """The number of first memories that do not depend on any choice of experts."""
-    routed = (n for n, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoESpec))
-    layers = spec.layers[: next(routed, len(spec.layers) - 1) + 1]
+    """The number of leading memories that do not depend on any choice of experts."""
+    moe_layers = (n for n, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoESpec))
+    layers = spec.layers[: next(moe_layers, len(spec.layers) - 1) + 1]
     return sum(len(layer.attention.memories) for layer in layers)
 
 
 def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
-    """The fields in which both nodes of a handoff must agree, so that an error can name one.
+    """The fields in which both nodes of a handoff must agree, by names for errors.
 
-    Numbers are compared in float32's precision, which is that of some formats of checkpoints.
+    Numbers are compared in float32's precision, the one of some checkpoint formats.
     """
-    spec = _rounded(spec)
+    spec = _round_floats(spec)
     return {
         "layers": str(len(spec.layers)),
         "hidden_size": str(spec.hidden_size),
@@ -562,20 +561,21 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
     }
 
 
-def _rounded(value: Any) -> Any:
-    """The same spec, or part of one, with floats of at most six digits."""
+def _round_floats(value: Any) -> Any:
+    """Round the floats in a spec, or in a part of one, to six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, tuple):
-        return tuple(map(_rounded, value))
+        return tuple(map(_round_floats, value))
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _rounded(getattr(value, f.name)) for f in fields(value)})
+        return replace(
+            value, **{f.name: _round_floats(getattr(value, f.name)) for f in fields(value)}
+        )
     return value
 
 
 def _fields_by_layer(part: str, specs: list[Any]) -> dict[str, str]:
-    """Each field of a layer's spec, with its value in every layer; a dash for a layer of a kind
-    without it."""
+    """Each field of a layer's spec with its values in all layers; a dash where a layer lacks it."""
     names = dict.fromkeys(field.name for spec in specs for field in fields(spec))
     return {f"{part}.{name}": _runs(getattr(s, name, "-") for s in specs) for name in names}
 
@@ -589,8 +589,8 @@ def _rope_fields(ropes: list[RopeSpec | None]) -> dict[str, str]:
 
 
 def _by_factors(rope: RopeSpec) -> RopeSpec:
-    """The same rope by the factor of each frequency, which is all that GGUF files have of Llama 3's
-    scaling. In three digits: converters compute them in float32."""
+    """The same rope with a factor for each frequency, which is how GGUF files have Llama 3's
+    scaling. To three digits, since converters compute them in float32."""
     match rope.scaling:
         case Llama3Scaling() as llama3:
             factors, attention_factor = _llama3_factors(rope, llama3), 1.0
@@ -598,8 +598,8 @@ def _by_factors(rope: RopeSpec) -> RopeSpec:
             pass
         case _:
             return rope
-    rounded = tuple(float(f"{factor:.3g}") for factor in factors)
-    scaling = LongRopeScaling(factors=rounded, attention_factor=attention_factor)
+    digits = tuple(float(f"{factor:.3g}") for factor in factors)
+    scaling = LongRopeScaling(factors=digits, attention_factor=attention_factor)
     return replace(rope, scaling=scaling)
 
 
@@ -610,17 +610,17 @@ def _llama3_factors(rope: RopeSpec, scaling: Llama3Scaling) -> tuple[float, ...]
         frequency = rope.theta ** (-index / rope.dim)
         turns = scaling.original_max_position * frequency / (2 * math.pi)
         ramp = (turns - low) / (high - low) if high != low else math.inf * (turns - low or 1)
-        kept = min(1.0, max(0.0, ramp))
-        factors.append(1 / ((1 - kept) / scaling.factor + kept))
+        weight = min(1.0, max(0.0, ramp))
+        factors.append(1 / ((1 - weight) / scaling.factor + weight))
     return tuple(factors)
 
 
 def _uniform_or_runs(values: Iterable[object]) -> str:
-    """One value if it is the same in all layers, else runs."""
-    listed = list(values)
-    return str(listed[0]) if len(set(listed)) == 1 else _runs(listed)
+    """The value if it is the same in all layers, else runs."""
+    items = list(values)
+    return str(items[0]) if len(set(items)) == 1 else _runs(items)
 
 
 def _runs(values: Iterable[object]) -> str:
-    """``8, 8, 8, None`` as ``8 x3, None x1``."""
+    """Format ``8, 8, 8, None`` as ``8 x3, None x1``."""
     return ", ".join(f"{value} x{len(list(run))}" for value, run in groupby(values))

@@ -1,7 +1,7 @@
 """Weight names of a family: from a tensor of the checkpoint to our parameters. No torch.
 
-In a name, ``{i}`` stands for the layer and ``{j}`` for the expert. Transforms happen once, while a
-tensor is loaded.
+In a name, ``{i}`` stands for the layer and ``{j}`` for the expert. Transforms are applied once,
+when a tensor is loaded.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class AddOne:
 
 @dataclass(frozen=True)
 class Deinterleave:
-    """A projection to heads, of which the rows that are rotated against each other are neighbours
-    in the checkpoint. They are placed half of the rotated rows apart, as the operators expect."""
+    """A projection to heads whose rows that rotate together are neighbours in the checkpoint. They
+    are moved half of the rotated rows apart, as the operators expect."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Transposed:
-    """A matrix that is stored as [inputs, outputs]; with ``or_not``, by its shape only if the other
-    order does not fit."""
+    """A matrix that is stored as [inputs, outputs]; with ``or_not``, only if its shape does not fit
+    otherwise."""
 
     of: Target
     or_not: bool = False
@@ -62,24 +62,24 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Stacked:
-    """A tensor with one dimension more, the first, for the parameters of experts or heads, whose
-    names have ``{j}``."""
+    """A tensor with an additional first dimension over experts or heads, whose parameters' names
+    have ``{j}``."""
 
     of: Target
     over: Literal["experts", "heads", "kv_heads", "one"] = "experts"
 
 
-# The name of the parameter, or a transform to it. None: known and unused.
+# The name of the parameter, or a transform to it; ``None`` for an unused tensor.
 Target = (
     str | Split | Alternating | GroupedHeads | AddOne | Deinterleave | Transposed | Stacked | None
 )
 WeightNames = dict[str, Target]
 
-# A component of a tensor's name that is a number.
+# A number as a component of a tensor's name.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-# The first part of all names but the head's, where a model has one.
+# The prefix of all names but the head's in a model with a head.
 _BODY = re.compile(r"^(model|transformer|gpt_neox)\.")
-# What an unknown tensor shows about its checkpoint, by its name.
+# What the name of an unknown tensor suggests about the checkpoint.
 _SIGNS = (
     (
         r"(^|\.)(base_model|base_layer|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)(\.|$)"
@@ -142,8 +142,8 @@ def per_layer(
     }
 
 
-def interleaved(*names: str) -> WeightNames:
-    """Projections to heads, by the letters of Llama's names, with their biases: see
+def rotary_projections(*names: str) -> WeightNames:
+    """Weights and biases of projections to heads, such as "q" and "k", that need
     ``Deinterleave``."""
     return {
         f"model.layers.{{i}}.self_attn.{name}_proj.{kind}": Deinterleave(
@@ -155,8 +155,8 @@ def interleaved(*names: str) -> WeightNames:
 
 
 def stacked_experts(place: str) -> WeightNames:
-    """All experts of a layer in two tensors, as published text parts of models of images have them,
-    transposed, and as transformers 5 has them in memory."""
+    """All experts of a layer in two tensors: transposed in published text parts of image models, or
+    as in the memory of transformers 5."""
     expert = "layers.{i}.mlp.experts.{j}"
     gate_up = Split((f"{expert}.gate.weight", f"{expert}.up.weight"))
     return {
@@ -168,29 +168,29 @@ def stacked_experts(place: str) -> WeightNames:
 
 
 def with_short_names(names: WeightNames) -> WeightNames:
-    """The names, and the same without their first part, as base models without a head are saved."""
+    """The names, also without their prefix, as base models without a head are saved."""
     return names | {without_body(theirs): target for theirs, target in names.items()}
 
 
 def without_body(name: str) -> str:
-    """A tensor's name without the first part that all but the head's have."""
+    """A tensor's name without the prefix that all but the head have."""
     return _BODY.sub("", name)
 
 
 def pattern_of(theirs: str) -> str:
-    """A tensor's name with the letters of a table instead of numbers."""
+    """A tensor's name with ``{i}`` and ``{j}`` in place of numbers."""
     letters = iter("ij")
     return _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
 
 
 def numbers_in(name: str) -> list[str]:
-    """The numbers that ``pattern_of`` has letters for."""
+    """The numbers that ``pattern_of`` replaces."""
     return _NUMBER.findall(name)
 
 
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
-    """The parameters of a tensor of ``origin``; numbers in its name are those of the layer and the
-    expert. Raises ``ModelError`` if the name is unknown."""
+    """The parameters of a tensor of ``origin``. Numbers in its name are the layer and the expert.
+    Raises ``ModelError`` if the name is unknown."""
     numbers, pattern = numbers_in(theirs), pattern_of(theirs)
     if pattern not in names:
         cause = next((cause for sign, cause in _SIGNS if re.search(sign, theirs)), "")
@@ -200,10 +200,10 @@ def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
         )
     indices = dict(zip("ij", numbers, strict=False))
     # Names of stacked parameters keep their {j}.
-    return renamed(names[pattern], lambda name: name.format(**{"j": "{j}", **indices}))
+    return rename_target(names[pattern], lambda name: name.format(**{"j": "{j}", **indices}))
 
 
-def renamed(target: Target, rename: Callable[[str], str]) -> Target:
+def rename_target(target: Target, rename: Callable[[str], str]) -> Target:
     """The same transform with other names."""
     match target:
         case None:
@@ -215,9 +215,9 @@ def renamed(target: Target, rename: Callable[[str], str]) -> Target:
         case AddOne(name=name) | Deinterleave(name=name):
             return type(target)(rename(name))
         case Transposed(of=inner, or_not=or_not):
-            return Transposed(renamed(inner, rename), or_not)
+            return Transposed(rename_target(inner, rename), or_not)
         case Stacked(of=inner, over=over):
-            return Stacked(renamed(inner, rename), over)
+            return Stacked(rename_target(inner, rename), over)
         case name:
             return rename(name)
 
@@ -238,6 +238,6 @@ def names_of(target: Target) -> tuple[str, ...]:
 
 
 def layer_of(name: str) -> int:
-    """The layer that a tensor or a parameter belongs to, -1 if none."""
+    """The layer that a tensor or a parameter belongs to; -1 if there is none."""
     number = _NUMBER.search(name)
     return -1 if number is None else int(number[0])

@@ -1,4 +1,4 @@
-"""Registers a prefill node that does not join by itself with a router."""
+"""Registration of a prefill node that does not join a router itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def announce_to_router(
 ) -> None:
     """Query the node at ``address`` and join it to the router at ``registry`` on its behalf.
 
-    Retries until ``deadline`` (monotonic). Raises ``UnavailableError`` if no prefill node answers,
+    Retries until ``deadline`` (monotonic). Raises ``UnavailableError`` if no prefill node replies,
     ``PeerRefusedError`` if the router rejects its model or the node rejects the cluster token.
     """
     status = _await_status(address, deadline, credentials)

@@ -18,8 +18,7 @@ from ..engine.counters import STEP_TOKENS
 from ..engine.plan import COMPUTATION, NOT_FINITE, OUT_OF_MEMORY
 
 QUEUE_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# Of the series under vLLM's names. They are what only a node knows; a router shows the others, each
-# name once.
+# Labels of the series with vLLM's names that only a node can report; the router has the others.
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
 PREEMPTIONS = "Sequences that gave their blocks back to be computed again."
@@ -27,7 +26,7 @@ _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class EngineCollector(Collector):
-    """Reads the engine at each scrape."""
+    """Metrics read from the engine at each scrape."""
 
     def __init__(self, core: EngineCore, model_name: str = "") -> None:
         self._core = core
@@ -36,7 +35,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for kind, name, text, value in self._series():
             yield kind(name, text, value)
-        yield from self._of_vllm()
+        yield from self._vllm_series()
         counters = self._core.counters
         yield _by_cause(
             "tandem_engine_steps_failed",
@@ -53,7 +52,7 @@ class EngineCollector(Collector):
             {cause: counters.failed_sequences[cause] for cause in causes},
         )
 
-    def _of_vllm(self) -> Iterator[Metric]:
+    def _vllm_series(self) -> Iterator[Metric]:
         load, counters = self._core.load(), self._core.counters
         preemptions = CounterMetricFamily("vllm:num_preemptions", PREEMPTIONS, labels=_LABELS)
         preemptions.add_metric(self._labels, load.preemptions)

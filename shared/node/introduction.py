@@ -1,4 +1,4 @@
-"""The introduction of one node to another, and what both must agree on to exchange KV."""
+"""The introduction of one node to another, and the comparison of two of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...proto import tandem_pb2 as pb
 from ..config.kv_dtypes import BYTES
 from ..engine.start import NodeEngine, NodeIdentity
 
-# 2: heads by layer; 1: one shape for all layers.
+# Raised if two versions would compute different parts or bytes of a transfer.
 PROTOCOL_VERSION = 2
 
 
@@ -26,11 +26,11 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
 
 
 def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
-    """The reason why the two nodes are incompatible, with the field and both values; empty if they
-    are compatible.
+    """The reason why two nodes are incompatible, with the field and both values; empty if they are
+    compatible.
 
     Fingerprints must be equal. Block sizes, numbers of ranks, and dtypes of KV and weights may
-    differ: each side adapts, or the canary detects too large a difference.
+    differ: each side adapts, or the canary detects that the KV differs too much.
     """
     if decode.protocol_version != prefill.protocol_version:
         return (

@@ -1,6 +1,7 @@
-"""A node's metrics, served at its health port.
+"""A node's metrics, served on its health port.
 
-Each node has its own registry, not the library's global one: a test process may hold two nodes.
+Each node has its own registry instead of the library's global one: a test process may run two
+nodes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from .engine_metrics import QUEUE_SECONDS, EngineCollector
 from .plane_metrics import PlaneCollector
 from .transfer_metrics import TransferMetrics
 
-# Outcomes of canaries. Each has its series from the start, so that its first event is an increase.
+# Outcomes of canaries. Each has a series from the start, so that its first event is an increase.
 CANARY_OUTCOMES = PASSED, FAILED, MISMATCH = "passed", "failed", "mismatch"
 
 
 class NodeMetrics:
-    """Metrics of the node ``node_id``. ``planes`` are its ranks' last reports. A role that grants
-    leases sets ``count_leases``, one that measures links ``link_rates``.
+    """Metrics of the node ``node_id``.
+
+    ``planes`` are its ranks' last reports. A role that grants leases sets ``count_leases``; a role
+    that measures links sets ``link_rates``.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class NodeMetrics:
         ]
 
     def work(self) -> Work:
-        """The node's work, for the periodic log line."""
+        """Work of the node, for the periodic log line."""
         load, counters = self._core.load(), self._core.counters
         return Work(
             prompt_tokens=counters.prompt_tokens,

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from ..handoff.carriers.kinds import NAMES
 from ..handoff.plane.stats import DataPlaneStats
 
-# name: (help, label besides the rank if any, the field of the statistics for each of its values)
+# name: (help, label besides the rank if any, field of the statistics by the label's value)
 _Series = dict[str, tuple[str, str, dict[str, str]]]
 
 _COUNTERS: _Series = {
@@ -70,7 +70,7 @@ _GAUGES: _Series = {
 
 
 class PlaneCollector(Collector):
-    """Reads the ranks' last reports, which are at most a second old."""
+    """Metrics of the ranks' last reports, which are at most a second old."""
 
     def __init__(self, stats: Mapping[int, DataPlaneStats]) -> None:
         self._stats = stats
@@ -87,7 +87,7 @@ class PlaneCollector(Collector):
         yield self._peers()
 
     def _peers(self) -> Metric:
-        text = "Live connections to other ranks, by what carries their KV."
+        text = "Live connections to other ranks, by the carrier of their KV."
         family = GaugeMetricFamily("tandem_data_plane_peers", text, labels=["rank", "carrier"])
         for rank, stats in sorted(self._stats.items()):
             for carrier in dict.fromkeys([*NAMES, *stats.peers]):

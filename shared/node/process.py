@@ -1,6 +1,6 @@
 """A node's head process: load, listen, join, serve, drain, exit.
 
-The process is the same for both kinds of node; a ``NodeRole`` makes the difference, and can be
+The process is the same for both kinds of node; they differ in their ``NodeRole``, which can be
 switched while the process runs.
 """
 
@@ -33,8 +33,7 @@ from ..models.fingerprint import fingerprint_text
 from ..process.open_files import room_for_connections, warn_of_few_connections
 from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
-from ..security.connection_limits import connection_limits
-from ..security.credentials import INSECURE, PINGED, Credentials, check_exposure
+from ..security.credentials import INSECURE, PINGED, Credentials, check_exposure, connection_limits
 from ..security.token_interceptor import TokenInterceptor
 from ..telemetry.process_metrics import ProcessMetrics
 from ..telemetry.stats_line import log_rates
@@ -54,7 +53,7 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     *PINGED,
-    # A request must not outlive a client whose connection has died silently.
+    # Requests of a client whose connection has died silently end within seconds.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1500),
     ("grpc.http2.max_pings_without_data", 0),
@@ -71,16 +70,15 @@ async def run_node(
     on_ready: Callable[[str], None] = lambda address: None,
     tracer: Tracer = NO_TRACER,
 ) -> None:
-    """Run until a signal, in the first of the ``playable`` roles until a router requests
-    another.
+    """Run until a signal, in the first of the ``playable`` roles until a router requests another.
 
-    Raises ``StartupError`` if the node cannot start or loses its ranks, so that a supervisor
-    restarts it.
+    Raises ``StartupError`` if the node cannot start or loses its ranks; a supervisor may then
+    restart it.
     """
     carriers.check(handoff.carrier, insecure=handoff.insecure)
     # Invalid addresses are rejected before anything starts.
     routers, _ = node.routers, node.advertised
-    await _check_ways(node)
+    await _check_reachable(node)
     handoff.kv_advertised(engine_config.world_size - 1)
     roles = RoleSwitch(playable if routers else playable[:1])
     listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if roles.listens else {})
@@ -131,7 +129,7 @@ async def _serve(
     node: NodeConfig,
     on_ready: Callable[[str], None],
 ) -> None:
-    """Register the roles, run the background loops, and drain when told to end."""
+    """Register the roles, run the background loops, and drain at the requested end."""
     metrics, registrations = process.metrics, description.registrations
     roles.register(front.server, process)
     await front.server.start()
@@ -154,7 +152,7 @@ async def _serve(
         description.ready, description.draining = False, True
         await _drain(roles, registrations, shutdown)
     except Exception as error:
-        shutdown.lost = shutdown.lost or f"it failed: {error!r}"  # routers are told when it leaves
+        shutdown.lost = shutdown.lost or f"it failed: {error!r}"  # sent to routers on leaving
         raise
     finally:
         await front.server.stop(grace=0.5)
@@ -168,8 +166,8 @@ async def _serve(
 class _Front:
     """The listening side of a node: control plane and probes.
 
-    Ports are bound before the model is loaded, so that a taken one is reported at once and probes
-    answer during the load.
+    Ports are bound before the model is loaded, so that a port in use is reported at once and probes
+    work during the load.
     """
 
     server: grpc.aio.Server
@@ -181,7 +179,7 @@ class _Front:
 
     @classmethod
     async def open(cls, node: NodeConfig, credentials: Credentials) -> _Front:
-        """Raises ``StartupError`` if a port is taken."""
+        """Bind the ports. Raises ``StartupError`` if one is in use."""
         interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
         room = room_for_connections(node.max_connections)
         warn_of_few_connections(node.max_connections, room)
@@ -200,9 +198,9 @@ class _Front:
         await self.probe.stop()
 
 
-async def _check_ways(node: NodeConfig) -> None:
-    """Raise ``UsageError`` if one of the routers could never call this node. A router whose name
-    does not resolve yet may be any."""
+async def _check_reachable(node: NodeConfig) -> None:
+    """Raise ``UsageError`` if a router could never reach this node. Routers whose names do not
+    resolve yet are not checked."""
     if node.advertised or folder_of(node.host):
         return
     for router in node.routers:
@@ -211,7 +209,7 @@ async def _check_ways(node: NodeConfig) -> None:
 
 
 def _announcer(node: NodeConfig, front: _Front, router: str) -> Callable[[], Awaitable[str]] | None:
-    """What finds the address for this router; ``None`` if it is the same for all."""
+    """A function that determines the address for a router; ``None`` if all get the same one."""
     if node.advertised or folder_of(node.host):
         return None
     return lambda: announced_address(node.host, front.port, router)
@@ -224,30 +222,30 @@ class _Shutdown:
         self.stop = asyncio.Event()
         self.lost = ""
         self._deadline = inf
-        self.role_asked = asyncio.Event()
+        self.role_requested = asyncio.Event()
         self.role: pb.Role = pb.ROLE_UNSPECIFIED
 
     def drain(self, seconds: float | None) -> None:
-        """End when running requests have ended, or after ``seconds`` (``None``: no limit). The
-        earliest of several limits applies."""
+        """End after the running requests, or after ``seconds`` (``None``: no limit). The earliest
+        of several limits applies."""
         if seconds is not None:
             self._deadline = min(self._deadline, time.monotonic() + seconds)
         self.stop.set()
 
     def end(self, reason: str) -> None:
-        """End at once with an error, because the ranks are lost. The first reason is kept."""
+        """End at once with an error, because the ranks are lost. The first reason counts."""
         self.lost = self.lost or reason
         self.drain(0.0)
 
     @property
     def expired(self) -> bool:
-        """True once running requests have no time left."""
+        """True once the time limit of running requests has passed."""
         return time.monotonic() >= self._deadline
 
     def play(self, role: pb.Role) -> None:
-        """Request a role, on behalf of a router's operator."""
+        """Request a role, by command of a router's operator."""
         self.role = role
-        self.role_asked.set()
+        self.role_requested.set()
 
 
 class _StoppedError(Exception):
@@ -285,8 +283,8 @@ class _Description:
         )
 
     def unready(self) -> str:
-        """Why no request can come; empty if the node accepts them and a router can send it some, or
-        without ``--join``."""
+        """The reason why the node can get no requests; empty if it accepts them and some router can
+        send them, or if there is no ``--join``."""
         if not self.ready:
             return "draining" if self.draining else "starting"
         if not self.registrations or not all(each.problem for each in self.registrations):
@@ -329,8 +327,8 @@ async def _engine(
     credentials: Credentials,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which depend on each other. Raises ``_StoppedError``."""
-    # The inbox is created first: data planes report as soon as they run, while commands to them are
-    # sent only once the engine exists.
+    # The inbox comes first: data planes report as soon as they run, but commands to them are sent
+    # only after the engine exists.
     engines: list[NodeEngine] = []
     inbox = Inbox(
         lambda rank, command: engines[0].ranks.send_command(rank, command),
@@ -372,7 +370,7 @@ async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, NodeEngine]) -
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for a signal. An error in a background loop is a bug and ends the node."""
+    """Wait for ``stop``. An error in a background loop is a bug and ends the node."""
     stopped = asyncio.create_task(stop.wait())
     watched: set[asyncio.Task[Any]] = {stopped, *tasks}
     try:
@@ -392,21 +390,21 @@ async def _change_roles(
 ) -> None:
     """Switch roles on request, until the node ends."""
     while not shutdown.stop.is_set():
-        await shutdown.role_asked.wait()
-        shutdown.role_asked.clear()
-        wanted = shutdown.role
-        if wanted == roles.role or not roles.can_play(wanted):
+        await shutdown.role_requested.wait()
+        shutdown.role_requested.clear()
+        role = shutdown.role
+        if role == roles.role or not roles.can_play(role):
             continue
-        log.info("this node finishes its requests, then becomes a %s node", role_name(wanted))
+        log.info("this node finishes its requests, then becomes a %s node", role_name(role))
         description.ready, description.draining = False, True
         for registration in registrations:
             registration.draining = True
-        await roles.change(wanted)
+        await roles.change(role)
         if not shutdown.stop.is_set():
             for registration in registrations:
                 registration.draining = False
             description.ready, description.draining = True, False
-            log.info("this node is now a %s node", role_name(wanted))
+            log.info("this node is now a %s node", role_name(role))
 
 
 async def _drain(roles: RoleSwitch, registrations: list[Registration], shutdown: _Shutdown) -> None:
@@ -414,10 +412,10 @@ async def _drain(roles: RoleSwitch, registrations: list[Registration], shutdown:
     roles.drain()
     for registration in registrations:
         registration.draining = True
-    begun = time.monotonic()
+    start = time.monotonic()
     while roles.busy and not shutdown.expired:  # noqa: ASYNC110 - requests end in many places
         await asyncio.sleep(POLL_SECONDS)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
     if roles.busy and not shutdown.lost:
         log.warning("drained for %.1f s; the requests that still run are cut off", seconds)
         roles.cut_off()
@@ -426,14 +424,14 @@ async def _drain(roles: RoleSwitch, registrations: list[Registration], shutdown:
 
 
 def named(node: NodeConfig, kind: str) -> NodeConfig:
-    """The configuration with a generated name, if it had none."""
+    """The configuration, with a generated name if it has none."""
     generated = f"{kind}-{socket.gethostname()}-{secrets.token_hex(3)}"
     return replace(node, node_id=node.node_id or generated)
 
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:
-    """The configuration whose data plane listens where the control plane does, unless set
-    explicitly."""
+    """The configuration with the data plane on the control plane's ``host``, unless ``kv_host`` is
+    set."""
     if folder_of(host):
         return replace(handoff, kv_host=f"{UNIX}{folder_of(host)}")
     if is_loopback(handoff.kv_host) and not is_loopback(host):

@@ -1,7 +1,7 @@
 """A node's registration with a router: join, heartbeats, rejoin after the router's restart, leave.
 
-An idle node's heartbeat is a few hundred bytes. When the router does not answer in time, the node
-continues with heartbeats; it joins again only if the router answers that it does not know it.
+An idle node's heartbeat is a few hundred bytes. If the router does not reply in time, the node
+continues with heartbeats; it joins again only if the router replies that it does not know it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,20 +22,23 @@ from ..errors import UsageError
 from ..process.backoff import Backoff
 from ..security.credentials import INSECURE, LASTING, Credentials
 
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import RegistryAsyncStub
+
 log = logging.getLogger("tandem.node")
 
 RPC_SECONDS = 2.0
 FIRST_RETRY_SECONDS = 0.2
-# Longest pauses: a restarted router has its nodes back after the first, an operator who has removed
-# the cause of a rejection waits for the second.
+# Longest pauses: the first delays nodes after a router's restart, the second an operator who has
+# removed the cause of a rejection.
 LONGEST_AWAY_SECONDS = 3.0
 LONGEST_REFUSED_SECONDS = 15.0
 # Spreads the heartbeats of nodes that started together.
 JITTER = 0.1
-# A link's rate is reported again if it has changed by this share, a few with each heartbeat.
+# A link's rate is reported again if it has changed by this share; a heartbeat has a few rates.
 RATE_CHANGE = 0.2
 MAX_RATES = 8
-# A join takes as long as the router's RPC to this node, which may have to wait for others.
+# A join includes the router's RPC to this node, which may have to wait for other joins.
 JOIN_SECONDS = 5.0
 # Codes with which a router rejects a node.
 _REFUSALS = (
@@ -43,7 +47,7 @@ _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.ABORTED,
 )
-# Of these, the one that may be over at any moment: the router could not call this node.
+# The rejection that may pass at any moment: the router could not reach this node.
 _UNREACHED = grpc.StatusCode.ABORTED
 
 
@@ -51,14 +55,14 @@ class Registration:
     """The registration of one node with one router.
 
     It is retried forever: neither a rejection nor an error ends the node, which may serve other
-    routers and whose streams need no registration. ``problem`` is the reason why the router has no
-    use of the node at present, empty while it has it and can call it.
+    routers and whose streams need no registration. ``problem`` is the reason why the router cannot
+    use the node at present; empty if it can.
 
-    ``describe`` returns a fresh ``JoinRequest``, ``announce`` the address that belongs into it,
-    unless it is there already; ``prefixes`` the changes of the prefix index since a version, if
-    there is an index. ``on_drain`` is called when an operator drains the node through the router,
-    with the seconds left for running requests (``None``: no limit), ``on_role`` when the node is to
-    change its role. ``failure`` returns why the node ends, if nobody asked it to.
+    ``describe`` returns a fresh ``JoinRequest``, ``announce`` its address if that depends on the
+    router, ``prefixes`` the changes of the prefix index since a version, if there is an index.
+    ``on_drain`` is called when an operator drains the node through the router, with the time limit
+    of running requests in seconds (``None``: no limit), ``on_role`` when an operator switches its
+    role. ``failure`` returns the reason if the node ends by itself.
     """
 
     def __init__(
@@ -82,10 +86,10 @@ class Registration:
         self._failure = failure
         self._credentials = credentials
         self.draining = False
-        self.problem = "it has not answered yet"
+        self.problem = "it has not replied yet"
         self._logged = ""
         self._link: _RouterLink | None = None
-        self._limit: tuple[float | None] | None = None  # of the requested drain
+        self._limit: tuple[float | None] | None = None  # of the commanded drain
         self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
         self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
 
@@ -97,14 +101,14 @@ class Registration:
                 stub = self._credentials.stub(RegistryStub, channel)
                 try:
                     while generation == self._credentials.generation:
-                        pause = await self._call(stub)
+                        pause = await self._report(stub)
                         await asyncio.sleep(pause)
                 except asyncio.CancelledError:
                     await self._leave(stub)
                     raise
 
-    async def _call(self, stub: RegistryStub) -> float:
-        """One call to the router; returns the pause until the next."""
+    async def _report(self, stub: RegistryAsyncStub) -> float:
+        """Join or send a heartbeat; returns the pause until the next one."""
         try:
             return await self._join_or_beat(stub)
         except grpc.aio.AioRpcError as error:
@@ -134,24 +138,24 @@ class Registration:
         return min(pause, self._link.period) if self._link is not None else pause
 
     def _warn(self, message: str, problem: str) -> None:
-        """Log a problem, unless it is the one that was logged last."""
+        """Log a problem, unless it was the last one logged."""
         self.problem = problem
         if message != self._logged:
             self._logged = message
             log.warning("%s", message)
 
     def _serves(self, message: str) -> None:
-        """The router has this node and can call it."""
+        """Note that the router has this node and can reach it."""
         log.info(message, self.router)
         self.problem = self._logged = ""
 
-    async def _join_or_beat(self, stub: RegistryStub) -> float:
+    async def _join_or_beat(self, stub: RegistryAsyncStub) -> float:
         me = self._describe()
         if self._link is None or self._link.role != me.role:
             return await self._join(stub, me)
         return await self._beat(stub, me, self._link)
 
-    async def _join(self, stub: RegistryStub, me: pb.JoinRequest) -> float:
+    async def _join(self, stub: RegistryAsyncStub, me: pb.JoinRequest) -> float:
         self._link = None
         if self._announce is not None:
             me.address = await self._announce()
@@ -159,15 +163,14 @@ class Registration:
         self._serves("joined router %s")
         self._link = _RouterLink(me, reply.heartbeat_seconds, reply.prefix_version)
         self._link.rates_reported(me.load.link_rates)
-        # The first heartbeat follows at once: a join carries neither prefixes nor the draining
-        # flag.
+        # The first heartbeat follows at once: a join has neither prefixes nor the draining flag.
         return 0.0
 
-    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, link: _RouterLink) -> float:
+    async def _beat(self, stub: RegistryAsyncStub, me: pb.JoinRequest, link: _RouterLink) -> float:
         rates = link.new_rates(me.load.link_rates)
         del me.load.link_rates[:]
         me.load.link_rates.extend(rates)
-        answer = await stub.Heartbeat(
+        reply = await stub.Heartbeat(
             pb.HeartbeatRequest(
                 node_id=me.node_id,
                 epoch=me.epoch,
@@ -177,26 +180,26 @@ class Registration:
             ),
             timeout=RPC_SECONDS,
         )
-        if not answer.known:
+        if not reply.known:
             self._link = None
             return self._away.pause()
-        if answer.unreachable:
-            message = f"router {self.router} has this node, but: {answer.unreachable}"
-            self._warn(message, answer.unreachable)
+        if reply.unreachable:
+            message = f"router {self.router} has this node, but: {reply.unreachable}"
+            self._warn(message, reply.unreachable)
             if await self._has_moved(link):
                 self._link = None
                 return 0.0
         elif self.problem:
-            self._serves("router %s has this node and can call it again")
+            self._serves("router %s has this node and can reach it again")
         self._away.reset()
         self._refused.reset()
         link.rates_reported(rates)
-        link.prefix_version = answer.prefix_version
-        self._obey(answer, me.role)
+        link.prefix_version = reply.prefix_version
+        self._obey(reply, me.role)
         return link.period * random.uniform(1 - JITTER, 1)
 
     async def _has_moved(self, link: _RouterLink) -> bool:
-        """True if the address that the router knows is no longer this machine's."""
+        """True if the address announced to the router is no longer this machine's."""
         if self._announce is None:
             return False
         try:
@@ -204,21 +207,21 @@ class Registration:
         except (UsageError, OSError):
             return False
 
-    def _obey(self, answer: pb.HeartbeatReply, role: pb.Role) -> None:
-        """Obey an operator's command that the router passes on; a repeated one only if its limit
+    def _obey(self, reply: pb.HeartbeatReply, role: pb.Role) -> None:
+        """Obey an operator's command in a heartbeat's reply; ignore a repeated one unless its limit
         has changed."""
-        if answer.drain:
-            seconds = answer.drain_seconds if answer.HasField("drain_seconds") else None
+        if reply.drain:
+            seconds = reply.drain_seconds if reply.HasField("drain_seconds") else None
             if self._limit == (seconds,):
                 return
             self._limit = (seconds,)
             limit = "without a limit" if seconds is None else f"for at most {seconds:g} s"
-            log.info("router %s asks this node to drain, %s", self.router, limit)
+            log.info("router %s drains this node, %s", self.router, limit)
             self._on_drain(seconds)
-        elif answer.role not in (pb.ROLE_UNSPECIFIED, role) and not self.draining:
-            self._on_role(answer.role)
+        elif reply.role not in (pb.ROLE_UNSPECIFIED, role) and not self.draining:
+            self._on_role(reply.role)
 
-    async def _leave(self, stub: RegistryStub) -> None:
+    async def _leave(self, stub: RegistryAsyncStub) -> None:
         me = self._describe()
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.Leave(
@@ -228,18 +231,18 @@ class Registration:
 
 
 class _RouterLink:
-    """The state of this node as a router that it has joined knows it."""
+    """The state of this node that a joined router knows."""
 
-    def __init__(self, joined: pb.JoinRequest, period: float, prefix_version: int) -> None:
-        self.role = joined.role
-        self.address = joined.address
+    def __init__(self, request: pb.JoinRequest, period: float, prefix_version: int) -> None:
+        self.role = request.role
+        self.address = request.address
         self.period = period
         self.prefix_version = prefix_version
         self._rates: dict[str, float] = {}
 
     def new_rates(self, rates: Iterable[pb.LinkRate]) -> list[pb.LinkRate]:
-        """At most ``MAX_RATES`` rates that differ from those reported: new ones first, then those
-        reported longest ago."""
+        """At most ``MAX_RATES`` rates that differ from the last report: new ones first, then the
+        least recently reported."""
         measured = {rate.node_id: rate.tokens_per_second for rate in rates}
         names = [*(name for name in measured if name not in self._rates), *self._rates]
         changed = (name for name in names if self._differs(name, measured.get(name, 0.0)))
@@ -253,7 +256,7 @@ class _RouterLink:
         return abs(rate - reported) > RATE_CHANGE * max(rate, reported)
 
     def rates_reported(self, rates: Iterable[pb.LinkRate]) -> None:
-        """Note that the router has received these."""
+        """Note rates that the router has received."""
         for rate in rates:
             self._rates.pop(rate.node_id, None)
             if rate.tokens_per_second:

@@ -1,4 +1,4 @@
-"""The interface of a node's role, and the parts of the head process that it works with."""
+"""The interface of a node's role, and the parts of the head process that it uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .metrics import NodeMetrics
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """The parts of a head process that a role works with."""
+    """The parts of a head process that a role uses."""
 
     engine: NodeEngine
     identity: NodeIdentity
@@ -32,7 +32,7 @@ class NodeProcess:
 
 
 class NodeRole(Protocol):
-    """The part of a head process that makes it a prefill node or a decode node."""
+    """The part of a head process that differs between prefill and decode nodes."""
 
     role: pb.Role
     listens: bool  # whether its ranks accept data-plane connections
@@ -54,7 +54,7 @@ class NodeRole(Protocol):
         """True while a drain must wait for requests."""
 
     def cut_off(self) -> None:
-        """End the running requests with an error that names the drain."""
+        """End the running requests with an error that mentions the drain."""
 
     async def close(self) -> None:
-        """Close connections; the role may be played again later."""
+        """Close connections; the role may become current again later."""

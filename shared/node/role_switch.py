@@ -1,7 +1,7 @@
 """The roles of a node, and switching between them while it runs.
 
 Model, cache and ports belong to neither role. The services of both are registered from the start,
-and the inactive one rejects requests. So a switch takes as long as the running requests, loads no
+and the inactive one rejects requests. So a switch only waits for the running requests: it loads no
 weights, and keeps the prefix index.
 """
 
@@ -20,17 +20,17 @@ POLL_SECONDS = 0.05
 
 
 class RoleSwitch:
-    """All roles of one node; the first is played first."""
+    """All roles of one node; the first is current at first."""
 
     def __init__(self, roles: Sequence[NodeRole]) -> None:
         self._roles = {role.role: role for role in roles}
-        self._played = roles[0]
+        self._current = roles[0]
         self._ending = False
 
     @property
     def role(self) -> pb.Role:
         """The current role."""
-        return self._played.role
+        return self._current.role
 
     @property
     def listens(self) -> bool:
@@ -46,7 +46,7 @@ class RoleSwitch:
     def register(self, server: grpc.aio.Server, process: NodeProcess) -> None:
         for role in self._roles.values():
             role.register(server, process)
-            if role is not self._played:
+            if role is not self._current:
                 role.drain()
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
@@ -66,15 +66,15 @@ class RoleSwitch:
     async def change(self, role: pb.Role) -> None:
         """Reject new requests, finish the running ones, and accept requests in the new role.
 
-        There is no deadline, because no request may be lost: each has its own.
+        There is no deadline, because each request has its own and none may be lost.
         """
-        self._played.drain()
-        while self._played.busy:  # noqa: ASYNC110 - requests end in many places, changes are rare
+        self._current.drain()
+        while self._current.busy:  # noqa: ASYNC110 - requests end in many places, changes are rare
             await asyncio.sleep(POLL_SECONDS)
-        await self._played.close()
-        self._played = self._roles[role]
+        await self._current.close()
+        self._current = self._roles[role]
         if not self._ending:
-            self._played.admit()
+            self._current.admit()
 
     async def close(self) -> None:
         for role in self._roles.values():

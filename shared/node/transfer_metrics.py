@@ -1,5 +1,4 @@
-"""Metrics of attempts at transfers, on the receiving and the sending node. Canaries do not
-count."""
+"""Metrics of attempts at transfers, on the receiving and the sending node, without canaries."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class AttemptRecord:
     carrier: str = NONE
     bytes: int = 0
     exposed_seconds: float | None = None
-    begun: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=time.monotonic)
 
     def succeeded(self, outcome: str, count: int, exposed_seconds: float | None) -> None:
         """Record success. ``exposed_seconds`` is ``None`` if the sender did not report it."""
@@ -45,8 +44,8 @@ class AttemptRecord:
         after its last message. ``cause`` overrides the error's own."""
         if not self.cause:
             return
-        self.outcome, known = _outcome_of(error)
-        self.cause = (cause or known).value
+        self.outcome, own_cause = _outcome_of(error)
+        self.cause = (cause or own_cause).value
 
 
 def _outcome_of(error: BaseException) -> tuple[str, Cause]:
@@ -63,30 +62,30 @@ def _outcome_of(error: BaseException) -> tuple[str, Cause]:
 
 
 class TransferMetrics:
-    """The series of attempts, counted in one place."""
+    """Series of attempts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        which = ("carrier", "attempt")
+        labels = ("carrier", "attempt")
         self._attempts = Counter(
             "tandem_transfers",
             "Attempts at transfers by outcome, failed ones with their cause.",
-            ("outcome", "cause", *which),
+            ("outcome", "cause", *labels),
             registry=registry,
         )
         self._bytes = Counter(
-            "tandem_transfer_bytes", "KV bytes moved by attempts.", which, registry=registry
+            "tandem_transfer_bytes", "KV bytes moved by attempts.", labels, registry=registry
         )
         self._seconds = Histogram(
             "tandem_transfer_seconds",
             "Duration of attempts.",
-            ("outcome", *which),
+            ("outcome", *labels),
             registry=registry,
             buckets=SECONDS,
         )
         self._exposed = Histogram(
             "tandem_transfer_exposed_seconds",
             "Time from the last computed layer to the last confirmed byte.",
-            which,
+            labels,
             registry=registry,
             buckets=SECONDS,
         )
@@ -104,18 +103,18 @@ class TransferMetrics:
             self.count(record)
 
     def count(self, record: AttemptRecord) -> None:
-        """The attempt is over: its span says the same as the metrics."""
+        """Count a finished attempt, and set the same attributes on its span."""
         current().set(
             outcome=record.outcome,
             cause=record.cause,
             carrier=record.carrier,
             bytes=record.bytes,
         )
-        shown = record.number + 1
-        which = record.carrier, str(shown) if shown < MAX_NUMBER else f"{MAX_NUMBER}+"
-        self._attempts.labels(record.outcome, record.cause, *which).inc()
-        self._seconds.labels(record.outcome, *which).observe(time.monotonic() - record.begun)
+        number = record.number + 1
+        labels = record.carrier, str(number) if number < MAX_NUMBER else f"{MAX_NUMBER}+"
+        self._attempts.labels(record.outcome, record.cause, *labels).inc()
+        self._seconds.labels(record.outcome, *labels).observe(time.monotonic() - record.start)
         if record.bytes:
-            self._bytes.labels(*which).inc(record.bytes)
+            self._bytes.labels(*labels).inc(record.bytes)
         if record.exposed_seconds is not None:
-            self._exposed.labels(*which).observe(record.exposed_seconds)
+            self._exposed.labels(*labels).observe(record.exposed_seconds)

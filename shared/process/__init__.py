@@ -1,1 +1,1 @@
-"""Parts of any long-running process: its lifeline, signals, threads, probes, backoff."""
+"""Parts of any long-running process: lifeline, signals, threads, probes, backoff."""

@@ -1,7 +1,7 @@
-"""Listening sockets, and the connections that arrive at them.
+"""Listening sockets and their connections.
 
-asyncio's own servers go on for as many rounds as the queue of the socket is long when no descriptor
-is left, and log a traceback in each.
+When no descriptor is free, asyncio's own servers retry ``accept`` once for each place in the
+socket's queue, and log a traceback each time.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from .open_files import REMEDY
 
 log = logging.getLogger("tandem.process")
 
-# Accepted before the loop does something else.
+# Connections accepted before the loop does something else.
 BATCH = 16
-# After an error, most likely for lack of descriptors.
+# Pause after an error, most likely for lack of descriptors.
 PAUSE_SECONDS = 0.5
-# One line about errors in this time.
+# Errors are logged at most once in this time.
 QUIET_SECONDS = 10.0
 
 
 def listen(host: str, port: int, backlog: int, *, shared: bool = False) -> socket.socket:
-    """A TCP socket that listens; if ``shared``, beside other processes of this user, among which
-    the system divides new connections. Raises ``OSError``."""
+    """A listening TCP socket. Raises ``OSError``.
+
+    If ``shared``, other processes of this user may listen on the same port; the system divides new
+    connections among them."""
     listener = bind(host, port, shared=shared)
     try:
         listener.listen(backlog)
@@ -40,10 +42,12 @@ def listen(host: str, port: int, backlog: int, *, shared: bool = False) -> socke
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A TCP socket that is bound, and gets no connections. Raises ``OSError``."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    # Of a name's addresses, that of IPv4, as everybody expects of localhost.
-    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    """A TCP socket that is bound but does not listen yet. Raises ``OSError``."""
+    addresses = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    # A name's IPv4 address comes first, as users expect of localhost.
+    family, _, _, _, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     # With an explicit protocol, asyncio turns off Nagle's algorithm for accepted connections; it
     # would delay tokens by up to 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -59,7 +63,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def http_port_error(host: str, port: int, error: OSError) -> StartupError:
-    """What to tell whose HTTP port is taken."""
+    """The error of a process that cannot listen on its HTTP port."""
     return StartupError(
         f"cannot listen on {join_host_port(host, port)} for HTTP: {error.strerror}; choose "
         "another --host or --port"
@@ -67,7 +71,7 @@ def http_port_error(host: str, port: int, error: OSError) -> StartupError:
 
 
 class Acceptor:
-    """Accepts connections on a socket that listens, and hands them to ``take``."""
+    """Accepts connections on a listening socket, and passes them to ``take``."""
 
     def __init__(
         self,
@@ -76,21 +80,21 @@ class Acceptor:
         what: str,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """``what`` is the kind of the connections, for the log."""
+        """``what`` names a connection in the log."""
         self._listener = listener
         self._take = take
         self._what = what
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._pause: asyncio.TimerHandle | None = None
-        self._told_at = -math.inf
-        self._untold = 0
+        self._logged_at = -math.inf
+        self._unlogged = 0
 
     def start(self) -> None:
         self._loop.add_reader(self._listener, self._readable)
 
     def stop(self) -> None:
-        """Accept nothing more, and close the socket. Idempotent."""
+        """Close the socket. Idempotent."""
         if self._pause is not None:
             self._pause.cancel()
         if self._listener.fileno() >= 0:
@@ -103,29 +107,29 @@ class Acceptor:
                 return
 
     def _accept(self) -> bool:
-        """Take one connection; False if there is none, or no descriptor for it."""
+        """Accept one connection; returns false if there is none, or no descriptor for it."""
         try:
             accepted, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False  # another process has it, or it is gone
+            return False  # another process has accepted it, or it is closed again
         except OSError as error:
-            self._leave(PAUSE_SECONDS)
-            self._tell(error)
+            self._pause_reading(PAUSE_SECONDS)
+            self._log(error)
             return False
         accepted.setblocking(False)
         self._take(accepted)
         return True
 
-    def _leave(self, seconds: float) -> None:
-        """Accept nothing for so long: the socket stays readable."""
+    def _pause_reading(self, seconds: float) -> None:
+        """Ignore the socket, which stays readable, for a while."""
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(seconds, self.start)
 
-    def _tell(self, error: OSError) -> None:
+    def _log(self, error: OSError) -> None:
         now = self._clock()
-        if now - self._told_at < QUIET_SECONDS:
-            self._untold += 1
+        if now - self._logged_at < QUIET_SECONDS:
+            self._unlogged += 1
             return
-        more = f" ({self._untold} more times in between)" if self._untold else ""
-        self._told_at, self._untold = now, 0
+        more = f" ({self._unlogged} more times in between)" if self._unlogged else ""
+        self._logged_at, self._unlogged = now, 0
         log.error("%s cannot be accepted: %s; %s%s", self._what, error.strerror, REMEDY, more)

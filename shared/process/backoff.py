@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-# A single failure may be over at once; a lasting one must not cost many requests.
+# Short at first, since many failures are over at once; longer later, since a lasting one must not
+# cost many requests.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Backoff:
-    """Exponential backoff with jitter, so that processes that failed together spread their
-    retries."""
+    """Exponential backoff with jitter, which spreads the retries of processes that failed
+    together."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -20,8 +21,8 @@ class Backoff:
         self._failures = 0
 
     def pause(self) -> float:
-        """Count one more failure; seconds to wait: half to all of the doubled pause."""
-        # Bounded, because a float overflow raises.
+        """Count a failure; returns the seconds to wait, between half and all of the pause."""
+        # The exponent is bounded, because a float overflow raises.
         longest = min(self._first * 2.0 ** min(self._failures, 64), self._longest)
         self._failures += 1
         return random.uniform(longest / 2, longest)
@@ -32,8 +33,7 @@ class Backoff:
 
 
 class PeerBackoff:
-    """Backoff from one peer. Each pause is twice as long as the last, until a success. No jitter,
-    because a single owner backs off."""
+    """Backoff from one peer. There is no jitter, because a single owner backs off."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -41,9 +41,10 @@ class PeerBackoff:
         self._until = float("-inf")
 
     def begin(self) -> float:
-        """Record a failure. Returns the pause that begins, or 0 during a pause, so that callers
-        that failed together resume together."""
-        if self.left > 0:
+        """Record a failure and start a pause; returns its seconds, or 0 if one is under way.
+
+        Failures during a pause do not extend it."""
+        if self.remaining > 0:
             return 0.0
         self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         self._until = self._clock() + self._pause
@@ -55,11 +56,11 @@ class PeerBackoff:
         self._until = float("-inf")
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Remaining seconds of the pause; 0 without one."""
         return max(0.0, self._until - self._clock())
 
     @property
     def suspected(self) -> bool:
-        """True from a failure to the next success, also after the pause."""
+        """True from a failure to the next success, even after the pause."""
         return self._pause > 0

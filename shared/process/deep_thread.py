@@ -11,23 +11,23 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-# Reserved, and used only as far as the recursion goes.
+# Address space; memory is used only as far as the recursion goes.
 STACK_BYTES = 512 << 20
 _STACK_SIZE_LOCK = threading.Lock()
 
 
 class DeepThread:
-    """Runs work in turn. The thread starts with the first, and is a daemon, so that an exiting
-    process does not wait for it."""
+    """Runs work in order. The thread starts on demand, and is a daemon, so that an exiting process
+    does not wait for it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._started = False
-        # Bounded by the callers, which wait for what they put in.
+        # Bounded by the callers, which wait for their work.
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], _Finish]] = queue.SimpleQueue()
 
     def run(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run ``work`` after what was given before, unless the future is cancelled by then."""
+        """Run ``work`` after all earlier work, unless the future is cancelled first."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
 
@@ -43,10 +43,10 @@ class DeepThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(finish, result, error)
 
-        def begun() -> Any:
+        def work_unless_cancelled() -> Any:
             return None if done.cancelled() else work()
 
-        self._work.put((begun, finish_soon))
+        self._work.put((work_unless_cancelled, finish_soon))
         if not self._started:
             self._started = True
             _start(self._name, self._serve)
@@ -67,7 +67,7 @@ _Finish = Callable[[Any, BaseException | None], None]
 
 
 def _start(name: str, target: Callable[[], None]) -> None:
-    with _STACK_SIZE_LOCK:  # the size is the process's, for threads that are yet to start
+    with _STACK_SIZE_LOCK:  # the size applies to every thread that the process starts
         usual = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=target, name=name, daemon=True).start()

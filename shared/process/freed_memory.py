@@ -1,9 +1,9 @@
-"""Memory that glibc keeps when it is freed, so that the next allocation does not fault it in again.
+"""Thresholds below which glibc keeps freed memory, so that it need not be faulted in again.
 
-glibc returns freed memory to the kernel as soon as more than its trim threshold is free at the end
-of a heap, and raises that threshold to twice the largest block only. Buffers of 1 MiB of which a
-dozen are in use now and none a moment later, such as messages that ZeroMQ receives, are therefore
-cleared by the kernel again and again, page by page.
+glibc returns memory to the kernel as soon as more than its trim threshold is free at the end of a
+heap, and raises that threshold only to twice the largest block. If a dozen buffers of 1 MiB are in
+use now and none a moment later, as with messages that ZeroMQ receives, the kernel therefore clears
+the same pages again and again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ log = logging.getLogger(__name__)
 # From malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-# As far as glibc would raise them by itself for a process with blocks of that size.
+# The values to which glibc itself would raise them for blocks of this size.
 MMAP_THRESHOLD = 32 << 20
 TRIM_THRESHOLD = 2 * MMAP_THRESHOLD
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to ``TRIM_THRESHOLD`` bytes of freed memory in each heap. No-op
-    with a C library other than glibc."""
+    """Keep up to ``TRIM_THRESHOLD`` bytes of freed memory in each heap. No-op without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return

@@ -1,4 +1,4 @@
-"""Imports of a process that lasts."""
+"""Imports of a long-running process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Import in this block what the process keeps. The garbage collector would look through all of
-    it again and again, which is a fifth of a rank's start, so it pauses, and leaves out everything
-    that is there at the end."""
+    """Pause the garbage collector during the block, then exempt all existing objects from it.
+
+    Otherwise it traverses the imported modules again and again, a fifth of a rank's start."""
     gc.disable()
     try:
         yield

@@ -1,7 +1,8 @@
-"""The pipes between a process and its launcher: one announces readiness, one guards its life.
+"""The pipes between a process and its launcher: one announces readiness, one ends the process with
+its launcher.
 
-Announcements are lines of JSON. One that comes before the process serves is wrapped in an object
-whose only key is ``STARTING``; the last one says that it serves, and closes the pipe."""
+Announcements are lines of JSON. One sent before the process serves is wrapped in an object whose
+only key is ``STARTING``; the last one announces that it serves, and closes the pipe."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from .queued_stderr import end_stderr
 
 READY_FD = "TANDEM_READY_FD"
 LIFELINE_FD = "TANDEM_LIFELINE_FD"
-# Which of several routers on one port a process is.
+# The number of a router among several on one port.
 ROUTER_NUMBER = "TANDEM_ROUTER_NUMBER"
 STARTING = "starting"
 GRACE_SECONDS = 5.0
 
 
 def announce_start(details: dict[str, Any]) -> None:
-    """Report to the launcher, if there is one, what other processes can use before this one
+    """Report to the launcher, if there is one, details that others need before this process
     serves."""
     number = os.environ.get(READY_FD)
     if number is not None:
@@ -39,7 +40,7 @@ def announce_ready(details: dict[str, Any]) -> None:
 
 
 def read_announcements(lines: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a process has announced while it starts, and when it serves; both empty at first."""
+    """The announcements of a process while it starts, and when it serves; both empty at first."""
     starting: dict[str, Any] = {}
     ready: dict[str, Any] = {}
     for line in lines.splitlines(keepends=True):
@@ -53,13 +54,13 @@ def read_announcements(lines: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def end_with_launcher() -> None:
-    """Send SIGTERM to this process when its launcher dies, however it dies."""
+    """Send SIGTERM to this process when its launcher dies, for whatever reason."""
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
         return
 
     def watch() -> None:
-        os.read(int(number), 1)  # nothing is ever written: returns at the launcher's death
+        os.read(int(number), 1)  # nothing is ever written, so it returns when the launcher dies
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         end_stderr()

@@ -20,14 +20,15 @@ Page = bytes | Awaitable[bytes]
 
 _LIMIT = 8192
 _SECONDS = 5.0
-# At once, of a sixteenth of the files that the process may open; each ends within a few seconds.
+# Concurrent probes, at most a sixteenth of the open-file limit; each ends within a few seconds.
 MAX_PROBES = 2048
 PART_OF_FILES = 16
 BACKLOG = 128
 
 
 class ProbeServer:
-    """Serves the probes of one process, and answers ``/health`` before there are metrics to show.
+    """Serves the probes of one process: at first only ``/health``, the rest after ``show``.
+
     ``flag`` is the option that sets the port."""
 
     def __init__(self, flag: str = "--health-port") -> None:
@@ -38,8 +39,8 @@ class ProbeServer:
         self._open: set[asyncio.Task[None]] = set()
 
     def show(self, unready: Callable[[], str], metrics: Callable[[], Page]) -> None:
-        """Answer ``/ready`` and ``/metrics`` by these from now on; ``unready`` returns the reason
-        why the process is not ready, or nothing."""
+        """Set the content of ``/ready`` and ``/metrics``. ``unready`` returns the reason why the
+        process is not ready; empty if it is."""
         self._unready = unready
         self._metrics = metrics
 
@@ -71,17 +72,17 @@ class ProbeServer:
     async def _serve(self, accepted: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=accepted, limit=_LIMIT)
         try:
-            await self._answer(reader, writer)
+            await self._respond(reader, writer)
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(
             TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
         ):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
             method, _, rest = head.partition(b" ")
-            # Some probes send HEAD: they get the response to GET without its body.
+            # Some probes send HEAD: the response to GET, without its body.
             line = b"GET " + rest if method == b"HEAD" else head
             status, kind, body = await self._route(line)
             writer.write(

@@ -1,8 +1,8 @@
 """Standard error that never waits for its reader.
 
-A pipe that nobody reads, a terminal after Ctrl-S or a stuck log driver would otherwise stop the
+A pipe without a reader, a terminal after Ctrl-S or a stuck log driver would otherwise stop the
 thread that logs, which is often the event loop, and with it all requests. So text is queued, and a
-thread writes it. What the queue cannot hold is dropped, and counted.
+thread writes it. Text beyond the queue's limit is dropped, and its lines are counted.
 
 ``sys.stderr`` as a whole is replaced: logs, warnings, tracebacks and the error that ends a command
 keep their order.
@@ -23,11 +23,11 @@ from collections import deque
 
 log = logging.getLogger("tandem.process")
 
-# Some twenty thousand lines. Once so much is unwritten, text is dropped until half of it is.
+# Some twenty thousand lines. Once the queue is full, text is dropped until half of it is written.
 MAX_BYTES = 4 << 20
-# A line that is longer than this is queued in parts.
+# A longer line is queued in parts.
 MAX_PARTIAL = 64 << 10
-# How long an end waits for the last lines to be written.
+# Wait for the last lines to be written.
 END_SECONDS = 2.0
 
 
@@ -40,14 +40,14 @@ class QueuedStderr(io.TextIOBase):
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Forget what is queued: after a fork, the parent writes that."""
+        """Empty the queue, which after a fork the parent writes."""
         # Reentrant, because signal handlers and finalizers print as well.
         self._changed = threading.Condition(threading.RLock())
         self._queue: deque[bytes] = deque()
         self._unwritten = 0  # bytes
         self._partial = ""  # a line without its end
         self._dropping = False
-        self._untold = 0  # dropped lines that no line tells of
+        self._unreported = 0  # dropped lines that are not reported yet
         self._in_line = False  # the rest of a line could not be written
         self._thread: threading.Thread | None = None
         self._ended = False
@@ -72,7 +72,7 @@ class QueuedStderr(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        # Without the lock at the end: a thread that Python has stopped may hold it.
+        # After the end, without the lock: a thread that Python has stopped may hold it.
         if self._ended:
             self._write_last(text)
             return len(text)
@@ -85,7 +85,7 @@ class QueuedStderr(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue a line that has no end yet. Waits for nothing."""
+        """Queue a line without its end, if there is one. Does not wait."""
         if self._ended:
             return
         with self._changed:
@@ -96,13 +96,13 @@ class QueuedStderr(io.TextIOBase):
     # ---- the queue -----------------------------------------------------------------------------
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """Wait until everything is written, at most so long. What follows is written at once,
-        unless there is no room for it."""
+        """Wait up to ``seconds`` until everything is written. Later text is written directly, or
+        dropped if that would block."""
         self.flush()
         due = time.monotonic() + seconds
         with self._changed:
-            while self._unwritten and (left := due - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while self._unwritten and (remaining := due - time.monotonic()) > 0:
+                self._changed.wait(remaining)
             self._dropping = bool(self._unwritten)
             self._ended = True
             self._changed.notify_all()
@@ -133,44 +133,45 @@ class QueuedStderr(io.TextIOBase):
 
     def _run(self) -> None:
         while (piece := self._next()) is not None:
-            written = self._write(piece)
+            succeeded = self._write(piece)
             with self._changed:
                 self._unwritten -= len(piece)
                 if self._unwritten <= MAX_BYTES // 2 and not self._ended:
                     self._dropping = False
-                untold = 0 if self._dropping or not written else self._untold
-                self._untold -= untold
+                missing = self._unreported if succeeded and not self._dropping else 0
+                self._unreported -= missing
                 self._changed.notify_all()
-            if untold:
-                log.warning("%d lines of this log are missing: they could not be written", untold)
+            if missing:
+                log.warning("%d lines of this log are missing: they could not be written", missing)
 
     def _next(self) -> bytes | None:
-        """What to write next, as soon as there is something; ``None`` at the end."""
+        """Wait for the next piece to write; ``None`` at the end."""
         with self._changed:
             while not self._queue and not self._ended:
                 self._changed.wait()
             if not self._queue:
                 return None
             piece = self._queue.popleft()
-            # A pipe takes so much in one piece: lines of processes that share it do not mix.
+            # Writes of up to PIPE_BUF bytes are atomic, so processes that share a pipe do not mix
+            # their lines.
             while self._queue and len(piece) + len(self._queue[0]) <= select.PIPE_BUF:
                 piece += self._queue.popleft()
             return piece
 
     def _write(self, data: bytes) -> bool:
-        """Write as soon as there is room. On a full disk, or if the reader has left, it is dropped;
-        False then."""
-        left = memoryview(b"\n" + data if self._in_line else data)
-        while left:
+        """Write, waiting for room. If the disk is full or the reader is gone, drop the rest and
+        return false."""
+        rest = memoryview(b"\n" + data if self._in_line else data)
+        while rest:
             try:
-                left = left[os.write(self._descriptor, left) :]
+                rest = rest[os.write(self._descriptor, rest) :]
                 self._in_line = False
-            except BlockingIOError:  # another process that shares the file has made it so
+            except BlockingIOError:  # another process that shares the file made it non-blocking
                 with contextlib.suppress(OSError):
                     select.select([], [self._descriptor], [], 1.0)
             except OSError:
-                self._in_line = self._in_line or len(left) < len(data)
-                self._drop(left[-len(data) :])  # without the end of the line before
+                self._in_line = self._in_line or len(rest) < len(data)
+                self._drop(rest[-len(data) :])  # without the newline put before it
                 return False
         return True
 
@@ -181,11 +182,11 @@ class QueuedStderr(io.TextIOBase):
     def _drop(self, data: bytes | memoryview) -> None:
         lines = max(1, bytes(data).count(b"\n"))
         self.dropped += lines
-        self._untold += lines
+        self._unreported += lines
 
 
 def queue_stderr() -> None:
-    """Replace ``sys.stderr`` for the life of this process, unless it is no file."""
+    """Replace ``sys.stderr`` for the life of this process, if it is a file."""
     try:
         descriptor = sys.stderr.fileno()
     except (AttributeError, OSError):  # closed, or in the memory of a test
@@ -198,11 +199,11 @@ def queue_stderr() -> None:
 
 
 def end_stderr() -> None:
-    """Wait, before an ``os._exit``, until what is queued has been written."""
+    """Wait until everything queued is written, before an ``os._exit``."""
     if isinstance(sys.stderr, QueuedStderr):
         sys.stderr.end()
 
 
 def dropped_lines() -> int:
-    """The number of lines that this process could not log."""
+    """Number of lines that this process could not log."""
     return sys.stderr.dropped if isinstance(sys.stderr, QueuedStderr) else 0

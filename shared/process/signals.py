@@ -1,4 +1,4 @@
-"""Signals: the first drains a process, a second SIGTERM or SIGINT ends it."""
+"""Signals: the first drains a process, a second SIGTERM or SIGINT ends it at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .queued_stderr import end_stderr
 log = logging.getLogger("tandem")
 
 _COUNTED = (signal.SIGTERM, signal.SIGINT)
-# With which a launcher drains its parts: a service manager may have sent them SIGTERM as well.
+# Sent by a launcher to drain its parts: a service manager may have sent them SIGTERM already.
 DRAIN = signal.SIGUSR1
 
 
 class Meaning(enum.Enum):
-    """What a signal asks for."""
+    """The effect of a signal."""
 
     DRAIN = enum.auto()
     END_AT_ONCE = enum.auto()
@@ -28,12 +28,12 @@ class Meaning(enum.Enum):
 
 
 class CaughtSignals:
-    """The signals that a process has got so far.
+    """The signals that a process has received so far.
 
-    SIGHUP, which comes when a terminal is closed, begins a drain, and is nothing after that: a
-    shell and its terminal may each send one, and systemd sends it after SIGTERM. It is not caught
-    if it was ignored from the start, as by ``nohup``; the others are: scripts start background
-    processes with SIGINT ignored, which would outlive them.
+    SIGHUP, which a closed terminal sends, starts a drain, but has no effect later: a shell and its
+    terminal may each send one, and systemd sends it after SIGTERM. If it was ignored from the
+    start, as under ``nohup``, it is not caught. The other signals always are: scripts start
+    background processes with SIGINT ignored, which would outlive them.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CaughtSignals:
         self._counted = 0
 
     def take(self, number: int) -> Meaning:
-        """Count a signal; returns what it asks for."""
+        """Count a signal; returns its effect."""
         self._counted += number in _COUNTED
         if self._counted > 1:
             return Meaning.END_AT_ONCE
@@ -52,7 +52,7 @@ class CaughtSignals:
 
 
 def interrupt_on_signals() -> None:
-    """Raise ``KeyboardInterrupt`` at the first signal, and at the second one that counts."""
+    """Raise ``KeyboardInterrupt`` at the first signal, and again at a second SIGTERM or SIGINT."""
     caught = CaughtSignals()
 
     def interrupt(number: int, frame: Any) -> None:
@@ -64,8 +64,8 @@ def interrupt_on_signals() -> None:
 
 
 def catch_signals(stop: Callable[[], None]) -> None:
-    """Call ``stop`` at the first signal; at the second, exit at once with the status that a shell
-    reports for a process killed by it.
+    """Call ``stop`` at the first signal; at a second SIGTERM or SIGINT, exit at once with the
+    status that a shell reports for a process killed by that signal.
 
     Child processes end too: ranks when their head's channel closes, parts of a cluster when their
     launcher's pipe does.
@@ -84,3 +84,17 @@ def catch_signals(stop: Callable[[], None]) -> None:
 
     for number in caught.numbers:
         loop.add_signal_handler(number, catch, number)
+
+
+def describe_exit(status: int) -> str:
+    """The end of a child process by its ``subprocess`` exit status: "ended with exit status 1",
+    "was killed (SIGSEGV)"."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    # When memory runs out, the kernel kills the largest process, and only its own log says so.
+    cause = ", possibly for lack of memory" if -status == signal.SIGKILL else ""
+    return f"was killed ({name}){cause}"

@@ -1,4 +1,4 @@
-"""Waits for others that allow for a standstill of this process."""
+"""Timeouts that allow for a standstill of this process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# A timeout that is noticed so late shows that this process stood still: its machine was paused, or
-# it got no CPU.
+# A timeout noticed this late means that the process stood still: its machine was paused, or it got
+# no CPU.
 STILL_SECONDS = 0.5
 
 
@@ -21,10 +21,10 @@ async def within(
     afterwards: float,
     unless: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Await ``wait()`` for that long. Raises ``TimeoutError``.
+    """Await ``wait()`` for at most ``seconds``. Raises ``TimeoutError``.
 
-    What others sent during a standstill is unread when it ends, and no sign of silence: the wait
-    then goes on for ``afterwards`` seconds, unless ``unless()``.
+    After a standstill, messages that others sent in the meantime are still unread. So it then waits
+    for another ``afterwards`` seconds, unless ``unless()`` is true.
     """
     due = time.monotonic() + seconds
     # Not wait_for: before Python 3.12 it may swallow a cancellation.

@@ -1,9 +1,10 @@
-"""Blocking work off the event loop."""
+"""Threads for blocking work, and the cores that threads may use."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,8 +15,8 @@ Result = TypeVar("Result")
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Run ``work`` in a thread, and return or raise as it does. Cancellation abandons the work.
 
-    Unlike that of ``asyncio.to_thread``, the thread is a daemon, so an exiting process does not
-    wait for a download."""
+    Unlike with ``asyncio.to_thread``, the thread is a daemon, so an exiting process does not wait
+    for a download."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
@@ -39,3 +40,9 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, daemon=True).start()
     return await done
+
+
+def share_of_cores(ranks: int) -> int:
+    """Cores that this process may use, divided among ``ranks``; at least one."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (usable or 1) // ranks)

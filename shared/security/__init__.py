@@ -1,1 +1,1 @@
-"""Credentials of a cluster: TLS, tokens, and which addresses may be dialled."""
+"""Credentials of a cluster: TLS, tokens, and the addresses that may be dialled."""

@@ -1,8 +1,7 @@
-"""The accepted shapes of node addresses: host:port, and nothing else that gRPC would resolve.
+"""Validation of node addresses: host:port, and no other form that gRPC would resolve.
 
-gRPC also accepts ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address that a node
-announces must not make the router or a decode node connect to a local socket, so the shape is
-allow-listed."""
+gRPC also accepts ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address announced by a node
+must not make the router or a decode node connect to a local socket, so there is an allow-list."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def is_host_port(text: str) -> bool:
 
 
 def is_candidate(text: str) -> bool:
-    """As ``is_host_port``, or the control socket in a folder of ``--pd-url file://``."""
+    """True for host:port, and for a control socket in a folder of ``--pd-url file://``."""
     return is_host_port(text) or is_socket_address(text)
 
 

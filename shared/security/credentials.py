@@ -1,7 +1,7 @@
 """Credentials of a cluster: the only module that opens channels and binds servers.
 
 ``Credentials`` hold a certificate with its key, the authority that this process trusts, and the
-cluster's tokens; what was not configured is empty. Files are read again when they change: servers
+cluster's tokens; each is empty unless configured. Files are read again when they change: servers
 use the new content for the next handshake and the next RPC, clients for the next channel.
 """
 
@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import grpc
 
@@ -28,47 +28,61 @@ log = logging.getLogger("tandem.security")
 S = TypeVar("S")
 Options = Sequence[tuple[str, Any]]
 
-# Parts of a cluster call each other directly, whatever proxy the environment has for the world.
+# Parts of a cluster connect directly, even if the environment sets a proxy.
 _DIRECTLY: Options = (("grpc.enable_http_proxy", 0),)
-# Of a channel that is kept: its connection may die, or be forgotten by a firewall or NAT that it
-# crosses, without a word to either side, and the name that it leads to may move.
+# Options of a long-lived channel. Its connection may die, or be dropped by a firewall or NAT,
+# without notice to either side, and its host name may get another address.
 LASTING: Options = (
-    # RPCs fail within 3 s of a silent death, also if the connection was idle: pings find it, and
-    # keep the others known on the way.
+    # RPCs fail within 3 s of a silent death, even if the connection was idle; pings detect it, and
+    # keep the others alive in firewalls and NATs.
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Without it gRPC waits a minute for the answer, whatever keepalive_timeout_ms says.
+    # Otherwise gRPC waits a minute for the reply to a ping, whatever keepalive_timeout_ms says.
     ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
-    # What returns after an hour is reached at once.
+    # A server that returns after an hour is reached at once.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Channels to one address would share a connection, also when one is opened because the
+    # Otherwise channels to one address share a connection, even if one is opened because the
     # other's has died.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC would ask for the addresses of a name every 30 s at most.
+    # Otherwise gRPC resolves a name at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
-# Of a server whose clients have such channels; gRPC would end their connections as abuse.
+# Options of a server whose clients have such channels; otherwise gRPC ends their connections as
+# abuse.
 PINGED: Options = (
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-# Of one answer to a command; gRPC's own limit is a list of some ten thousand nodes.
+# For replies to commands; gRPC's default only fits a list of some ten thousand nodes.
 _LARGE: Options = (("grpc.max_receive_message_length", 64 << 20),)
+# An accepted connection without a handshake is closed after this; gRPC's default is two minutes.
+HANDSHAKE_SECONDS = 10
 
 TOKEN_HEADER = "authorization"
 TOKEN_PREFIX = "Bearer "
 
-# What gRPC says when a handshake fails, and what that means to an operator.
-_TROUBLES = (
+# Messages of gRPC about a failed handshake, with explanations for operators.
+_EXPLANATIONS = (
     ("certificate has expired", "its certificate has expired"),
     ("CERTIFICATE_VERIFY_FAILED", "its certificate is not by an authority of --tls-ca"),
     ("Hostname Verification Check failed", "its certificate has another name; see --tls-name"),
     ("WRONG_VERSION_NUMBER", "it does not use TLS, and this side does (--tls-cert)"),
 )
-# All that there is to see of a handshake that the other side has broken off.
-_BROKEN_OFF = ("failed to connect", "Socket closed")
+# Parts of gRPC's message if the other side has aborted the handshake.
+_ABORTED = ("failed to connect", "Socket closed")
+
+
+def connection_limits(max_connections: int) -> tuple[tuple[str, int], ...]:
+    """Options of a server that closes connections beyond ``max_connections`` at once.
+
+    An idle connection takes some 12 KiB of memory and a descriptor.
+    """
+    return (
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
+    )
 
 
 def _with_token(
@@ -78,9 +92,9 @@ def _with_token(
     metadata: Iterable[tuple[str, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """The RPC, with the token added to its metadata."""
-    shown = (TOKEN_HEADER, TOKEN_PREFIX + credentials.tokens[0])
-    return rpc(*args, metadata=(*(metadata or ()), shown), **options)
+    """Start the RPC with the token added to its metadata."""
+    token = (TOKEN_HEADER, TOKEN_PREFIX + credentials.tokens[0])
+    return rpc(*args, metadata=(*(metadata or ()), token), **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +109,8 @@ class CredentialFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """``files`` hold everything but a ``token`` that was given directly. ``name`` is the name in
-    every certificate, if it is not the host's."""
+    """Credentials from ``files``, or a ``token`` that was configured directly. ``name`` is the
+    name in every certificate, if it is not the host's."""
 
     files: WatchedFiles[CredentialFiles] | None = field(default=None, repr=False)
     name: str = ""
@@ -109,12 +123,12 @@ class Credentials:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """All are accepted, the first is sent to others. Empty without a token."""
+        """The accepted tokens, the first of which is sent to others. Empty without a token."""
         return self.current.tokens or ((self.token,) if self.token else ())
 
     @property
     def generation(self) -> int:
-        """Changes when the files change, so that long-lived channels are opened again."""
+        """A number that changes with the files; long-lived channels are then opened again."""
         if self.files is None:
             return 0
         self.files.value()
@@ -122,7 +136,7 @@ class Credentials:
 
     @property
     def encrypted(self) -> bool:
-        """True with TLS, and then CURVE, whose keys travel over the control plane."""
+        """True with TLS, which CURVE needs too: its keys travel over the control plane."""
         return bool(self.current.certificate)
 
     @property
@@ -146,23 +160,29 @@ class Credentials:
         return grpc.aio.secure_channel(address, self._as_client(), options=self._named(options))
 
     def blocking_channel(self, address: str) -> grpc.Channel:
-        """As ``channel``, for programs without an event loop."""
+        """Like ``channel``, for programs without an event loop."""
         if not self.encrypted:
             return grpc.insecure_channel(address, options=(*_DIRECTLY, *_LARGE))
         return grpc.secure_channel(
             address, self._as_client(), options=self._named((*_DIRECTLY, *_LARGE))
         )
 
+    @overload
+    def stub(self, kind: Callable[[grpc.aio.Channel], S], channel: grpc.aio.Channel) -> S: ...
+
+    @overload
+    def stub(self, kind: Callable[[grpc.Channel], S], channel: grpc.Channel) -> S: ...
+
     def stub(self, kind: Callable[[Any], S], channel: grpc.aio.Channel | grpc.Channel) -> S:
         """A stub whose RPCs carry the token.
 
-        No interceptor: grpc.aio's would make a task and a generator of every stream of tokens.
+        An interceptor of grpc.aio would add a task and a generator to every stream of tokens.
         """
-        made = kind(channel)
+        stub = kind(channel)
         if self.tokens:
-            for name, rpc in vars(made).items():
-                setattr(made, name, functools.partial(_with_token, rpc, self))
-        return made
+            for name, rpc in vars(stub).items():
+                setattr(stub, name, functools.partial(_with_token, rpc, self))
+        return stub
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, what: str) -> int:
         """Bind ``server`` and return the port. Raises ``StartupError``."""
@@ -185,10 +205,10 @@ class Credentials:
         """The meaning of a failed RPC, with a remedy if the two sides' credentials do not
         match."""
         details = str(error.details() or error.code().name)
-        for sign, meaning in _TROUBLES:
-            if sign in details:
-                return f"{meaning} ({details})"
-        if not all(sign in details for sign in _BROKEN_OFF):
+        for part, explanation in _EXPLANATIONS:
+            if part in details:
+                return f"{explanation} ({details})"
+        if not all(part in details for part in _ABORTED):
             return details
         if self.encrypted:
             return f"{details}; it may not trust this side's certificate (--tls-cert, --tls-ca)"
@@ -201,7 +221,7 @@ class Credentials:
         return grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
 
     def _as_server(self) -> grpc.ServerCredentials:
-        """gRPC requests the certificate at each handshake, in a thread of its own."""
+        """Credentials that gRPC requests again at each handshake, in its own thread."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self.current),
             lambda: _configuration(self.current),
@@ -218,28 +238,29 @@ INSECURE = Credentials()
 
 
 def open_url(url: str, seconds: float) -> Any:
-    """Request a router over HTTP, without a proxy; the caller closes the response. Raises
-    ``OSError``; for an error status it is an ``HTTPError``."""
+    """Request a URL of a router, without a proxy; the caller closes the response.
+
+    Raises ``OSError``, which for an error status is an ``HTTPError``."""
     from urllib.request import ProxyHandler, build_opener
 
     return build_opener(ProxyHandler({})).open(url, timeout=seconds)
 
 
 def read_credentials(config: SecurityConfig) -> Credentials:
-    """The credentials, with their files read and checked.
+    """Read and check the files of the configured credentials.
 
-    Raises ``StartupError`` for a file that is missing or is not what its flag says.
+    Raises ``StartupError`` for a file that is missing or of the wrong kind.
     """
     token = config.cluster_token or ""
     if token:
         _check_token("--cluster-token", token)
-    given = (config.tls_cert, config.tls_key, config.tls_ca, config.cluster_token_file)
-    paths = [path for path in given if path is not None]
-    files = WatchedFiles(paths, lambda: _read_papers(config)) if paths else None
+    options = (config.tls_cert, config.tls_key, config.tls_ca, config.cluster_token_file)
+    paths = [path for path in options if path is not None]
+    files = WatchedFiles(paths, lambda: _read_files(config)) if paths else None
     return Credentials(files=files, name=config.tls_name or "", token=token)
 
 
-def _read_papers(config: SecurityConfig) -> CredentialFiles:
+def _read_files(config: SecurityConfig) -> CredentialFiles:
     tokens = _tokens(config.cluster_token_file) if config.cluster_token_file is not None else ()
     if config.tls_cert is None or config.tls_key is None:
         return CredentialFiles(tokens=tokens)
@@ -254,15 +275,15 @@ def _read_papers(config: SecurityConfig) -> CredentialFiles:
 
 
 def check_exposure(credentials: Credentials, insecure: bool, hosts: dict[str, str]) -> None:
-    """Raise ``UsageError`` if a plane without credentials would listen for other machines and
-    ``--insecure`` was not given.
+    """Raise ``UsageError`` if a plane without credentials would listen for other machines, unless
+    ``insecure``.
 
-    ``hosts`` are flags and the addresses that they gave.
+    ``hosts`` maps flags to their addresses.
     """
     for flag, host in hosts.items():
         if is_loopback(host) or credentials.complete:
             continue
-        lacks = (
+        missing = (
             "a cluster token"
             if credentials.encrypted
             else "TLS"
@@ -275,7 +296,7 @@ def check_exposure(credentials: Credentials, insecure: bool, hosts: dict[str, st
                 f"--tls-key, --tls-ca) and a cluster token (--cluster-token-file); add --insecure "
                 f"if the network is trusted"
             )
-        log.warning("%s %s is open to other machines without %s (--insecure)", flag, host, lacks)
+        log.warning("%s %s is open to other machines without %s (--insecure)", flag, host, missing)
 
 
 def _listening(host: str, port: int) -> str:
@@ -288,7 +309,7 @@ def _configuration(files: CredentialFiles) -> grpc.ServerCertificateConfiguratio
 
 
 def _expiry(pem: bytes) -> float:
-    # Half a megabyte of library that only a scrape under TLS needs.
+    # Imported late: half a megabyte that only a scrape under TLS needs.
     from cryptography.x509 import load_pem_x509_certificates
 
     return min(one.not_valid_after_utc.timestamp() for one in load_pem_x509_certificates(pem))
@@ -327,9 +348,9 @@ def _read(what: str, path: str) -> bytes:
 def _check_pair(certificate: str, key: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # The password keeps OpenSSL from asking the terminal for one.
+        # Without a password, OpenSSL would prompt for one.
         context.load_cert_chain(certificate, key, password="")
-    except OSError as error:  # the library's, or the file is gone meanwhile
+    except OSError as error:  # from OpenSSL, or the file was removed in the meantime
         raise StartupError(
             f"--tls-cert {certificate} and --tls-key {key} are not a certificate and its "
             f"unencrypted key: {_reason(error)}"
@@ -339,7 +360,7 @@ def _check_pair(certificate: str, key: str) -> None:
 def _check_authority(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-    except OSError as error:  # the library's, or the file is gone meanwhile
+    except OSError as error:  # from OpenSSL, or the file was removed in the meantime
         raise StartupError(
             f"--tls-ca {path} has no certificate that can be read: {_reason(error)}"
         ) from None

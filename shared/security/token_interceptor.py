@@ -1,4 +1,4 @@
-"""Rejects RPCs of the control plane that do not carry a token of the cluster."""
+"""Rejection of control-plane RPCs without a token of the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .credentials import TOKEN_HEADER, TOKEN_PREFIX, Credentials
 
 log = logging.getLogger("tandem.security")
 
-# Repeated RPCs by a stranger must not fill the log.
+# Rejections are logged at most once in this time: a stranger must not fill the log.
 QUIET_SECONDS = 10.0
 
 NO_TOKEN, WRONG_TOKEN = "no token", "wrong token"
@@ -25,36 +25,36 @@ if TYPE_CHECKING:  # gRPC's classes are generic in its stubs only
     Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 
-def token_problem(credentials: Credentials, shown: str | bytes) -> str:
-    """The reason to reject a caller that has shown this header; empty for one of the cluster."""
+def token_problem(credentials: Credentials, header: str | bytes) -> str:
+    """The reason to reject an RPC with this header; empty if its token is the cluster's."""
     tokens = credentials.tokens
     if not tokens:
         return ""
-    if not shown:
+    if not header:
         return NO_TOKEN
-    given = shown if isinstance(shown, bytes) else shown.encode()
+    value = header if isinstance(header, bytes) else header.encode()
     expected = [(TOKEN_PREFIX + token).encode() for token in tokens]
-    # All are compared, so that the time taken does not tell which one is close.
-    known = sum(hmac.compare_digest(given, one) for one in expected)
-    return "" if known else WRONG_TOKEN
+    # All are compared, so that the duration does not reveal which one is close.
+    matches = sum(hmac.compare_digest(value, one) for one in expected)
+    return "" if matches else WRONG_TOKEN
 
 
-def shown_token(context: grpc.aio.ServicerContext[Any, Any]) -> str | bytes:
-    """The header with the token that the caller of an RPC has shown."""
-    shown: str | bytes = dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, "")
-    return shown
+def request_token(context: grpc.aio.ServicerContext[Any, Any]) -> str | bytes:
+    """The header of an RPC with its token; empty if there is none."""
+    header: str | bytes = dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, "")
+    return header
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Rejects RPCs without a token of ``credentials``, before their message is read. If there is
-    no token, every RPC passes.
+    """Rejects RPCs without a token of ``credentials``, before their message is read. If
+    ``credentials`` have no token, every RPC passes.
 
     ``refused`` counts rejected RPCs by reason; the owner of a metrics page registers it.
     """
 
     def __init__(self, credentials: Credentials, series: str) -> None:
         self._credentials = credentials
-        self._told = float("-inf")
+        self._logged_at = float("-inf")
         self.refused = Counter(
             series, "RPCs without the cluster's token, by reason.", ["reason"], registry=None
         )
@@ -72,18 +72,18 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method = handler_call_details.method
 
         async def refuse(messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            self._tell(context.peer(), method, reason)
+            self._log(context.peer(), method, reason)
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"{reason}: every part of this cluster needs the same --cluster-token (tandem "
                 f"serve makes one if it has none, which commands of its user on this machine find)",
             )
 
-        # A handler of a request stream, so that no message is read.
+        # A handler for a request stream, so that no message is read.
         return grpc.stream_unary_rpc_method_handler(refuse)
 
-    def _tell(self, peer: str, method: str, reason: str) -> None:
+    def _log(self, peer: str, method: str, reason: str) -> None:
         now = time.monotonic()
-        if now - self._told >= QUIET_SECONDS:
-            self._told = now
+        if now - self._logged_at >= QUIET_SECONDS:
+            self._logged_at = now
             log.warning("refused %s from %s: %s; more are only counted", method, peer, reason)

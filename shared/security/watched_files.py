@@ -1,4 +1,4 @@
-"""Values read from files, and read again when the files change."""
+"""Values read from files, again whenever the files change."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..errors import TandemError
 
 log = logging.getLogger("tandem.files")
 
-# The files are checked at most this often.
-LOOK_SECONDS = 1.0
+# Minimum time between checks of the files.
+CHECK_SECONDS = 1.0
 
 T = TypeVar("T")
-_Look = tuple[tuple[int, int, int], ...]
+_Stamps = tuple[tuple[int, int, int], ...]
 
 
 class WatchedFiles(Generic[T]):
-    """The value that ``read`` made of ``paths`` when they last changed. Thread-safe.
+    """The value that ``read`` returned when ``paths`` last changed. Thread-safe.
 
-    If ``read`` raises a ``TandemError``, for instance because a certificate's key has not been
-    written yet, the old value stays, the reason is logged, and the next change is tried again. The
+    If ``read`` raises a ``TandemError``, for instance because a certificate has changed but its key
+    has not yet, the old value stays until the next change, and the reason is logged. The
     constructor raises whatever ``read`` raises.
     """
 
@@ -38,26 +38,27 @@ class WatchedFiles(Generic[T]):
         self._read = read
         self._clock = clock
         self._guard = threading.Lock()
-        self._seen = self._look()
-        self._looked_at = clock()
+        self._stamps = self._read_stamps()
+        self._checked_at = clock()
         self._value = read()
         self.generation = 0  # incremented with each new value
 
     def value(self) -> T:
-        if self._clock() - self._looked_at >= LOOK_SECONDS and self._guard.acquire(blocking=False):
+        is_due = self._clock() - self._checked_at >= CHECK_SECONDS
+        if is_due and self._guard.acquire(blocking=False):
             try:
-                self._looked_at = self._clock()
-                self._follow()
+                self._checked_at = self._clock()
+                self._check()
             finally:
                 self._guard.release()
         return self._value
 
-    def _follow(self) -> None:
-        seen = self._look()
-        if seen == self._seen:
+    def _check(self) -> None:
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
             return
-        # Set before reading, so that a file that changes meanwhile is read again.
-        self._seen = seen
+        # Set before reading, so that a change during the read is noticed.
+        self._stamps = stamps
         names = ", ".join(self._paths)
         try:
             value = self._read()
@@ -71,14 +72,14 @@ class WatchedFiles(Generic[T]):
             self.generation += 1
             log.info("%s changed and are in use now", names)
 
-    def _look(self) -> _Look:
+    def _read_stamps(self) -> _Stamps:
         return tuple(_stamp(path) for path in self._paths)
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
-    """Differs when the content differs, also when a symbolic link points to another file."""
+    """A value that changes with the content, also if a symbolic link points to another file."""
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return info.st_ino, info.st_mtime_ns, info.st_size

@@ -21,12 +21,12 @@ from typing import Any, TextIO
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
 TEXT, JSON = "text", "json"
-# ``RateLimitedFilter`` passes one line of a kind in this time.
+# ``RateLimitedFilter`` passes one line per code location in this time.
 QUIET_SECONDS = 10.0
 
-# In HTTP headers and gRPC metadata.
+# The key in HTTP headers and gRPC metadata.
 REQUEST_ID_HEADER = "x-request-id"
-# It appears in logs and in headers of other programs: no quotes, spaces or line ends.
+# Request ids appear in logs and in headers of other programs: no quotes, spaces or line ends.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@=+-]{0,127}")
 
 
@@ -39,9 +39,10 @@ class LogContext:
     attempt: str = ""  # from 1
     trace_id: str = ""
 
-    def known(self) -> dict[str, str]:
-        named = ((item.name, getattr(self, item.name)) for item in fields(self))
-        return {name: value for name, value in named if value}
+    def as_dict(self) -> dict[str, str]:
+        """The known fields."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: value for name, value in values if value}
 
 
 _EMPTY = LogContext()
@@ -53,31 +54,31 @@ def current_log_context() -> LogContext:
     return _context.get()
 
 
-def add_log_context(**known: str) -> None:
+def add_log_context(**values: str) -> None:
     """Extend the context until the task ends; for tasks that serve one request."""
-    _context.set(replace(_context.get(), **known))
+    _context.set(replace(_context.get(), **values))
 
 
 @contextmanager
-def log_context(**known: str) -> Iterator[None]:
+def log_context(**values: str) -> Iterator[None]:
     """Extend the context for a part of a task. Not for use around the ``yield`` of an async
     generator, which another task may close."""
-    token = _context.set(replace(_context.get(), **known))
+    token = _context.set(replace(_context.get(), **values))
     try:
         yield
     finally:
         _context.reset(token)
 
 
-def checked_request_id(given: str) -> str:
-    """``given`` if it is a valid request id, else empty: it comes from clients."""
-    return given if _REQUEST_ID.fullmatch(given) else ""
+def checked_request_id(text: str) -> str:
+    """``text``, which comes from a client, if it is a valid request id, else empty."""
+    return text if _REQUEST_ID.fullmatch(text) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Format and level of a process's log, and its name in every line. ``rank`` is empty for a
-    head."""
+    """Format and level of a process's log, and the process's name in every line. ``rank`` is empty
+    except in rank processes."""
 
     form: str = TEXT
     level: str = "info"
@@ -106,8 +107,8 @@ def setup_logging(settings: LogSettings) -> None:
 
 def log_settings() -> LogSettings:
     """This process's settings; defaults if a program that embeds Tandem configures logging."""
-    ours = (h.settings for h in logging.getLogger().handlers if isinstance(h, _Handler))
-    return next(ours, LogSettings())
+    settings = (h.settings for h in logging.getLogger().handlers if isinstance(h, _Handler))
+    return next(settings, LogSettings())
 
 
 def logger(part: str) -> logging.Logger:
@@ -116,25 +117,25 @@ def logger(part: str) -> logging.Logger:
 
 
 class RateLimitedFilter(logging.Filter):
-    """Passes one warning per code location in ``QUIET_SECONDS`` and counts the suppressed ones in
-    the next: strangers must not be able to fill a log."""
+    """Passes one warning per code location in ``QUIET_SECONDS``, and adds the number of suppressed
+    ones to the next: strangers must not be able to fill a log."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._logged_at: dict[tuple[str, int], float] = {}
-        self._left_out: Counter[tuple[str, int]] = Counter()
+        self._suppressed: Counter[tuple[str, int]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno != logging.WARNING:
             return True
         kind, now = (record.pathname, record.lineno), self._clock()
         if now - self._logged_at.get(kind, -inf) < QUIET_SECONDS:
-            self._left_out[kind] += 1
+            self._suppressed[kind] += 1
             return False
         self._logged_at[kind] = now
-        if left_out := self._left_out.pop(kind, 0):
-            record.msg = f"{record.getMessage()} ({left_out} more suppressed)"
+        if suppressed := self._suppressed.pop(kind, 0):
+            record.msg = f"{record.getMessage()} ({suppressed} more suppressed)"
             record.args = None
         return True
 
@@ -152,15 +153,15 @@ class _TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = _printable(super().formatMessage(record))
-        about = current_log_context()
-        words = [
+        context = current_log_context()
+        parts = [
             self._process,
-            f"request {about.request_id}" if about.request_id else "",
-            f"transfer {about.transfer_id}/{about.attempt}" if about.transfer_id else "",
+            f"request {context.request_id}" if context.request_id else "",
+            f"transfer {context.transfer_id}/{context.attempt}" if context.transfer_id else "",
         ]
-        shown = ", ".join(word for word in words if word)
+        brackets = ", ".join(filter(None, parts))
         details = _printable(getattr(record, "words", ""))
-        return " ".join(filter(None, (line, details, f"[{shown}]" if shown else "")))
+        return " ".join(filter(None, (line, details, f"[{brackets}]" if brackets else "")))
 
     def formatException(self, ei: Any) -> str:
         lines = super().formatException(ei).split("\n")
@@ -189,7 +190,7 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **self._always,
-            **current_log_context().known(),
+            **current_log_context().as_dict(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

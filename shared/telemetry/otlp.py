@@ -1,7 +1,7 @@
 """Export of spans to an OpenTelemetry collector over HTTP. Needs the extra ``otel``.
 
 A thread of the library exports from a bounded queue that drops the excess: a slow or missing
-collector costs spans and nothing else.
+collector loses spans, but delays nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-from opentelemetry.trace import Tracer as Begins
+from opentelemetry.trace import Tracer as OtelTracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ..version import version
@@ -57,11 +57,11 @@ class OtlpTracer:
         )
         self._provider = TracerProvider(resource=_resource(role, node_id), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
-        self._begins = self._provider.get_tracer("tandem")
+        self._tracer = self._provider.get_tracer("tandem")
 
     def begin(self, name: str, traceparent: str, **attributes: Value) -> Span:
         context = _PROPAGATOR.extract({TRACEPARENT: traceparent}, Context())
-        return _begin(self._begins, name, context, SpanKind.SERVER, attributes)
+        return _begin(self._tracer, name, context, SpanKind.SERVER, attributes)
 
     def close(self) -> None:
         """Flush with a deadline: the library would wait half a minute for each batch."""
@@ -76,8 +76,8 @@ class OtlpTracer:
 class _OtlpSpan:
     """See ``Span``. The library's spans ignore everything after their end."""
 
-    def __init__(self, begins: Begins, span: OtelSpan) -> None:
-        self._begins = begins
+    def __init__(self, tracer: OtelTracer, span: OtelSpan) -> None:
+        self._tracer = tracer
         self._span = span
 
     @property
@@ -88,7 +88,7 @@ class _OtlpSpan:
 
     def child(self, name: str, **attributes: Value) -> Span:
         context = set_span_in_context(self._span, Context())
-        return _begin(self._begins, name, context, SpanKind.INTERNAL, attributes)
+        return _begin(self._tracer, name, context, SpanKind.INTERNAL, attributes)
 
     def event(self, name: str, **attributes: Value) -> None:
         self._span.add_event(name, _prefixed(attributes))
@@ -137,10 +137,10 @@ class _RateLimitedExporter(SpanExporter):
 
 
 def _begin(
-    begins: Begins, name: str, context: Context, kind: SpanKind, attributes: dict[str, Value]
+    tracer: OtelTracer, name: str, context: Context, kind: SpanKind, attributes: dict[str, Value]
 ) -> Span:
-    span = begins.start_span(name, context=context, kind=kind, attributes=_prefixed(attributes))
-    return _OtlpSpan(begins, span)
+    span = tracer.start_span(name, context=context, kind=kind, attributes=_prefixed(attributes))
+    return _OtlpSpan(tracer, span)
 
 
 def _prefixed(attributes: dict[str, Value]) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""Labels of where and why a prompt was prefilled: a closed set, for metrics and logs."""
+"""Labels of metrics and logs for where and why a prompt was prefilled: a closed set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMOTE, LOCAL = "remote", "local"
 
 
 class LocalReason(StrEnum):
-    """Reasons for local prefill without trying a prefill node."""
+    """Reasons for local prefill without an attempt at a transfer."""
 
     NO_NODE = "no prefill node"
     REFUSED = "all prefill nodes refused"
@@ -20,7 +20,7 @@ class LocalReason(StrEnum):
     SHORT = "below threshold"
     FASTER_HERE = "faster here"
     TOO_LATE_THERE = "too late there"
-    PREEMPTED = "preempted"  # it was received, and lost its blocks before its first step
+    PREEMPTED = "preempted"  # received, but lost its blocks before its first step
     OTHER = "other"
 
 
@@ -32,9 +32,9 @@ def failed(cause: Cause) -> str:
     return f"{_FAILED}{cause}"
 
 
-def known_reason(given: str) -> str:
-    """``given`` if it is a known reason, else ``OTHER``: labels stay a closed set across
-    versions."""
-    if given.startswith(_FAILED):
-        return failed(Cause(given.removeprefix(_FAILED)))
-    return given if given in set(LocalReason) else LocalReason.OTHER
+def known_reason(text: str) -> str:
+    """``text`` if it is a known reason, else ``OTHER``, so that labels stay a closed set even with
+    nodes of other versions."""
+    if text.startswith(_FAILED):
+        return failed(Cause(text.removeprefix(_FAILED)))
+    return text if text in set(LocalReason) else LocalReason.OTHER

@@ -24,7 +24,7 @@ log = logging.getLogger("tandem.process")
 
 LAG_SECONDS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
 DAY = 86400.0
-# Automatic renewal has happened by then.
+# Warn this long before a certificate expires; automatic renewal happens earlier.
 SOON_SECONDS = 14 * DAY
 EXPIRY = "tandem_certificate_expiry_timestamp_seconds"
 DROPPED = "tandem_log_lines_dropped"
@@ -66,10 +66,10 @@ class ProcessMetrics:
                 self._warn(time.time())
 
     def _warn(self, now: float) -> None:
-        for flag, ends in self._credentials.expiries().items():
-            if ends - now < SOON_SECONDS:
-                expiry = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")
-                log.warning("a certificate of %s expires at %s; replace the file", flag, expiry)
+        for flag, expiry in self._credentials.expiries().items():
+            if expiry - now < SOON_SECONDS:
+                date = datetime.fromtimestamp(expiry, UTC).isoformat(timespec="minutes")
+                log.warning("a certificate of %s expires at %s; replace the file", flag, date)
 
 
 class _Certificates(Collector):
@@ -82,8 +82,8 @@ class _Certificates(Collector):
             "Expiry of the first certificate of a file to expire, as Unix time.",
             labels=["file"],
         )
-        for flag, ends in self._credentials.expiries().items():
-            family.add_metric([flag], ends)
+        for flag, expiry in self._credentials.expiries().items():
+            family.add_metric([flag], expiry)
         yield family
 
 

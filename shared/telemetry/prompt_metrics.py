@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 PROMPTS = "tandem_prompts_total"
 RECENT = "tandem_prompts_recent"
 RECENT_SECONDS = 300.0
-# The window of recent prompts advances in steps of this.
+# Step by which the window of recent prompts advances.
 STEP_SECONDS = 30.0
 
 _Key = tuple[str, str]

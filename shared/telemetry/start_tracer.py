@@ -1,4 +1,4 @@
-"""The choice of a process's tracer, by ``--otlp-endpoint``."""
+"""The tracer of a process, chosen by ``--otlp-endpoint``."""
 
 from __future__ import annotations
 

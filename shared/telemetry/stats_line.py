@@ -73,13 +73,13 @@ def rates(before: Work, now: Work, seconds: float) -> Rates | None:
 
 
 async def log_rates(interval: float, read: Callable[[], Work], log: logging.Logger) -> None:
-    """Log every ``interval`` seconds until cancelled; 0 logs nothing."""
+    """Log every ``interval`` seconds until cancelled; never if it is 0."""
     if not interval:
         await asyncio.Event().wait()
     before, since = read(), time.monotonic()
     while True:
         await asyncio.sleep(interval)
         work, now = read(), time.monotonic()
-        if (found := rates(before, work, now - since)) is not None:
-            log.info("%s", found, extra={"fields": asdict(found)})
+        if (throughput := rates(before, work, now - since)) is not None:
+            log.info("%s", throughput, extra={"fields": asdict(throughput)})
         before, since = work, now

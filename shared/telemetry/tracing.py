@@ -1,4 +1,4 @@
-"""Spans of a request on its way through the parts, independent of a tracing library.
+"""Spans of a request across all parts, independent of a tracing library.
 
 A ``Tracer`` begins root spans, a span begins its children. Without ``--otlp-endpoint`` spans are
 ``_Untraced``: they record nothing but still propagate a client's trace. ``otlp.py`` exports spans.
@@ -55,7 +55,7 @@ class Tracer(Protocol):
 
 
 class _Untraced:
-    """Records nothing, nor do its children."""
+    """A span without a recording; its children are the span itself."""
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
@@ -90,8 +90,8 @@ def current() -> Span:
 
 @contextmanager
 def serving(tracer: Tracer, name: str, traceparent: str, **attributes: Value) -> Iterator[Span]:
-    """The span of a whole request, in a task of its own. The previous span is not restored, so this
-    may enclose the ``yield`` of a streaming handler."""
+    """The span of a whole request, which must have its own task: the previous span is not restored,
+    so this may enclose the ``yield`` of a streaming handler."""
     valid = _TRACEPARENT.fullmatch(traceparent) is not None
     span = tracer.begin(name, traceparent if valid else "", **attributes)
     _current.set(span)
@@ -123,11 +123,11 @@ def branch(name: str, **attributes: Value) -> Iterator[Span]:
 
 def metadata(span: Span) -> Metadata:
     """gRPC metadata that carries the request id and the trace to another part."""
-    carried = (
+    items = (
         (REQUEST_ID_HEADER, current_log_context().request_id),
         (TRACEPARENT, span.traceparent),
     )
-    return tuple((key, value) for key, value in carried if value)
+    return tuple((key, value) for key, value in items if value)
 
 
 @contextmanager
@@ -144,7 +144,8 @@ def _ending(span: Span) -> Iterator[None]:
 
 
 def _failure(error: BaseException) -> str:
-    """The description of an error in a trace. Other messages may quote the client's prompt."""
+    """The description of an error in a trace. Only messages of transfers are certain not to quote
+    the client's prompt."""
     if isinstance(error, TransferError):
         return str(error)
     if isinstance(error, asyncio.CancelledError):

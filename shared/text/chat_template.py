@@ -1,8 +1,8 @@
 """Chat templates, rendered as in Hugging Face's transformers, with bounds on time and memory.
 
-The template belongs to the model folder, so it is only half trusted: it runs in Jinja's immutable
-sandbox, every loop and call draws on a budget of steps, and all text on a budget of characters.
-Clients send templates only if the operator allows it; the bounds are the same for these.
+A template from the model folder is only half trusted: it runs in Jinja's immutable sandbox, every
+loop and call draws on a budget of steps, and all text on a budget of characters. The same bounds
+apply to templates from clients, which the operator has to allow.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ..errors import ModelError, RequestError
 from .dialect import Dialect, Message, Tool
 
 MAX_STEPS = 1_000_000
-# Of a small conversation that only shows what a template takes (``dialect.py``).
+# For a probe conversation (``dialect.py``).
 MAX_TRIAL_STEPS = MAX_STEPS // 20
 STEPS_OF_A_CALL = 4
 MAX_CHARACTERS = 64 * 1024 * 1024
-# Of all strings that one rendering builds, most of which are temporary.
+# All strings that one rendering builds, most of which are temporary.
 MAX_BUILT = 2 * MAX_CHARACTERS
-# Values that C encodes in a few milliseconds.
+# Values that the C encoder handles in a few milliseconds.
 MAX_IN_C = 16 * 1024
-# Not a valid identifier, so a template cannot overwrite it.
+# Not a valid identifier, so that a template cannot overwrite it.
 BUDGET = "budget of this rendering"
-# In a format string: such a wide field could exhaust memory.
+# A field width in a format string that could exhaust memory.
 _WIDE = re.compile(r"\d{7}")
 # Methods of lists that change them one item at a time.
 _LIST_CHANGES = frozenset(("append", "pop"))
@@ -50,25 +50,25 @@ class TemplateBudgetError(Exception):
 
 
 class _Budget:
-    """The remaining budget of one rendering, of which ``given`` are the variables."""
+    """The remaining budget of one rendering with these variables."""
 
-    def __init__(self, given: Mapping[str, Any], steps: int) -> None:
+    def __init__(self, variables: Mapping[str, Any], steps: int) -> None:
         self._limit = self._steps = steps
         self._characters = MAX_BUILT
-        self._variables = given
+        self._variables = variables
 
     @cached_property
-    def given(self) -> frozenset[int]:
-        """The identities of all lists that the template did not make."""
-        found: set[int] = set()
-        waiting: list[Any] = [*self._variables.values()]
-        while waiting:
-            value = waiting.pop()
+    def input_lists(self) -> frozenset[int]:
+        """The identities of all lists in the variables, which the template may not change."""
+        ids: set[int] = set()
+        stack: list[Any] = [*self._variables.values()]
+        while stack:
+            value = stack.pop()
             if isinstance(value, list):
-                found.add(id(value))
+                ids.add(id(value))
             if isinstance(value, (dict, list, tuple)):
-                waiting += value.values() if isinstance(value, dict) else value
-        return frozenset(found)
+                stack += value.values() if isinstance(value, dict) else value
+        return frozenset(ids)
 
     def step(self, steps: int = 1) -> None:
         self._steps -= steps
@@ -81,7 +81,7 @@ class _Budget:
             yield item
 
     def weigh(self, value: T) -> T:
-        """Return ``value``, charging the length of a text or eight characters per list item."""
+        """Return ``value``, charging the length of a text, or eight characters per list item."""
         if isinstance(value, (str, list, tuple)):
             self._characters -= len(value) * (1 if isinstance(value, str) else 8)
             if self._characters < 0:
@@ -90,7 +90,7 @@ class _Budget:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}``, a mark for training, of which only the body is rendered."""
+    """``{% generation %}``, a mark for training: only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
@@ -100,7 +100,7 @@ class _GenerationTag(Extension):
 
 
 class _Bounds(NodeTransformer):
-    """Wraps loops, and everything that grows text by a filter or ``~``, in budget filters."""
+    """Wraps loops, filters and ``~`` in budget filters."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -116,7 +116,7 @@ class _Bounds(NodeTransformer):
         node.args = [_through("sized", value) for value in node.args]
         for pair in node.kwargs:
             pair.value = _through("sized", pair.value)
-        # Without a node it is a filter block, whose text is charged as it is written.
+        # Without a node it is a filter block, whose output is charged when it is written.
         return node if node.node is None else _through("weighed", node)
 
 
@@ -125,45 +125,45 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with budgets on loops and calls, and limits on growth. Unlike in transformers, a
-    template may append to lists that it made, which Kimi K2's do."""
+    """The sandbox, with budgets for loops and calls, and limits on growth. Unlike in transformers,
+    a template may append to its own lists, as Kimi K2's does."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        bounded = _Bounds().visit(source).set_environment(self)
-        return super()._generate(bounded, *args, **kwargs)
+        template = _Bounds().visit(source).set_environment(self)
+        return super()._generate(template, *args, **kwargs)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Allow changes of lists; ``call`` refuses those of lists that the template was given."""
+        """Allow changes of lists; ``call`` rejects changes of input lists."""
         if isinstance(obj, list) and attr in _LIST_CHANGES:
             return True
         return super().is_safe_attribute(obj, attr, value)
 
-    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count every call and charge its result: macros may call each other without limit."""
         budget: _Budget = context[BUDGET]
         budget.step(STEPS_OF_A_CALL)
-        of = getattr(called, "__self__", None)
-        changes = isinstance(of, list) and called.__name__ in _LIST_CHANGES
-        if changes and id(of) in budget.given:
-            raise SecurityError(f"{called.__name__!r} would change a list that it was given")
+        owner = getattr(function, "__self__", None)
+        changes = isinstance(owner, list) and function.__name__ in _LIST_CHANGES
+        if changes and id(owner) in budget.input_lists:
+            raise SecurityError(f"{function.__name__!r} would change a list of its input")
         for value in (*args, *kwargs.values()):
-            _sized(context, value)
-        return budget.weigh(super().call(context, called, *args, **kwargs))
+            _check_size(context, value)
+        return budget.weigh(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
         """Check the format string when ``str.format`` is looked up, before it is called."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
+        wrapper = super().wrap_str_format(value)
+        if wrapper is not None:
             _check_format(value.__self__)
-        return wrapped
+        return wrapper
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Reject operators that build gigabytes out of a few characters."""
         if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
-            sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
-            if isinstance(times, int) and len(sized) * times > MAX_CHARACTERS:
+            value, times = (left, right) if hasattr(left, "__len__") else (right, left)
+            if isinstance(times, int) and len(value) * times > MAX_CHARACTERS:
                 raise TemplateBudgetError("it repeats a string too often")
         if operator == "**" and (abs(left) > 1_000_000 or abs(right) > 100):
             raise TemplateBudgetError("it computes too large a power")
@@ -184,22 +184,22 @@ class ChatTemplate:
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTag, loopcontrols],
-            finalize=_weighed,
+            finalize=_weigh,
         )
         environment.filters["tojson"] = to_json
         environment.filters["from_json"] = _from_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         environment.filters |= {
-            "counted": _counted,
-            "concatenated": _concatenated,
-            "sized": _sized,
-            "weighed": _weighed,
+            "counted": _count,
+            "concatenated": _concatenate,
+            "sized": _check_size,
+            "weighed": _weigh,
         }
         del environment.globals["lipsum"]
         try:
             self._template = environment.from_string(source)
-        # Not only Jinja's own errors: Python's compiler rejects too deep nesting.
+        # Python's compiler also rejects deep nesting.
         except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:
             place = ""
             if isinstance(error, jinja2.TemplateSyntaxError):
@@ -226,7 +226,7 @@ class ChatTemplate:
         }
         variables[BUDGET] = _Budget(variables, steps)
         try:
-            return _joined(self._template.generate(variables))
+            return _join(self._template.generate(variables))
         except TemplateBudgetError as error:
             raise RequestError(f"The chat template was stopped: {error}.") from error
         except (
@@ -242,18 +242,16 @@ class ChatTemplate:
         ) as error:
             what, param = "these messages", "messages"
             if tools and steps == MAX_STEPS:
-                refused = self.dialect(with_tools=True).refused_tool(tools)
-                what, param = (
-                    (what, param) if refused is None else (f"the tool {refused!r}", "tools")
-                )
+                tool = self.dialect(with_tools=True).rejected_tool(tools)
+                what, param = (what, param) if tool is None else (f"the tool {tool!r}", "tools")
             message = f"The model's chat template rejects {what}: {error}"
             raise RequestError(message, param=param) from error
 
     def dialect(self, *, with_tools: bool) -> Dialect:
-        """The form in which the template takes conversations."""
+        """The form of conversations that the template accepts."""
         if with_tools not in self._dialects:
-            made = Dialect(self.source, self._try, to_json, with_tools=with_tools)
-            self._dialects[with_tools] = made
+            dialect = Dialect(self.source, self._try, to_json, with_tools=with_tools)
+            self._dialects[with_tools] = dialect
         return self._dialects[with_tools]
 
     def _try(self, messages: list[Message], tools: list[Tool] | None) -> str | None:
@@ -263,7 +261,7 @@ class ChatTemplate:
             return None
 
 
-def _joined(pieces: Iterable[str]) -> str:
+def _join(pieces: Iterable[str]) -> str:
     parts: list[str] = []
     length = 0
     for piece in pieces:
@@ -275,26 +273,26 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 @jinja2.pass_context
-def _counted(context: Context, items: Any) -> Iterable[Any]:
+def _count(context: Context, items: Any) -> Iterable[Any]:
     budget: _Budget = context[BUDGET]
     return budget.count(items)
 
 
 @jinja2.pass_context
-def _weighed(context: Context, value: T) -> T:
+def _weigh(context: Context, value: T) -> T:
     budget: _Budget = context[BUDGET]
     return budget.weigh(value)
 
 
 @jinja2.pass_context
-def _concatenated(context: Context, parts: list[Any]) -> str:
+def _concatenate(context: Context, parts: list[Any]) -> str:
     budget: _Budget = context[BUDGET]
     return "".join(budget.weigh(str(part)) for part in parts)
 
 
 @jinja2.pass_context
-def _sized(context: Context, value: T) -> T:
-    """Check an argument: a large integer as a width or a count would exhaust memory."""
+def _check_size(context: Context, value: T) -> T:
+    """Check an argument: a large integer as width or count would exhaust memory."""
     if isinstance(value, int) and abs(value) > MAX_STEPS:
         raise TemplateBudgetError(f"it gives a filter or a function a number over {MAX_STEPS}")
     return value
@@ -320,8 +318,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """``tojson`` as in transformers: Jinja's own filter escapes for HTML. Many values are encoded
-    in Python, which other threads can interrupt."""
+    """``tojson`` as in transformers; Jinja's own filter escapes HTML. Large values are encoded in
+    Python, so that other threads can run meanwhile."""
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -331,8 +329,7 @@ def to_json(
 
 
 def _from_json(text: str) -> Any:
-    """The value of a text in JSON; any other text is its own value. Only Tandem's own templates
-    have this filter."""
+    """Parse JSON; any other text is returned unchanged. Used by Tandem's own templates only."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -340,14 +337,14 @@ def _from_json(text: str) -> Any:
 
 
 def _has_few_values(value: Any) -> bool:
-    left, waiting = MAX_IN_C, [value]
-    while waiting:
-        item = waiting.pop()
+    remaining, stack = MAX_IN_C, [value]
+    while stack:
+        item = stack.pop()
         if isinstance(item, (dict, list, tuple)):
-            left -= len(item)
-            if left < 0:
+            remaining -= len(item)
+            if remaining < 0:
                 return False
-            waiting += item.values() if isinstance(item, dict) else item
+            stack += item.values() if isinstance(item, dict) else item
     return True
 
 
@@ -373,10 +370,10 @@ def _part_text(part: Any, param: str) -> str:
         raise RequestError(f"'{param}' must be an object or a string.", param=param)
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        # Anything but a string may be as large and as deep as the whole body.
-        shown = repr(kind[:64]) if isinstance(kind, str) else type(kind).__name__
+        # Anything but a string may be as large and deep as the whole body.
+        value = repr(kind[:64]) if isinstance(kind, str) else type(kind).__name__
         raise RequestError(
-            f"'{param}' has the unsupported type {shown}; this model takes only 'text' parts.",
+            f"'{param}' has the unsupported type {value}; this model takes only 'text' parts.",
             param=param,
             code="unsupported_content",
         )

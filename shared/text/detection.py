@@ -1,4 +1,4 @@
-"""The formats in which a model writes calls and reasoning, by its chat template, which shows
+"""Detection of a model's formats of tool calls and reasoning, by its chat template, which renders
 earlier ones."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .reasoning import NO_PARSER
 AUTO = "auto"
 Signs = Sequence[tuple[tuple[str, ...], str]]
 
-# A format is that of the first line of which the template contains everything.
+# The first line whose texts are all in the template decides the format.
 TOOL_SIGNS: Signs = (
     (("<|channel|>", "<|message|>"), "openai"),
     (("<｜tool▁sep｜>", "```json"), "deepseek_v3"),
@@ -59,5 +59,5 @@ def reasoning_name(name: str, template: str) -> str:
 
 @lru_cache(maxsize=16)
 def _first(signs: Signs, otherwise: str, template: str) -> str:
-    found = (name for texts, name in signs if all(text in template for text in texts))
-    return next(found, otherwise)
+    names = (name for texts, name in signs if all(text in template for text in texts))
+    return next(names, otherwise)

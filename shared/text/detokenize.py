@@ -1,9 +1,9 @@
 """Incremental detokenization, one token at a time.
 
-Two kinds of decoder cover nearly every model, and with both a token stands for fixed bytes: the
-byte-level alphabet of GPT-2, and SentencePiece's (``▁`` for a space, ``<0xE2>`` for a byte). For
-these the text is an incremental UTF-8 decoding of the tokens' bytes: exact, and O(1) per token. Any
-other decoder decodes a short window of tokens with and without the new one.
+Two kinds of decoder cover nearly every model, and both map a token to fixed bytes: GPT-2's
+byte-level alphabet, and SentencePiece's (``▁`` for a space, ``<0xE2>`` for a byte). Their text is
+an incremental UTF-8 decoding of the tokens' bytes: exact, and O(1) per token. With any other
+decoder, a short window of tokens is decoded with and without the new one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# A window whose text still ends in U+FFFD after this many tokens holds invalid bytes.
+# If a window still ends in U+FFFD after this many tokens, its bytes are invalid.
 WINDOW = 8
 
 
 class Detokenizer(Protocol):
-    """The text of one growing sequence: the deltas, joined, are the text of all its tokens."""
+    """The text of one growing sequence: its deltas add up to the text of all tokens."""
 
     def push(self, token: int) -> str:
         """The text that this token completes; empty inside a multi-byte character."""
 
     def flush(self) -> str:
-        """The rest: an incomplete character becomes U+FFFD."""
+        """The remaining text; an incomplete character becomes U+FFFD."""
 
 
 class TokenTexts:
@@ -38,11 +38,11 @@ class TokenTexts:
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
-        self._known: dict[int, bytes] = {}
-        self._kept: dict[frozenset[str], frozenset[int]] = {}  # ids, by sets of contents
-        added = raw.get_added_tokens_decoder()
-        self.special_ids = frozenset(token for token, each in added.items() if each.special)
-        self._added = {token: each.content for token, each in added.items()}
+        self._bytes: dict[int, bytes] = {}
+        self._ids: dict[frozenset[str], frozenset[int]] = {}  # ids, by sets of contents
+        added_tokens = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, each in added_tokens.items() if each.special)
+        self._added_texts = {token: each.content for token, each in added_tokens.items()}
         steps = _decoder_steps(raw)
         self.byte_level = [step["type"] for step in steps] == ["ByteLevel"]
         self._replacements, self._byte_fallback, self.strip_left = _sentencepiece(steps)
@@ -51,8 +51,7 @@ class TokenTexts:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, keep: Collection[str] = ()
     ) -> Detokenizer:
-        """A fresh detokenizer for one sequence. The special tokens to ``keep`` are never
-        skipped."""
+        """A new detokenizer for one sequence. The special tokens in ``keep`` are never skipped."""
         skip = self.special_ids if skip_special_tokens else frozenset()
         if skip and keep:
             skip = skip - self._ids_of(frozenset(keep))
@@ -61,24 +60,23 @@ class TokenTexts:
         return _WindowDetokenizer(self._raw, skip)
 
     def _ids_of(self, contents: frozenset[str]) -> frozenset[int]:
-        known = self._kept.get(contents)
-        if known is None:
-            ids = (self._raw.token_to_id(content) for content in contents)
-            known = self._kept[contents] = frozenset(id for id in ids if id is not None)
-        return known
+        ids = self._ids.get(contents)
+        if ids is None:
+            tokens = (self._raw.token_to_id(content) for content in contents)
+            ids = self._ids[contents] = frozenset(token for token in tokens if token is not None)
+        return ids
 
-    def added(self, contents: Iterable[str]) -> dict[int, str]:
-        """Those of ``contents`` that are added tokens, which no other tokens spell, by their
-        numbers."""
-        wanted = frozenset(contents)
-        return {token: text for token, text in self._added.items() if text in wanted}
+    def added_tokens(self, contents: Iterable[str]) -> dict[int, str]:
+        """The texts in ``contents`` that are added tokens, by id. No other tokens spell them."""
+        names = frozenset(contents)
+        return {token: text for token, text in self._added_texts.items() if text in names}
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; empty for an unknown id."""
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._compute(token)
-        return known
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = self._compute(token)
+        return data
 
     def text_of(self, token: int) -> str:
         """The text of a single token; part of a character becomes U+FFFD."""
@@ -115,12 +113,12 @@ class _ByteDetokenizer:
         if token in self._skip:
             return ""
         text = self._decode(self._bytes_of(token))
-        return self._stripped(text) if self._strip and text else text
+        return self._strip_left(text) if self._strip and text else text
 
     def flush(self) -> str:
         return self._decode(b"", True)
 
-    def _stripped(self, text: str) -> str:
+    def _strip_left(self, text: str) -> str:
         """Strip the space that SentencePiece prepends to a text."""
         while self._strip and text.startswith(" "):
             text = text[1:]
@@ -131,32 +129,32 @@ class _ByteDetokenizer:
 
 
 class _WindowDetokenizer:
-    """Decodes ``window[:shown]`` and the whole window; the difference is new text."""
+    """Decodes ``window[:context]`` and the whole window; the difference is new text."""
 
     def __init__(self, raw: RawTokenizer, skip: frozenset[int]) -> None:
         self._raw = raw
         self._skip = skip
         self._window: list[int] = []
-        self._shown = 0
-        self._shown_text = ""
+        self._context = 0
+        self._context_text = ""
 
     def push(self, token: int) -> str:
         if token in self._skip:
             return ""
         self._window.append(token)
         text = self._text(self._window)
-        new = text[len(self._shown_text) :]
-        if not new or (new.endswith(REPLACEMENT) and len(self._window) - self._shown < WINDOW):
+        new = text[len(self._context_text) :]
+        if not new or (new.endswith(REPLACEMENT) and len(self._window) - self._context < WINDOW):
             return ""
-        # The tokens just shown stay as context: decoders treat the first token of a text specially.
-        self._window = self._window[self._shown :]
-        self._shown = len(self._window)
-        self._shown_text = self._text(self._window)
+        # The last tokens stay as context: decoders treat the first token of a text specially.
+        self._window = self._window[self._context :]
+        self._context = len(self._window)
+        self._context_text = self._text(self._window)
         return new
 
     def flush(self) -> str:
-        rest = self._text(self._window)[len(self._shown_text) :]
-        self._shown_text += rest
+        rest = self._text(self._window)[len(self._context_text) :]
+        self._context_text += rest
         return rest
 
     def _text(self, tokens: list[int]) -> str:
@@ -166,7 +164,7 @@ class _WindowDetokenizer:
 def detokenize(
     texts: TokenTexts, tokens: Iterable[int], *, skip_special_tokens: bool = True
 ) -> str:
-    """Decode a whole sequence, by the same rules as the deltas."""
+    """Decode a whole sequence, to the text that the deltas add up to."""
     detokenizer = texts.detokenizer(skip_special_tokens=skip_special_tokens)
     return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
 
@@ -184,7 +182,7 @@ BYTE_LEVEL = _byte_level_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
-    """Decode a token; one outside the alphabet, such as an added token with a space, is literal."""
+    """Decode a token; one outside the alphabet (an added token with a space) is literal."""
     try:
         return bytes(BYTE_LEVEL[character] for character in piece)
     except KeyError:
@@ -203,8 +201,8 @@ def _decoder_steps(raw: RawTokenizer) -> list[dict[str, Any]]:
 def _sentencepiece(
     steps: list[dict[str, Any]],
 ) -> tuple[list[tuple[str, str]] | None, bool, int]:
-    """Return replacements, byte fallback, and spaces to strip on the left. Replacements are
-    ``None`` for any other kind of decoder."""
+    """Return replacements, byte fallback, and spaces to strip on the left; replacements are
+    ``None`` for other kinds of decoder."""
     replacements: list[tuple[str, str]] = []
     byte_fallback = fused = False
     strip = 0

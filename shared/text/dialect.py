@@ -1,10 +1,10 @@
-"""What a chat template takes: messages and tools in the form in which it shows them whole.
+"""The dialect of a chat template: the form of messages and tools that it renders completely.
 
-Templates differ in what they refuse, or leave out without a word: a second system message, or any;
-two messages of a role in a row; two calls in one message; the ids that other servers make; a tool
-without a description. What a template takes is found out by showing it small conversations, each
-only once, and only if a conversation has what it tries. Everything else stays as it is, so that a
-prompt is that of transformers, and an earlier part of a conversation is the same in each prompt.
+Templates differ in what they reject or silently leave out: a second system message, or any; two
+consecutive messages of a role; two calls in one message; the ids that other servers make; a tool
+without a description. What a template accepts is found by rendering small probe conversations, each
+once, and only if a request needs it. Everything else stays unchanged, so that a prompt equals
+transformers', and each prompt of a conversation extends the one before.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SYSTEM = ("system", "developer")
 _FUNCTION_ROLE = re.compile(r"""==\s*['"]function['"]""")
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _ALPHANUMERIC = string.digits + string.ascii_letters
-_FOREIGN_ID, _TRIED_ID, _OTHER_ID = "call_0123456789abcdef", "tandem001", "tandem002"
-# Tools of a request that are tried one by one.
+_FOREIGN_ID, _PROBE_ID, _OTHER_ID = "call_0123456789abcdef", "tandem001", "tandem002"
+# Tools of a request that are probed one by one.
 MAX_BLAMED = 128
-# The name of the argument in calls that are tried.
-_ARGUMENT = "tried"
-_MARK = re.compile(r"tried\d\d")
+# The name of the argument in probed calls.
+_ARGUMENT = "probe"
+_MARK = re.compile(r"probe\d\d")
 _TOOL: Tool = {
     "type": "function",
     "function": {
@@ -42,13 +42,13 @@ _TOOL: Tool = {
         },
     },
 }
-# Whether arguments are text, and what a message that only calls has as its content.
+# Whether arguments are text, and the content of a message that consists of calls.
 _CALL_FORMS = ((False, ""), (False, None), (True, ""), (True, None))
 
 
 class Dialect:
-    """The form that one template takes. ``render`` renders a small conversation; ``None`` is a
-    refusal. ``with_tools`` says whether the template is shown tools besides."""
+    """The form that one template accepts. ``render`` renders a probe conversation, or returns
+    ``None`` if the template rejects it. ``with_tools`` says whether probes include tools."""
 
     def __init__(
         self,
@@ -63,67 +63,69 @@ class Dialect:
         self._to_json = to_json
         self._tools = [_TOOL] if with_tools else None
 
-    def messages(self, given: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """The messages in the form that the template takes."""
-        made = [self._with_known_names(message) for message in given]
-        if any(message.get("tool_calls") for message in made):
-            made = self._with_calls(made)
-        return self._alternating(self._with_system(made))
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Convert messages to the form that the template accepts."""
+        result = [self._with_known_names(message) for message in messages]
+        if any(message.get("tool_calls") for message in result):
+            result = self._with_calls(result)
+        return self._alternating(self._with_system(result))
 
-    def tools(self, given: Sequence[Mapping[str, Any]] | None) -> list[Tool] | None:
-        """The tools with what the template wants of their definitions."""
-        return None if given is None else [self._with_whole_definition(tool) for tool in given]
+    def tools(self, tools: Sequence[Mapping[str, Any]] | None) -> list[Tool] | None:
+        """Complete tools with what the template needs in their definitions."""
+        return None if tools is None else [self._with_whole_definition(tool) for tool in tools]
 
-    def refused_tool(self, given: Sequence[Mapping[str, Any]]) -> str | None:
-        """The name of a tool that the template refuses, whatever the messages are."""
-        user = [_user("tried00")]
+    def rejected_tool(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """The name of a tool that the template rejects with any messages."""
+        user = [_user("probe00")]
         if self._render(user, [_TOOL]) is None:
             return None
-        for tool in given[:MAX_BLAMED]:
+        for tool in tools[:MAX_BLAMED]:
             if self._render(user, [dict(tool)]) is None:
                 return str(tool.get("function", {}).get("name"))
         return None
 
-    def _takes(self, messages: list[Message], tools: list[Tool] | None = None) -> bool:
-        """True if the template shows a conversation whole, and arguments as a JSON object."""
-        rendered = self._render(messages, tools or self._tools)
-        if rendered is None or f"{{'{_ARGUMENT}'" in rendered or f'\\"{_ARGUMENT}' in rendered:
+    def _accepts(self, messages: list[Message], tools: list[Tool] | None = None) -> bool:
+        """True if the template renders a conversation completely, and arguments as JSON objects."""
+        prompt = self._render(messages, tools or self._tools)
+        if prompt is None or f"{{'{_ARGUMENT}'" in prompt or f'\\"{_ARGUMENT}' in prompt:
             return False
-        return all(text in rendered for message in messages for text in _texts(message))
+        return all(text in prompt for message in messages for text in _texts(message))
 
-    def _prefers(self, changed: list[Message], given: list[Message]) -> bool:
-        """True if the template takes a conversation only in its changed form."""
-        return not self._takes(given) and self._takes(changed)
+    def _prefers(self, converted: list[Message], original: list[Message]) -> bool:
+        """True if the template accepts a conversation only in the converted form."""
+        return not self._accepts(original) and self._accepts(converted)
 
     # Names
 
     def _with_known_names(self, message: Mapping[str, Any]) -> Message:
-        """The message by names that the template knows, of its role and its reasoning."""
-        made, role = dict(message), message["role"]
+        """The message with the names of roles and reasoning that the template knows."""
+        result, role = dict(message), message["role"]
         # The result of a ``function_call``.
         if role == "function" and not self._knows_functions:
-            made["role"] = "tool"
+            result["role"] = "tool"
         # OpenAI's newer name of the system role.
         if role == "developer" and not self._knows_developers:
-            made["role"] = "system"
-        if "reasoning_content" in made and "thinking" in self._source:
-            made.setdefault("thinking", made["reasoning_content"])
-        return made
+            result["role"] = "system"
+        if "reasoning_content" in result and "thinking" in self._source:
+            result.setdefault("thinking", result["reasoning_content"])
+        return result
 
     @cached_property
     def _knows_developers(self) -> bool:
-        named = "developer" in self._source
-        return named and self._takes(
-            [{"role": "developer", "content": "tried00"}, _user("tried01")]
+        is_named = "developer" in self._source
+        return is_named and self._accepts(
+            [{"role": "developer", "content": "probe00"}, _user("probe01")]
         )
 
     @cached_property
     def _knows_functions(self) -> bool:
-        if not _FUNCTION_ROLE.search(self._source):  # a type of tools has the same name
+        if not _FUNCTION_ROLE.search(self._source):  # "function" is also a type of tool
             return False
-        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
-        given = [_user("tried00"), called, _result(_TRIED_ID, "tried02")]
-        return not self._prefers(given, [*given[:-1], given[-1] | {"role": "function"}])
+        call = self._in_form(self._call_form, _call(_PROBE_ID, "probe01"))
+        conversation = [_user("probe00"), call, _result(_PROBE_ID, "probe02")]
+        return not self._prefers(
+            conversation, [*conversation[:-1], conversation[-1] | {"role": "function"}]
+        )
 
     # Calls
 
@@ -134,9 +136,9 @@ class Dialect:
         several = any(len(message.get("tool_calls", ())) > 1 for message in messages)
         if several and self._wants_single_calls:
             messages = _with_single_calls(messages)
-        return [made for message in messages for made in self._call_form_of(message)]
+        return [part for message in messages for part in self._in_call_form(message)]
 
-    def _call_form_of(self, message: Message) -> Iterator[Message]:
+    def _in_call_form(self, message: Message) -> Iterator[Message]:
         if not message.get("tool_calls"):
             yield message
             return
@@ -147,10 +149,10 @@ class Dialect:
         if message.get("content") and self._wants_text_apart:
             yield {name: value for name, value in message.items() if name != "tool_calls"}
             message = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
-        made = {**message, "content": message.get("content") or content}
+        result = {**message, "content": message.get("content") or content}
         if as_text:
-            made["tool_calls"] = [self._with_text(call) for call in message["tool_calls"]]
-        yield made
+            result["tool_calls"] = [self._with_text(call) for call in message["tool_calls"]]
+        yield result
 
     def _with_text(self, call: Mapping[str, Any]) -> dict[str, Any]:
         arguments = self._to_json(call["function"]["arguments"])
@@ -158,51 +160,51 @@ class Dialect:
 
     def _in_form(self, form: tuple[bool, str | None], *calls: Message) -> Message:
         as_text, content = form
-        made = [self._with_text(call) for call in calls] if as_text else [*calls]
-        return {"role": "assistant", "content": content, "tool_calls": made}
+        tool_calls = [self._with_text(call) for call in calls] if as_text else [*calls]
+        return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
     @cached_property
     def _call_form(self) -> tuple[bool, str | None]:
-        """The first of the forms in which the template shows a call."""
+        """The first form in which the template renders a call completely."""
         for form in _CALL_FORMS:
-            called = self._in_form(form, _call(_TRIED_ID, "tried01"))
-            if self._takes([_user("tried00"), called, _result(_TRIED_ID, "tried02")]):
+            call = self._in_form(form, _call(_PROBE_ID, "probe01"))
+            if self._accepts([_user("probe00"), call, _result(_PROBE_ID, "probe02")]):
                 return form
         return _CALL_FORMS[0]
 
     @cached_property
     def _wants_text_apart(self) -> bool:
-        """True if a message that calls, and has text too, must be two. Not if the template leaves
-        out only the text."""
-        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
-        user, result = _user("tried00"), _result(_TRIED_ID, "tried02")
-        both = [user, called | {"content": "tried03"}, result]
-        return self._prefers([user, _assistant("tried03"), called, result], both)
+        """True if a message with both text and calls must be split. Not if the template leaves out
+        only the text."""
+        call = self._in_form(self._call_form, _call(_PROBE_ID, "probe01"))
+        user, result = _user("probe00"), _result(_PROBE_ID, "probe02")
+        both = [user, call | {"content": "probe03"}, result]
+        return self._prefers([user, _assistant("probe03"), call, result], both)
 
     @cached_property
     def _wants_text_in_thinking(self) -> bool:
-        """True if a message that calls may not have both text and reasoning, as gpt-oss'."""
-        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
-        user, result = _user("tried00"), _result(_TRIED_ID, "tried02")
-        both = called | {"content": "tried03", "thinking": "tried04"}
-        return self._prefers([user, called | {"thinking": "tried03"}, result], [user, both, result])
+        """True if a message with calls may not have both text and reasoning, as in gpt-oss."""
+        call = self._in_form(self._call_form, _call(_PROBE_ID, "probe01"))
+        user, result = _user("probe00"), _result(_PROBE_ID, "probe02")
+        both = call | {"content": "probe03", "thinking": "probe04"}
+        return self._prefers([user, call | {"thinking": "probe03"}, result], [user, both, result])
 
     @cached_property
     def _wants_short_ids(self) -> bool:
-        """True if ids must be as Mistral's, nine letters and digits."""
+        """True if ids must be nine letters and digits, as for Mistral."""
 
-        def tried(call_id: str) -> list[Message]:
-            called = self._in_form(self._call_form, _call(call_id, "tried01"))
-            return [_user("tried00"), called, _result(call_id, "tried02")]
+        def probe(call_id: str) -> list[Message]:
+            call = self._in_form(self._call_form, _call(call_id, "probe01"))
+            return [_user("probe00"), call, _result(call_id, "probe02")]
 
-        return self._prefers(tried(_TRIED_ID), tried(_FOREIGN_ID))
+        return self._prefers(probe(_PROBE_ID), probe(_FOREIGN_ID))
 
     @cached_property
     def _wants_single_calls(self) -> bool:
-        """True if each call must be followed by its result, as Llama 3's."""
-        first, second = _call(_TRIED_ID, "tried01"), _call(_OTHER_ID, "tried02")
-        results = _result(_TRIED_ID, "tried03"), _result(_OTHER_ID, "tried04")
-        both = [_user("tried00"), self._in_form(self._call_form, first, second), *results]
+        """True if each call must be followed by its result, as for Llama 3."""
+        first, second = _call(_PROBE_ID, "probe01"), _call(_OTHER_ID, "probe02")
+        results = _result(_PROBE_ID, "probe03"), _result(_OTHER_ID, "probe04")
+        both = [_user("probe00"), self._in_form(self._call_form, first, second), *results]
         return self._prefers(_with_single_calls(both), both)
 
     # System messages
@@ -210,14 +212,14 @@ class Dialect:
     def _with_system(self, messages: list[Message]) -> list[Message]:
         front = list(takewhile(lambda message: message["role"] in SYSTEM, messages))
         others = messages[len(front) :]
-        if front and self._refuses_system:
-            return _folded(messages)
+        if front and self._rejects_system:
+            return _fold_system(messages)
         if len(front) > 1 and self._wants_one_system:
-            front = [reduce(_joined, front)]
+            front = [reduce(_merge, front)]
         if any(m["role"] in SYSTEM for m in others) and self._wants_system_in_front:
-            others = _folded(others)
+            others = _fold_system(others)
         if front and not others and self._wants_a_user:
-            return _folded(front)
+            return _fold_system(front)
         return front + others
 
     def _system_roles(self) -> tuple[str, ...]:
@@ -225,15 +227,15 @@ class Dialect:
 
     @cached_property
     def _wants_one_system(self) -> bool:
-        """True if only one system message may be in front, or is shown."""
+        """True if at most one system message may be in front, or is rendered."""
         roles = self._system_roles()
         return any(
             self._prefers(
-                [{"role": first, "content": "tried00\n\ntried01"}, _user("tried02")],
+                [{"role": first, "content": "probe00\n\nprobe01"}, _user("probe02")],
                 [
-                    {"role": first, "content": "tried00"},
-                    {"role": second, "content": "tried01"},
-                    _user("tried02"),
+                    {"role": first, "content": "probe00"},
+                    {"role": second, "content": "probe01"},
+                    _user("probe02"),
                 ],
             )
             for first in roles
@@ -241,95 +243,95 @@ class Dialect:
         )
 
     @cached_property
-    def _refuses_system(self) -> bool:
-        """True if there may be no system message at all. One that is merely left out stays."""
-        given = [{"role": "system", "content": "tried00"}, _user("tried01")]
-        return self._render(given, self._tools) is None and self._takes(_folded(given))
+    def _rejects_system(self) -> bool:
+        """True if system messages are rejected. One that is merely left out stays."""
+        conversation = [{"role": "system", "content": "probe00"}, _user("probe01")]
+        return self._render(conversation, self._tools) is None and self._accepts(
+            _fold_system(conversation)
+        )
 
     @cached_property
     def _wants_system_in_front(self) -> bool:
-        """True if a system message may not follow others, or moves or replaces the first."""
-        front = [] if self._refuses_system else [{"role": "system", "content": "tried00"}]
-        told: list[Message] = [_user("tried01"), _assistant("tried02")]
+        """True if a later system message is rejected, moved, or replaces the first."""
+        front = [] if self._rejects_system else [{"role": "system", "content": "probe00"}]
+        earlier: list[Message] = [_user("probe01"), _assistant("probe02")]
         for role in self._system_roles():
-            for late in ([_user("tried04")], []):
-                given = [*told, {"role": role, "content": "tried03"}, *late]
-                if self._prefers([*front, *_folded(given)], [*front, *given]):
+            for late in ([_user("probe04")], []):
+                conversation = [*earlier, {"role": role, "content": "probe03"}, *late]
+                if self._prefers([*front, *_fold_system(conversation)], [*front, *conversation]):
                     return True
         return False
 
     @cached_property
     def _wants_a_user(self) -> bool:
-        """True if a conversation needs a message of the user."""
-        return self._prefers([_user("tried00")], [{"role": "system", "content": "tried00"}])
+        """True if a conversation needs a user message."""
+        return self._prefers([_user("probe00")], [{"role": "system", "content": "probe00"}])
 
     # Turns
 
     def _alternating(self, messages: list[Message]) -> list[Message]:
-        made: list[Message] = []
+        result: list[Message] = []
         for message in messages:
-            last, role = made[-1]["role"] if made else None, message["role"]
+            last, role = result[-1]["role"] if result else None, message["role"]
             if self._wants_joined(last, role):
-                message = _joined(made.pop(), message)
+                message = _merge(result.pop(), message)
             elif last in (None, *SYSTEM) and role == "assistant" and self._wants_user_first:
-                made.append(_user(""))
-            elif (last == "tool" and role == "user" and self._wants_answer_to_result) or (
-                role == "user" and _calls(made) and self._wants_answer_to_call
+                result.append(_user(""))
+            elif (last == "tool" and role == "user" and self._wants_reply_to_result) or (
+                role == "user" and _ends_in_call(result) and self._wants_reply_to_call
             ):
-                made.append(_assistant(""))
-            made.append(message)
-        return made
+                result.append(_assistant(""))
+            result.append(message)
+        return result
 
     def _wants_joined(self, last: str | None, role: str) -> bool:
-        """True if a message must be one with that before it."""
+        """True if a message must be merged with the one before it."""
         match last, role:
             case "user", "user":
                 return self._wants_users_joined
             case "assistant", "assistant":
                 return self._wants_assistants_joined
             case "tool", "user":
-                return self._wants_question_in_result and not self._wants_answer_to_result
+                return self._wants_question_in_result and not self._wants_reply_to_result
         return False
 
     @cached_property
     def _wants_users_joined(self) -> bool:
-        first, second = _user("tried00"), _user("tried01")
-        return self._prefers([_joined(first, second)], [first, second])
+        first, second = _user("probe00"), _user("probe01")
+        return self._prefers([_merge(first, second)], [first, second])
 
     @cached_property
     def _wants_assistants_joined(self) -> bool:
-        first, second = _assistant("tried01"), _assistant("tried02")
-        before, after = _user("tried00"), _user("tried03")
-        return self._prefers(
-            [before, _joined(first, second), after], [before, first, second, after]
-        )
+        first, second = _assistant("probe01"), _assistant("probe02")
+        before, after = _user("probe00"), _user("probe03")
+        return self._prefers([before, _merge(first, second), after], [before, first, second, after])
 
     @cached_property
     def _wants_user_first(self) -> bool:
-        given = [_assistant("tried00"), _user("tried01")]
-        return self._prefers([_user(""), *given], given)
+        conversation = [_assistant("probe00"), _user("probe01")]
+        return self._prefers([_user(""), *conversation], conversation)
 
     @cached_property
-    def _wants_answer_to_result(self) -> bool:
-        """True if the user may not speak right after the result of a call."""
-        asked = self._asked_after_result()
-        return self._prefers([*asked[:-1], _assistant(""), asked[-1]], asked)
+    def _wants_reply_to_result(self) -> bool:
+        """True if a user message may not directly follow the result of a call."""
+        conversation = self._question_after_result()
+        return self._prefers([*conversation[:-1], _assistant(""), conversation[-1]], conversation)
 
     @cached_property
-    def _wants_answer_to_call(self) -> bool:
-        """True if the user may not speak right after a call, whose result is missing."""
-        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
-        before, after = [_user("tried00"), called], _user("tried02")
+    def _wants_reply_to_call(self) -> bool:
+        """True if a user message may not directly follow a call without a result."""
+        call = self._in_form(self._call_form, _call(_PROBE_ID, "probe01"))
+        before, after = [_user("probe00"), call], _user("probe02")
         return self._prefers([*before, _assistant(""), after], [*before, after])
 
     @cached_property
     def _wants_question_in_result(self) -> bool:
-        asked = self._asked_after_result()
-        return self._prefers([*asked[:-2], _joined(*asked[-2:])], asked)
+        conversation = self._question_after_result()
+        return self._prefers([*conversation[:-2], _merge(*conversation[-2:])], conversation)
 
-    def _asked_after_result(self) -> list[Message]:
-        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
-        return [_user("tried00"), called, _result(_TRIED_ID, "tried02"), _user("tried03")]
+    def _question_after_result(self) -> list[Message]:
+        call = self._in_form(self._call_form, _call(_PROBE_ID, "probe01"))
+        return [_user("probe00"), call, _result(_PROBE_ID, "probe02"), _user("probe03")]
 
     # Definitions of tools
 
@@ -337,73 +339,73 @@ class Dialect:
         function = tool.get("function")
         if not isinstance(function, Mapping):
             return dict(tool)
-        made = dict(function)
-        if made.get("description") is None and self._wants_descriptions:
-            made["description"] = ""
-        parameters = made.get("parameters")
+        definition = dict(function)
+        if definition.get("description") is None and self._wants_descriptions:
+            definition["description"] = ""
+        parameters = definition.get("parameters")
         if parameters is None and self._wants_parameters:
-            made["parameters"] = {"type": "object", "properties": {}}
+            definition["parameters"] = {"type": "object", "properties": {}}
         if isinstance(parameters, Mapping):
             if "properties" not in parameters and self._wants_properties:
                 parameters = {"type": "object", **parameters, "properties": {}}
-            made["parameters"] = self._with_plain_properties(parameters)
-        return {**tool, "function": made}
+            definition["parameters"] = self._with_plain_properties(parameters)
+        return {**tool, "function": definition}
 
     def _with_plain_properties(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A schema whose properties have what the template reads of them."""
+        """A schema whose properties have the keys that the template reads."""
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return schema
-        made = {
+        plain = {
             name: self._plain_property(value) if isinstance(value, Mapping) else value
             for name, value in properties.items()
         }
-        return {**schema, "properties": made}
+        return {**schema, "properties": plain}
 
     def _plain_property(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        made = dict(schema)
-        types = made.get("type")
+        result = dict(schema)
+        types = result.get("type")
         if isinstance(types, list) and self._wants_one_type:
-            named = [name for name in types if name != "null"]
-            made["type"] = named[0] if len(named) == 1 else named
-        if made.get("description") is None and self._wants_property_descriptions:
-            made["description"] = ""
-        if isinstance(made.get("items"), Mapping):
-            made["items"] = self._plain_property(made["items"])
-        return self._with_plain_properties(made)
+            names = [name for name in types if name != "null"]
+            result["type"] = names[0] if len(names) == 1 else names
+        if result.get("description") is None and self._wants_property_descriptions:
+            result["description"] = ""
+        if isinstance(result.get("items"), Mapping):
+            result["items"] = self._plain_property(result["items"])
+        return self._with_plain_properties(result)
 
-    def _refuses_tool(self, **changed: Any) -> bool:
-        """True if the template refuses a tool only because of these parts; ``None`` is missing."""
-        function = {**_TOOL["function"], **changed}
+    def _rejects_tool(self, **changes: Any) -> bool:
+        """True if the template rejects a tool because of these values; ``None`` removes a key."""
+        function = {**_TOOL["function"], **changes}
         tool = {name: value for name, value in function.items() if value is not None}
-        user = [_user("tried00")]
-        if self._takes(user, [{"type": "function", "function": tool}]):
+        user = [_user("probe00")]
+        if self._accepts(user, [{"type": "function", "function": tool}]):
             return False
-        return self._takes(user, [_TOOL])
+        return self._accepts(user, [_TOOL])
 
-    def _refuses_property(self, schema: dict[str, Any]) -> bool:
-        return self._refuses_tool(parameters={"type": "object", "properties": {"x": schema}})
+    def _rejects_property(self, schema: dict[str, Any]) -> bool:
+        return self._rejects_tool(parameters={"type": "object", "properties": {"x": schema}})
 
     @cached_property
     def _wants_descriptions(self) -> bool:
-        return self._refuses_tool(description=None)
+        return self._rejects_tool(description=None)
 
     @cached_property
     def _wants_parameters(self) -> bool:
-        return self._refuses_tool(parameters=None)
+        return self._rejects_tool(parameters=None)
 
     @cached_property
     def _wants_properties(self) -> bool:
-        return self._refuses_tool(parameters={"type": "object"})
+        return self._rejects_tool(parameters={"type": "object"})
 
     @cached_property
     def _wants_property_descriptions(self) -> bool:
-        return self._refuses_property({"type": "string"})
+        return self._rejects_property({"type": "string"})
 
     @cached_property
     def _wants_one_type(self) -> bool:
-        """True if a value that may be null is too much, as in the templates of Hermes 2 and 3."""
-        return self._refuses_property({"type": ["string", "null"], "description": "X."})
+        """True if a nullable property is rejected, as by the templates of Hermes 2 and 3."""
+        return self._rejects_property({"type": ["string", "null"], "description": "X."})
 
 
 def _user(content: str) -> Message:
@@ -423,70 +425,69 @@ def _result(call_id: str, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def _calls(messages: list[Message]) -> bool:
-    """True if the last message calls."""
+def _ends_in_call(messages: list[Message]) -> bool:
+    """True if the last message has tool calls."""
     return bool(messages and messages[-1].get("tool_calls"))
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """What a template must show of a tried message; it may leave out text beside calls."""
+    """The texts of a probe message that must be rendered; text beside calls may be left out."""
     calls = message.get("tool_calls", ())
     for value in [call["function"]["arguments"] for call in calls] or [message["content"]]:
         yield from _MARK.findall(str(value))
 
 
-def _joined(first: Message, second: Message) -> Message:
-    """Two messages as one, of the role of the first."""
-    made = {**second, **first}
+def _merge(first: Message, second: Message) -> Message:
+    """Merge two messages into one, with the role of the first."""
+    result = {**second, **first}
     for name in ("content", "reasoning_content", "thinking"):
         texts = [text for text in (first.get(name), second.get(name)) if text]
         if texts:
-            made[name] = "\n\n".join(texts)
+            result[name] = "\n\n".join(texts)
     if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
-        made["tool_calls"] = calls
-    return made
+        result["tool_calls"] = calls
+    return result
 
 
-def _folded(messages: list[Message]) -> list[Message]:
-    """The messages without any of the system: their texts end the user's message or the result
-    before them, or begin the user's message after them. So each prompt of a conversation begins
-    like the one before it."""
-    made: list[Message] = []
-    opened = False  # the last message has no text of the user yet
-    for message in _behind_results(messages):
-        role, last = message["role"], made[-1]["role"] if made else None
+def _fold_system(messages: list[Message]) -> list[Message]:
+    """Fold system messages into others: each is appended to the user message or result before it,
+    or prepended to the user message after it. So each prompt extends the one before."""
+    result: list[Message] = []
+    is_open = False  # the last message has only a system text so far
+    for message in _move_behind_results(messages):
+        role, last = message["role"], result[-1]["role"] if result else None
         if role in SYSTEM and last in ("user", "tool"):
-            made.append(_joined(made.pop(), message))
+            result.append(_merge(result.pop(), message))
         elif role in SYSTEM:
-            made.append(_user(message["content"]))
-            opened = True
-        elif role == "user" and opened:
-            made.append(_joined(made.pop(), message))
-            opened = False
+            result.append(_user(message["content"]))
+            is_open = True
+        elif role == "user" and is_open:
+            result.append(_merge(result.pop(), message))
+            is_open = False
         else:
-            made.append(message)
-            opened = False
-    return made
+            result.append(message)
+            is_open = False
+    return result
 
 
-def _behind_results(messages: list[Message]) -> list[Message]:
-    """The messages, with those of the system behind the results that they keep from their calls."""
-    made: list[Message] = []
-    held: list[Message] = []
+def _move_behind_results(messages: list[Message]) -> list[Message]:
+    """Move system messages between calls and their results behind the results."""
+    result: list[Message] = []
+    pending: list[Message] = []
     for message in messages:
-        if message["role"] in SYSTEM and made and made[-1].get("tool_calls"):
-            held.append(message)
+        if message["role"] in SYSTEM and result and result[-1].get("tool_calls"):
+            pending.append(message)
             continue
         if message["role"] != "tool":
-            made += held
-            held = []
-        made.append(message)
-    return made + held
+            result += pending
+            pending = []
+        result.append(message)
+    return result + pending
 
 
 def _with_ids(messages: list[Message]) -> list[Message]:
-    """Messages of which each call and result has an id, those of a result by their order."""
-    made: list[Message] = []
+    """Give each call and result an id; results without one match the calls in order."""
+    result: list[Message] = []
     count, waiting = 0, []
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -498,26 +499,28 @@ def _with_ids(messages: list[Message]) -> list[Message]:
             waiting = [call["id"] for call in calls]
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
-            answered = message.get("tool_call_id") or next(iter(waiting), None)
-            if answered in waiting:
-                waiting.remove(answered)
-            if answered is not None:
-                message = {**message, "tool_call_id": answered}
-        made.append(message)
-    return made
+            result_id = message.get("tool_call_id") or next(iter(waiting), None)
+            if result_id in waiting:
+                waiting.remove(result_id)
+            if result_id is not None:
+                message = {**message, "tool_call_id": result_id}
+        result.append(message)
+    return result
 
 
 def _with_short_ids(message: Message) -> Message:
-    made = dict(message)
-    if "tool_calls" in made:
-        made["tool_calls"] = [{**call, "id": _short_id(call["id"])} for call in made["tool_calls"]]
-    if made.get("tool_call_id"):
-        made["tool_call_id"] = _short_id(made["tool_call_id"])
-    return made
+    result = dict(message)
+    if "tool_calls" in result:
+        result["tool_calls"] = [
+            {**call, "id": _short_id(call["id"])} for call in result["tool_calls"]
+        ]
+    if result.get("tool_call_id"):
+        result["tool_call_id"] = _short_id(result["tool_call_id"])
+    return result
 
 
 def _short_id(call_id: str) -> str:
-    """A short id that is the same for each mention of a longer one."""
+    """A short id, which is the same for every use of a longer one."""
     if _SHORT_ID.fullmatch(call_id):
         return call_id
     digest = blake2b(call_id.encode(errors="surrogatepass"), digest_size=9).digest()
@@ -525,14 +528,14 @@ def _short_id(call_id: str) -> str:
 
 
 def _with_single_calls(messages: list[Message]) -> list[Message]:
-    """Each of several calls as a message of its own, which its result follows."""
-    made: list[Message] = []
+    """Split messages with several calls: a message for each, followed by its result."""
+    output: list[Message] = []
     at = 0
     while at < len(messages):
         message, at = messages[at], at + 1
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
-            made.append(message)
+            output.append(message)
             continue
         results = []
         while at < len(messages) and messages[at]["role"] == "tool":
@@ -540,10 +543,10 @@ def _with_single_calls(messages: list[Message]) -> list[Message]:
             at += 1
         for i, call in enumerate(calls):
             alone: Message = {"role": message["role"], "content": ""} if i else dict(message)
-            made.append(alone | {"tool_calls": [call]})
-            answers = (r for r in results if r.get("tool_call_id") == call["id"])
-            if (answer := next(answers, None)) is not None:
-                results.remove(answer)
-                made.append(answer)
-        made += results
-    return made
+            output.append(alone | {"tool_calls": [call]})
+            matching = (r for r in results if r.get("tool_call_id") == call["id"])
+            if (result := next(matching, None)) is not None:
+                results.remove(result)
+                output.append(result)
+        output += results
+    return output

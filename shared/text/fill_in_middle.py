@@ -1,5 +1,4 @@
-"""Fill-in-the-middle: prompts of models that were trained to write what is missing between two
-texts."""
+"""Fill-in-the-middle prompts, for models that were trained to write the text between two texts."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ _MARK = "\u263a"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """The special tokens of one family of models, in the order of its prompts. ``ends`` are those
-    that it may write after the missing text. With ``joined``, the text after the gap continues a
-    word, as far as the tokenizer is concerned."""
+    """The special tokens of one family of models, in the order of its prompts. ``ends`` may follow
+    the generated text. With ``joined``, the text after the gap is encoded as if it continued a
+    word."""
 
     before: str
     after: str
@@ -23,7 +22,7 @@ class _Format:
     joined: bool = False
 
 
-# The order counts: a newer family may have the tokens of an older one too.
+# In order: a newer family may also have the tokens of an older one.
 FORMATS = (
     # Qwen-coder, CodeGemma
     _Format(
@@ -50,29 +49,29 @@ FORMATS = (
 class FillInMiddle:
     """The format of one model, as ids of its vocabulary."""
 
-    def __init__(self, found: _Format, id_of: Callable[[str], int | None]) -> None:
-        ids = [id_of(token) for token in (found.before, found.after, found.middle)]
+    def __init__(self, form: _Format, id_of: Callable[[str], int | None]) -> None:
+        ids = [id_of(token) for token in (form.before, form.after, form.middle)]
         self._before, self._after, self._middle = (token for token in ids if token is not None)
-        self._joined = found.joined
-        self.ends = tuple(token for end in found.ends if (token := id_of(end)) is not None)
+        self._joined = form.joined
+        self.ends = tuple(token for end in form.ends if (token := id_of(end)) is not None)
 
     def prompt(
         self, before: str, after: str, encode: Callable[[str], list[int]], opening: Sequence[int]
     ) -> list[int]:
-        """The tokens of a prompt that has the model write what is missing between two texts;
-        ``opening`` are the special tokens that begin every prompt."""
-        last = _encoded_joined(after, encode) if self._joined else encode(after)
+        """The tokens of a prompt for the text between two texts. ``opening`` are the special tokens
+        that begin every prompt."""
+        last = _encode_joined(after, encode) if self._joined else encode(after)
         return [*opening, self._before, *encode(before), self._after, *last, self._middle]
 
 
 def fill_in_middle(id_of: Callable[[str], int | None]) -> FillInMiddle | None:
     """The format of the model with this vocabulary; ``None`` if it has none."""
-    for found in FORMATS:
-        if all(id_of(token) is not None for token in (found.before, found.after, found.middle)):
-            return FillInMiddle(found, id_of)
+    for form in FORMATS:
+        if all(id_of(token) is not None for token in (form.before, form.after, form.middle)):
+            return FillInMiddle(form, id_of)
     return None
 
 
-def _encoded_joined(text: str, encode: Callable[[str], list[int]]) -> list[int]:
-    mark, marked = encode(_MARK), encode(_MARK + text)
-    return marked[len(mark) :] if marked[: len(mark)] == mark else encode(text)
+def _encode_joined(text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    mark, with_mark = encode(_MARK), encode(_MARK + text)
+    return with_mark[len(mark) :] if with_mark[: len(mark)] == mark else encode(text)

@@ -16,8 +16,8 @@ def first_of(text: str, markers: Iterable[str], at: int = 0) -> tuple[int, str] 
     return first
 
 
-def held_back(text: str, markers: tuple[str, ...]) -> int:
-    """The length of the longest end of ``text`` with which a marker begins."""
+def partial_marker(text: str, markers: tuple[str, ...]) -> int:
+    """The length of the longest suffix of ``text`` that is a proper prefix of a marker."""
     length = 0
     for beginning, longest in _beginnings(markers):
         at = text.find(beginning, max(0, len(text) - longest))
@@ -31,30 +31,30 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
 
 @lru_cache(maxsize=256)
 def _beginnings(markers: tuple[str, ...]) -> list[tuple[str, int]]:
-    """The first characters of markers, and how much of the longest of them a text may end in."""
-    found: dict[str, int] = {}
+    """The first characters of markers, each with the length of its longest proper prefix."""
+    lengths: dict[str, int] = {}
     for marker in markers:
-        found[marker[0]] = max(found.get(marker[0], 0), len(marker) - 1)
-    return list(found.items())
+        lengths[marker[0]] = max(lengths.get(marker[0], 0), len(marker) - 1)
+    return list(lengths.items())
 
 
 class CallMarkers:
-    """The markers with which calls begin, and their places in the text of one choice: a model that
-    writes about a marker spells it in several tokens, while the one that begins a call is a token.
-    Without ``tokens``, by their numbers, each is taken for one that begins a call."""
+    """Markers that begin a tool call, and their places in the text of one choice. Where a marker is
+    a token, it begins a call only as that token: a model that writes about it spells it in several
+    others. Without ``tokens`` (texts by id), every occurrence begins a call."""
 
     def __init__(self, texts: Iterable[str], tokens: Mapping[int, str] | None = None) -> None:
         self._tokens = tokens
         self.texts = tuple(texts) if tokens is None else tuple(tokens.values())
         self._places: set[int] = set()
 
-    def see(self, token: int, text: str, place: int) -> None:
-        """Note a token and its text, which begins at ``place``."""
+    def note(self, token: int, text: str, place: int) -> None:
+        """Note a token whose text begins at ``place``."""
         if self._tokens and (marker := self._tokens.get(token)) and marker in text:
             self._places.add(place + text.rindex(marker))
 
-    def begin_call(self, place: int) -> bool:
-        """True if a call begins at this place of the text, where a marker is."""
+    def begins_call(self, place: int) -> bool:
+        """True if the marker at this place of the text begins a call."""
         return self._tokens is None or place in self._places
 
 

@@ -1,4 +1,4 @@
-"""Small files of a model folder, read whole: their size is limited before they are read."""
+"""Small files of a model folder, read whole up to a limit."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from .lfs_pointer import LFS_POINTER, LFS_REMEDY
 
-# Of a file that becomes many objects; the largest tekken.json has 19 MiB.
+# For a file that becomes many objects; the largest tekken.json has 19 MiB.
 MAX_BYTES = 32 << 20
-# Of a tokenizer.json, which is four times the largest one that is published.
+# Four times the largest published tokenizer.json.
 MAX_TOKENIZER_JSON = 128 << 20
 
-# What sentence-transformers says of a text before it becomes tokens. Older versions named the file
-# after the kind of model.
+# The beginning of a file that a clone without Git LFS has in place of a large one.
+LFS_POINTER = b"version https://git-lfs"
+LFS_REMEDY = (
+    "a Git LFS pointer and not the file itself: run git lfs pull in its folder, or download it "
+    "with hf download"
+)
+
+# Older versions of sentence-transformers named this file after the kind of model.
 _SENTENCE_CONFIGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a file. Raises ``ModelError`` if it is too large, or not the file itself."""
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a file. Raises ``ModelError`` if it is too large or a Git LFS pointer."""
     try:
         size = path.stat().st_size
-        if size > most:
+        if size > max_bytes:
             raise ModelError(
-                f"{path} has {size >> 20} MiB; such a file of a model has at most {most >> 20} MiB"
+                f"{path} has {size >> 20} MiB; such a file of a model has at most "
+                f"{max_bytes >> 20} MiB"
             )
         content = path.read_bytes()
     except OSError as error:
@@ -38,10 +44,10 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     return content
 
 
-def read_text(path: Path, most: int = MAX_BYTES) -> str:
-    """The text of a file, with line ends as they are. Raises ``ModelError``."""
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a file, with its own line ends. Raises ``ModelError``."""
     try:
-        return read_bytes(path, most).decode()
+        return read_bytes(path, max_bytes).decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8: {error}") from error
 
@@ -60,6 +66,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def sentence_config_file(folder: Path) -> Path:
-    """The one that there is, or that of new versions."""
+    """The existing file, or else the name that new versions use."""
     files = [folder / name for name in _SENTENCE_CONFIGS]
     return next((file for file in files if file.is_file()), files[0])

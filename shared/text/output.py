@@ -1,7 +1,7 @@
 """The text of one choice: detokenized, up to a stop string, then split by a parser.
 
-The router and the Python API share it. A parser is the stage between text and response: it may
-divert a part of the text, such as the reasoning before an answer, or a tool call.
+The router and the Python API share it. A parser is the stage between text and response: it diverts
+parts of the text, such as reasoning or a tool call.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class CallDelta:
     arguments: str = ""
 
 
-# Not frozen: to make one would take four times as long, and each token makes one.
+# Not frozen: created for each token, and a frozen dataclass takes four times as long to create.
 @dataclass(slots=True)
 class TextDelta:
-    """New text of a choice, by its place in the response: reasoning, then content, then calls."""
+    """New text of a choice, in the order of the response: reasoning, content, calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -39,15 +39,15 @@ class TextDelta:
 Deltas = Sequence[TextDelta]
 
 
-def joined(deltas: Deltas) -> list[TextDelta]:
-    """As few deltas as keep the order: a new one begins where text follows a call."""
-    made: list[TextDelta] = []
+def join_deltas(deltas: Deltas) -> list[TextDelta]:
+    """Merge deltas as far as their order allows: a new one begins where text follows a call."""
+    result: list[TextDelta] = []
     for group in _in_order(deltas):
         calls = tuple(call for delta in group for call in delta.calls)
         content = "".join([delta.content for delta in group])
         reasoning = "".join([delta.reasoning for delta in group])
-        made.append(TextDelta(content, reasoning, _whole_fragments(calls)))
-    return made
+        result.append(TextDelta(content, reasoning, _join_calls(calls)))
+    return result
 
 
 def _in_order(deltas: Deltas) -> Iterable[Deltas]:
@@ -63,17 +63,17 @@ def _in_order(deltas: Deltas) -> Iterable[Deltas]:
         yield group
 
 
-def _whole_fragments(calls: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
+def _join_calls(calls: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
     """One delta for each run of deltas of the same call."""
-    made: list[CallDelta] = []
+    result: list[CallDelta] = []
     for call in calls:
-        if made and made[-1].index == call.index:
-            last = made[-1]
+        if result and result[-1].index == call.index:
+            last = result[-1]
             arguments = last.arguments + call.arguments
-            made[-1] = CallDelta(call.index, last.id, last.name, arguments)
+            result[-1] = CallDelta(call.index, last.id, last.name, arguments)
         else:
-            made.append(call)
-    return tuple(made)
+            result.append(call)
+    return tuple(result)
 
 
 class OutputParser(Protocol):
@@ -88,7 +88,7 @@ class OutputParser(Protocol):
 
     def flush(self, ended_by: str = "") -> Deltas:
         """Return the text held back, at the end of the choice. ``ended_by`` is the text of the
-        token that ended it, unless that was pushed."""
+        token that ended it, unless it was pushed."""
 
 
 class PlainText:
@@ -104,11 +104,11 @@ class PlainText:
 
 
 class OutputText:
-    """Turns the tokens of one choice into text, until a stop string ends it. ``calls`` are told the
-    places of their markers.
+    """Turns the tokens of one choice into text, until a stop string ends it. ``calls`` records the
+    places of call markers.
 
-    ``tokens`` and ``reasoning_tokens`` count the tokens pushed, ``characters`` their text, which
-    may be held back. ``stopped_by`` is the stop string that ended the choice."""
+    ``tokens`` and ``reasoning_tokens`` count the tokens pushed, ``characters`` their text,
+    including text held back. ``stopped_by`` is the stop string that ended the choice."""
 
     def __init__(
         self,
@@ -133,23 +133,23 @@ class OutputText:
 
     @property
     def stopped_by(self) -> str | None:
-        return self._stops.matched
+        return self._stops.match
 
     def push(self, token: int) -> Deltas:
-        """Add a token; its new text, in order. Check ``stopped_by`` afterwards."""
+        """Add a token; return its new text, in order. Check ``stopped_by`` afterwards."""
         text = self._detokenizer.push(token)
-        if self._plain:  # as below, in half of the time
+        if self._plain:  # the same as below in half the time
             self.tokens += 1
             self.characters += len(text)
             return (TextDelta(text),)
-        self._calls.see(token, text, self.characters)
+        self._calls.note(token, text, self.characters)
         text = self._before_stop(text)
         self.tokens += 1
         self.reasoning_tokens += self._parser.reasoning
-        return self._parsed(text)
+        return self._parse(text)
 
     def finish(self, stop_token: int | None = None) -> Deltas:
-        """End the choice; the text held back, unless it completes a stop string.
+        """End the choice; return the text held back, unless it completes a stop string.
 
         ``stop_token`` ended the choice, and was not pushed. As in vLLM it counts, and its text is
         included if stop strings are.
@@ -167,12 +167,12 @@ class OutputText:
         return [*self._parser.push(text), *self._parser.flush(ended_by)]
 
     def _before_stop(self, text: str) -> str:
-        """The part of new text, and of held-back text, that cannot be part of a stop string."""
+        """The part of new and held-back text that cannot belong to a stop string."""
         self.characters += len(text)
-        # As in vLLM, stop strings do not count before min_tokens.
+        # As in vLLM, stop strings are ignored before min_tokens.
         return self._stops.push(text) if self.tokens + 1 > self._min_tokens else text
 
-    def _parsed(self, text: str) -> Deltas:
+    def _parse(self, text: str) -> Deltas:
         deltas = self._parser.push(text)
         if self.stopped_by is None:
             return deltas

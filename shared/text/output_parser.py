@@ -1,4 +1,4 @@
-"""The parser of a choice: its reasoning is split off first, then calls are found in the rest."""
+"""The parser of a choice: splits off the reasoning first, then finds tool calls in the rest."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def output_parser(
     calls: CallMarkers | None = None,
 ) -> OutputParser | None:
     """A new parser for one choice; ``None`` if all text is content. ``opened`` says whether the
-    prompt ends inside the reasoning, if it is known. ``calls`` are the markers of calls among the
-    tokens of the choice; without them, all that its text has."""
+    prompt ends inside the reasoning, ``None`` if unknown. ``calls`` are the call markers among the
+    tokens of the choice; without it, every marker in the text counts."""
     if reasoning == HARMONY and tools is None:
         tools = _WITHOUT_TOOLS
     if tools is None:
@@ -38,23 +38,23 @@ def output_parser(
 
 
 def call_markers(tools: ToolUse | None, texts: TokenTexts) -> CallMarkers:
-    """The markers of calls that are tokens, for one choice."""
+    """The markers that begin a tool call, for one choice."""
     if tools is None:
         return NO_CALLS
     starts = format_of(tools).starts
-    return CallMarkers(starts, texts.added(starts))
+    return CallMarkers(starts, texts.added_tokens(starts))
 
 
-def kept_tokens(reasoning: str, tools: ToolUse | None) -> tuple[str, ...]:
+def marker_tokens(reasoning: str, tools: ToolUse | None) -> tuple[str, ...]:
     """The special tokens that the parser needs as text."""
     if reasoning == HARMONY and tools is None:
         tools = _WITHOUT_TOOLS
-    kept = () if tools is None else format_of(tools).kept
-    return (*kept, *reasoning_markers(reasoning))
+    markers = () if tools is None else format_of(tools).markers
+    return (*markers, *reasoning_markers(reasoning))
 
 
 class _ReasoningAndCalls:
-    """Reasoning may end with a call, and does not begin in one."""
+    """Splits off reasoning, which a call may end, but which does not begin in one."""
 
     def __init__(self, reasoning: ReasoningParser, calls: ToolText) -> None:
         self._reasoning = reasoning
@@ -66,12 +66,12 @@ class _ReasoningAndCalls:
         return self._reasoning.reasoning
 
     def push(self, text: str) -> Deltas:
-        return list(self._parsed(self._reasoning.pieces(text)))
+        return list(self._parse(self._reasoning.pieces(text)))
 
     def flush(self, ended_by: str = "") -> Deltas:
-        return [*self._parsed(self._reasoning.flush()), *self._calls.flush(ended_by)]
+        return [*self._parse(self._reasoning.flush()), *self._calls.flush(ended_by)]
 
-    def _parsed(self, deltas: Iterable[TextDelta]) -> Iterable[TextDelta]:
+    def _parse(self, deltas: Iterable[TextDelta]) -> Iterable[TextDelta]:
         for delta in deltas:
             if delta.reasoning:
                 yield TextDelta(reasoning=delta.reasoning)

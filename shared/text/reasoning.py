@@ -1,27 +1,27 @@
-"""Reasoning parsers: text between markers goes to the response's reasoning, the rest to content."""
+"""Reasoning parsers: text between markers becomes reasoning, the rest content."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .markers import NO_CALLS, CallMarkers, first_of, held_back
+from .markers import NO_CALLS, CallMarkers, first_of, partial_marker
 from .output import Deltas, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Delimiters of the reasoning. ``opened`` is true for models whose prompt ends inside it; they
-    may repeat the opening marker."""
+    """Delimiters of the reasoning. ``opened`` is true for models whose prompt ends inside the
+    reasoning; they may repeat the opening marker."""
 
     start: str
     end: str
     opened: bool
 
 
-# By the names that vLLM's --reasoning-parser has for them.
+# The names are those of vLLM's --reasoning-parser.
 NO_PARSER = "none"
-HARMONY = "openai_gptoss"  # which the parser of calls splits too
+HARMONY = "openai_gptoss"  # split by the tool parser
 _THINK = Markers("<think>", "</think>", opened=False)
 _OPENED = Markers("<think>", "</think>", opened=True)
 _ANALYSIS = Markers("<|channel|>analysis<|message|>", "<|end|>", opened=False)
@@ -48,7 +48,7 @@ def reasoning_parser(
     name: str, *, opened: bool | None = None, calls: CallMarkers = NO_CALLS
 ) -> ReasoningParser | None:
     """A new parser for one choice; ``None`` if all its text is content. ``opened`` says whether the
-    prompt ends inside the reasoning, if it is known. ``calls`` end it too."""
+    prompt ends inside the reasoning, ``None`` if unknown. ``calls`` end it too."""
     if name in (NO_PARSER, HARMONY):
         return None
     markers = PARSERS[name]
@@ -57,7 +57,7 @@ def reasoning_parser(
 
 def section_markers(name: str, *, opened: bool | None = None) -> Markers | None:
     """The delimiters of an output's reasoning; ``None`` if it has none. ``opened`` says whether the
-    prompt ends inside it, if it is known."""
+    prompt ends inside it, ``None`` if unknown."""
     if name == NO_PARSER:
         return None
     markers = _ANALYSIS if name == HARMONY else PARSERS[name]
@@ -82,10 +82,11 @@ def opened_by(name: str, prompt: str) -> bool | None:
 
 
 class ReasoningParser:
-    """Splits text at the first pair of markers, which belong to neither part. A call ends the
-    reasoning too, before its marker: models forget ``end``, or write it after the call.
+    """Splits text at the first pair of markers, which are dropped. A call also ends the reasoning,
+    before its marker: models forget ``end``, or write it after the call.
 
-    ``may_begin`` is asked where a reasoning would, after all text before it was taken."""
+    ``may_begin`` returns whether reasoning may begin here. It is called after all text before the
+    marker has been consumed."""
 
     def __init__(self, markers: Markers, calls: CallMarkers = NO_CALLS) -> None:
         self._start, self.end = markers.start, markers.end
@@ -94,7 +95,7 @@ class ReasoningParser:
         self.reasoning = markers.opened
         self._may_repeat_start = markers.opened
         self._over = False  # the reasoning has ended: all further text is content
-        self._held = ""
+        self._buffer = ""
         self._length = 0  # of all text
 
     def push(self, text: str) -> Deltas:
@@ -104,38 +105,38 @@ class ReasoningParser:
         return (TextDelta(content, reasoning),)
 
     def pieces(self, text: str) -> Iterator[TextDelta]:
-        """Add text; the parts of what is new, in order."""
-        self._held += text
+        """Add text; yield its parts in order."""
+        self._buffer += text
         self._length += len(text)
         if self._may_repeat_start and not self._skip_start():
             return
         while not self._over:
             markers = (self.end, *self._calls.texts) if self.reasoning else (self._start,)
-            found = self._next(markers)
-            kept = held_back(self._held, markers)
-            shown = self._held[: len(self._held) - kept if found is None else found[0]]
-            if shown:
-                yield TextDelta(reasoning=shown) if self.reasoning else TextDelta(shown)
-            self._held = self._held[len(shown) :]
-            if found is None:
+            match = self._next(markers)
+            partial = partial_marker(self._buffer, markers)
+            text_before = self._buffer[: len(self._buffer) - partial if match is None else match[0]]
+            if text_before:
+                yield TextDelta(reasoning=text_before) if self.reasoning else TextDelta(text_before)
+            self._buffer = self._buffer[len(text_before) :]
+            if match is None:
                 return
-            self._pass(found[1])
-        held, self._held = self._held, ""
-        if held:
-            yield TextDelta(held)
+            self._pass(match[1])
+        rest, self._buffer = self._buffer, ""
+        if rest:
+            yield TextDelta(rest)
 
     def flush(self, ended_by: str = "") -> Deltas:
-        held, self._held = self._held, ""
-        return (TextDelta(reasoning=held) if self.reasoning else TextDelta(held),)
+        rest, self._buffer = self._buffer, ""
+        return (TextDelta(reasoning=rest) if self.reasoning else TextDelta(rest),)
 
     def _next(self, markers: tuple[str, ...]) -> tuple[int, str] | None:
-        """The place of the next marker in the held text, and the marker."""
+        """The next marker in the buffer, with its place."""
         at = 0
-        while (found := first_of(self._held, markers, at)) is not None:
-            place, marker = found
-            begun = self._length - len(self._held) + place
-            if marker not in self._calls.texts or self._calls.begin_call(begun):
-                return found
+        while (match := first_of(self._buffer, markers, at)) is not None:
+            place, marker = match
+            position = self._length - len(self._buffer) + place
+            if marker not in self._calls.texts or self._calls.begins_call(position):
+                return match
             at = place + 1
         return None
 
@@ -148,12 +149,12 @@ class ReasoningParser:
             self._over = is_content = True
         self.reasoning = not self._over
         if not is_content:
-            self._held = self._held[len(marker) :]
+            self._buffer = self._buffer[len(marker) :]
 
     def _skip_start(self) -> bool:
-        """Drop a repeated opening marker. Returns whether enough text is there to know."""
-        if len(self._held) < len(self._start) and self._start.startswith(self._held):
+        """Drop a repeated opening marker. Returns false if more text is needed to tell."""
+        if len(self._buffer) < len(self._start) and self._start.startswith(self._buffer):
             return False
         self._may_repeat_start = False
-        self._held = self._held.removeprefix(self._start)
+        self._buffer = self._buffer.removeprefix(self._start)
         return True

@@ -1,4 +1,4 @@
-"""Special tokens: those named in tokenizer_config.json, and their places in a text."""
+"""Special tokens: their names in tokenizer_config.json, and their places in a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The bos_token and similar tokens, which templates use by name."""
+    """The special tokens by name, such as ``bos_token``, as templates use them."""
     tokens = {}
     for name in SPECIAL_NAMES:
         value = config.get(name)
@@ -32,8 +32,8 @@ class SpecialTokens:
     """Finds a tokenizer's special tokens in text, longest first, each with the white space that it
     strips.
 
-    White space is not part of the pattern: ``re`` would look ahead for it from each character of a
-    text, which took 3 s per megabyte.
+    White space is not part of the pattern: ``re`` would look ahead for it at each character, which
+    took 3 s per megabyte.
     """
 
     def __init__(self, raw: RawTokenizer) -> None:
@@ -44,11 +44,11 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, contents)) or "(?!)")
 
     def within(self, text: str) -> bool:
-        """Return whether the text contains any."""
+        """Return whether the text contains a special token."""
         return next(self._matches(text), None) is not None
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Start and end of each, in order; they do not overlap."""
+        """Start and end of each special token, in order, without overlap."""
         end = 0
         for match in self._matches(text):
             start, stop = match.span()
@@ -59,13 +59,13 @@ class SpecialTokens:
                 start = end + len(text[end:start].rstrip())
             if right:
                 space = _SPACE.match(text, stop)
-                assert space is not None, "it matches the empty string too"
+                assert space is not None, "the pattern matches the empty string too"
                 stop = space.end()
             yield start, stop
             end = stop
 
     def replace(self, text: str, by: Callable[[str], str]) -> str:
-        """Replace each with ``by(token)``."""
+        """Replace each special token with ``by(token)``."""
         parts = []
         end = 0
         for start, stop in self.spans(text):
@@ -74,7 +74,7 @@ class SpecialTokens:
         return "".join((*parts, text[end:])) if parts else text
 
     def pieces(self, text: str) -> Iterator[str]:
-        """Split the text before and after each."""
+        """Split the text before and after each special token."""
         end = 0
         for start, stop in self.spans(text):
             if start > end:
@@ -85,7 +85,7 @@ class SpecialTokens:
             yield text[end:]
 
     def _matches(self, text: str) -> Iterator[re.Match[str]]:
-        """As ``finditer``, window by window."""
+        """Like ``finditer``, window by window."""
         at = 0
         while at < len(text):
             end = at + WINDOW

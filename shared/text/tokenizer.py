@@ -1,9 +1,9 @@
-"""A model's tokenizer: a ``tokenizer.json``, or what is made of other files, with its
+"""A model's tokenizer: a ``tokenizer.json``, or other files converted to one, and its
 configuration.
 
-In a prompt of one text, special tokens are read as such, as in transformers: its writer may send
-any token ids too. In a chat, only the template can write a control token, since messages may quote
-strangers: client strings are guarded before rendering, see ``_Guard``.
+In a plain text prompt, special tokens are encoded as such, as in transformers: its author may send
+arbitrary token ids anyway. In a chat, only the template can write control tokens, since messages
+may quote third parties: client strings are guarded before rendering, see ``_Guard``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
 from .literal_text import literal_tokenizer
 from .pair_template import shows_pairs
+from .prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .special_tokens import SpecialTokens, special_tokens
-from .text_prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .tokenizer_files import TemplateText, TokenizerFiles
 
-# Of a template's variables. JSON from a client may be nested too deeply to walk through.
+# Levels in a template's variables; JSON from a client may be nested too deeply for recursion.
 MAX_NESTING = 64
-# Of a text of many megabytes, the beginning is encoded first: so many characters for each allowed
-# token, and at least this many.
-TRIED_CHARACTERS = 16
-MIN_TRIED = 1 << 20
-# A text that is cut, or only counted, may be longer than the context, but not at any price: so many
-# contexts, and of a short one so many tokens, as documents have whose beginning is embedded.
+# A long text is rejected by the tokens of its beginning: this many characters for each allowed
+# token, at least ``MIN_PREFIX``.
+PREFIX_CHARACTERS = 16
+MIN_PREFIX = 1 << 20
+# A text that is truncated, or only counted, may be longer than the context, within limits: this
+# many contexts, at least ``MIN_LIMIT`` tokens (documents whose beginning is embedded).
 MAX_CONTEXTS = 4
 MIN_LIMIT = 16_384
 
@@ -42,14 +42,14 @@ MIN_LIMIT = 16_384
 class TooManyTokensError(RequestError):
     """A prompt has at least ``tokens`` tokens, more than the limit."""
 
-    def __init__(self, tokens: int, most: int) -> None:
-        message = f"The prompt has at least {tokens} tokens; at most {most} are allowed."
+    def __init__(self, tokens: int, max_tokens: int) -> None:
+        message = f"The prompt has at least {tokens} tokens; at most {max_tokens} are allowed."
         super().__init__(message, code="context_length_exceeded")
         self.tokens = tokens
 
 
-def most_before_cut(context: int) -> int:
-    """The most tokens of a text that is cut to a context, or only counted."""
+def max_tokens_before_cut(context: int) -> int:
+    """The token limit of a text that is truncated to a context, or only counted."""
     return max(MAX_CONTEXTS * context, MIN_LIMIT)
 
 
@@ -68,8 +68,8 @@ class Tokenizer:
         named_templates: Mapping[str, TemplateText] | None = None,
     ) -> None:
         self._raw = raw
-        self._named = dict(named_templates or {})
-        self._compiled: dict[str, ChatTemplate] = {}
+        self._named_templates = dict(named_templates or {})
+        self._compiled_templates: dict[str, ChatTemplate] = {}
         self._literal: RawTokenizer | None = None
         self._literal_lock = threading.Lock()
         self.config = dict(config or {})
@@ -115,8 +115,8 @@ class Tokenizer:
         )
 
     def prepare(self) -> None:
-        """Build what the first prompt that quotes a special token would wait for."""
-        self._literally()
+        """Build the literal tokenizer in advance, which the first quoted special token needs."""
+        self._literal_tokenizer()
 
     def encode(
         self,
@@ -124,14 +124,14 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         literally: bool = False,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Encode text; what looks like a special token is text if it is taken ``literally``.
+        """Encode text; with ``literally``, special tokens are encoded as plain text.
 
-        Raises ``TooManyTokensError`` if there are more than ``most``.
+        Raises ``TooManyTokensError`` if there are more than ``max_tokens``.
         """
-        raw = self._literally() if literally and self._special.within(text) else self._raw
-        return _encode(raw, text, add_special_tokens, most)
+        raw = self._literal_tokenizer() if literally and self._special.within(text) else self._raw
+        return _encode(raw, text, add_special_tokens, max_tokens)
 
     def encode_within(
         self,
@@ -139,18 +139,18 @@ class Tokenizer:
         limit: int,
         *,
         add_special_tokens: bool = True,
-        most: int,
+        max_tokens: int,
         left: bool = False,
     ) -> list[int]:
-        """Encode a text, of which as many tokens are kept, from its beginning or, with ``left``,
-        from its end, as fit into ``limit`` with the special tokens around them.
+        """Encode a text, truncated on the right or, with ``left``, on the left to ``limit`` tokens
+        including special tokens.
 
-        Raises ``TooManyTokensError`` if there are more than ``most``.
+        Raises ``TooManyTokensError`` if there are more than ``max_tokens``.
         """
-        encoded = self._parts([text], most)[0]
+        encoding = self._parts([text], max_tokens)[0]
         around = self._raw.num_special_tokens_to_add(False) if add_special_tokens else 0
-        _truncate(encoded, limit - around, left=left)
-        ids: list[int] = self._raw.post_process(encoded, None, add_special_tokens).ids
+        _truncate(encoding, limit - around, left=left)
+        ids: list[int] = self._raw.post_process(encoding, None, add_special_tokens).ids
         return ids
 
     def encode_pair(
@@ -159,21 +159,21 @@ class Tokenizer:
         second: str,
         *,
         limit: int | None = None,
-        most: int,
+        max_tokens: int,
         instruction: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[list[int], int]:
-        """Encode two texts as the model reads them together, and the place at which the second
-        segment begins; 0 if there is one segment. A model with a template of pairs reads a query
-        and a document by that, after an ``instruction``, or else its default prompt if it has one.
-        With a ``limit``, tokens are taken from the end of the longer text until the pair fits.
+        """Encode two texts as a pair; return the tokens, and the start of the second segment or 0
+        if there is only one. A model with a pair template renders it with the query, the document
+        and the ``instruction``, by default the model's own prompt. With a ``limit``, the longer
+        text is truncated on the right until the pair fits.
 
-        Raises ``TooManyTokensError`` if there are more than ``most``, and ``RequestError`` for an
-        instruction that a model has no template for.
+        Raises ``TooManyTokensError`` for more than ``max_tokens``, and ``RequestError`` for an
+        instruction if the model has no pair template.
         """
         if self.pair_template is not None:
             opening = self.prompts.default if instruction is None else instruction
-            pair = _TemplatePair(self, self.pair_template, opening, variables or {}, most)
+            pair = _TemplatePair(self, self.pair_template, opening, variables or {}, max_tokens)
             return pair.tokens(first, second, limit), 0
         if instruction:
             raise RequestError(
@@ -181,55 +181,62 @@ class Tokenizer:
                 "of the roles query and document.",
                 param="instruction",
             )
-        one, other = self._parts([first, second], most)
+        one, other = self._parts([first, second], max_tokens)
         if limit is not None:
             around = self._raw.num_special_tokens_to_add(True)
-            kept = _longest_first(len(one), len(other), max(0, limit - around))
-            _truncate(one, kept[0])
-            _truncate(other, kept[1])
-        encoded = self._raw.post_process(one, other, True)
-        if len(encoded) > most:
-            raise TooManyTokensError(len(encoded), most)
-        kinds: list[int] = encoded.type_ids
-        return encoded.ids, kinds.index(1) if 1 in kinds else 0
+            lengths = _longest_first(len(one), len(other), max(0, limit - around))
+            _truncate(one, lengths[0])
+            _truncate(other, lengths[1])
+        encoding = self._raw.post_process(one, other, True)
+        if len(encoding) > max_tokens:
+            raise TooManyTokensError(len(encoding), max_tokens)
+        kinds: list[int] = encoding.type_ids
+        return encoding.ids, kinds.index(1) if 1 in kinds else 0
 
-    def _parts(self, texts: list[str], most: int) -> list[Any]:
-        """Texts before special tokens are put around them."""
+    def _parts(self, texts: list[str], max_tokens: int) -> list[Any]:
+        """Encode texts without the special tokens around them."""
         parts = []
         for text in texts:
-            _try_beginning(self._raw, text, most)
-            encoded = _encoded(self._raw, text, False)
-            if len(encoded) > most:
-                raise TooManyTokensError(len(encoded), most)
-            parts.append(encoded)
+            _check_prefix(self._raw, text, max_tokens)
+            encoding = _encode_raw(self._raw, text, False)
+            if len(encoding) > max_tokens:
+                raise TooManyTokensError(len(encoding), max_tokens)
+            parts.append(encoding)
         return parts
 
     def encode_around_gap(
-        self, before: str, after: str, *, add_special_tokens: bool = True, most: int | None = None
+        self,
+        before: str,
+        after: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Encode a prompt for what is missing between two texts.
+        """Encode a fill-in-the-middle prompt.
 
-        Raises ``RequestError`` if the model has no tokens for it, and ``TooManyTokensError`` if
-        either text has more than ``most``.
+        Raises ``RequestError`` if the model does not support it, and ``TooManyTokensError`` if
+        either text has more than ``max_tokens``.
         """
         if self.fill_in_middle is None:
             message = "This model has no fill-in-the-middle tokens; leave 'suffix' out."
             raise RequestError(message, param="suffix", code="unsupported_parameter")
 
         def encode(text: str) -> list[int]:
-            return self.encode(text, add_special_tokens=False, literally=True, most=most)
+            return self.encode(
+                text, add_special_tokens=False, literally=True, max_tokens=max_tokens
+            )
 
         opening = self.encode("", add_special_tokens=True) if add_special_tokens else []
         return self.fill_in_middle.prompt(before, after, encode, opening)
 
     @cached_property
     def around_a_text(self) -> tuple[list[int], list[int]]:
-        """The special tokens that are put before and after a text."""
-        encoded = self._raw.encode("x")
-        added = encoded.special_tokens_mask
-        before = next((place for place, special in enumerate(added) if not special), len(added))
-        after = next((n for n, special in enumerate(reversed(added)) if not special), 0)
-        ids: list[int] = encoded.ids
+        """The special tokens before and after a text."""
+        encoding = self._raw.encode("x")
+        mask = encoding.special_tokens_mask
+        before = next((place for place, special in enumerate(mask) if not special), len(mask))
+        after = next((n for n, special in enumerate(reversed(mask)) if not special), 0)
+        ids: list[int] = encoding.ids
         return ids[:before], ids[len(ids) - after :]
 
     def fewest_tokens(self, characters: int) -> int:
@@ -264,14 +271,13 @@ class Tokenizer:
         template: ChatTemplate | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Encode the prompt of a chat; control tokens come from the template only, which is the
-        model's unless given, and gets messages and tools in the form that it takes
-        (``dialect.py``). ``continue_final_message`` leaves out all that follows the content of the
-        final message.
+        """Encode the prompt of a chat. Only the template writes control tokens; it defaults to the
+        model's, and gets messages and tools in its own dialect (``dialect.py``).
+        ``continue_final_message`` leaves out everything after the content of the final message.
 
-        Raises ``TooManyTokensError`` if there are more than ``most``.
+        Raises ``TooManyTokensError`` if there are more than ``max_tokens``.
         """
         template = template or self._template(tools)
         dialect = template.dialect(with_tools=bool(tools))
@@ -279,17 +285,17 @@ class Tokenizer:
         hidden = guard.hide(dialect.messages(messages))
         if continue_final_message:
             hidden = guard.mark_end(hidden)
-        rendered = template.render(
+        prompt = template.render(
             hidden,
             add_generation_prompt=add_generation_prompt,
             tools=guard.hide(dialect.tools(tools)),
             template_kwargs=guard.hide(template_kwargs),
         )
         if continue_final_message:
-            rendered = guard.up_to_end(rendered)
-        if not guard.found(rendered):
-            return _encode(self._raw, rendered, add_special_tokens, most)
-        return self._encode_guarded(rendered, guard, most)
+            prompt = guard.up_to_end(prompt)
+        if not guard.has_marks(prompt):
+            return _encode(self._raw, prompt, add_special_tokens, max_tokens)
+        return self._encode_guarded(prompt, guard, max_tokens)
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Decode tokens to exactly the text that a ``detokenizer``'s deltas add up to."""
@@ -303,23 +309,23 @@ class Tokenizer:
         return self.texts.detokenizer(skip_special_tokens=skip_special_tokens, keep=keep)
 
     def template_of(self, tools: Collection[Any] | None) -> ChatTemplate | None:
-        """The template of a chat with these tools, if there is one."""
+        """The template for a chat with these tools, if any."""
         return self.tool_template if tools else self.template
 
     def named_template(self, name: str) -> ChatTemplate | None:
         """One of the model's templates by its name. Raises ``ModelError`` if it does not
         compile."""
-        if name not in self._compiled and name in self._named:
-            template = _template(self._named[name], self.config)
+        if name not in self._compiled_templates and name in self._named_templates:
+            template = _template(self._named_templates[name], self.config)
             assert template is not None
-            self._compiled[name] = template
-        return self._compiled.get(name)
+            self._compiled_templates[name] = template
+        return self._compiled_templates.get(name)
 
     def _template_of_pairs(self) -> ChatTemplate | None:
-        """The chat template if it is one of pairs, else one of the model's others that is."""
+        """The model's first template that renders pairs."""
         if self.template is not None and shows_pairs(self.template.source):
             return self.template
-        others = (name for name, one in self._named.items() if shows_pairs(one.source))
+        others = (name for name, one in self._named_templates.items() if shows_pairs(one.source))
         name = next(others, None)
         return None if name is None else self.named_template(name)
 
@@ -335,30 +341,30 @@ class Tokenizer:
             )
         return template
 
-    def _literally(self) -> RawTokenizer:
+    def _literal_tokenizer(self) -> RawTokenizer:
         """The tokenizer without special tokens, built on demand.
 
-        A switch on the first one would affect other threads that are encoding with it.
+        A copy: switching the original would affect other threads that are encoding.
         """
         with self._literal_lock:
             if self._literal is None:
                 self._literal = literal_tokenizer(self._raw)
             return self._literal
 
-    def _encode_guarded(self, rendered: str, guard: _Guard, most: int | None) -> list[int]:
+    def _encode_guarded(self, prompt: str, guard: _Guard, max_tokens: int | None) -> list[int]:
         """Split at the template's control tokens; pieces with guarded text are encoded as text."""
         tokens: list[int] = []
 
         def add(raw: RawTokenizer, text: str) -> None:
-            tokens.extend(_encode(raw, text, False, most))
-            if most is not None and len(tokens) > most:
-                raise TooManyTokensError(len(tokens), most)
+            tokens.extend(_encode(raw, text, False, max_tokens))
+            if max_tokens is not None and len(tokens) > max_tokens:
+                raise TooManyTokensError(len(tokens), max_tokens)
 
         plain: list[str] = []
-        for piece in self._special.pieces(rendered):
-            if guard.found(piece):
+        for piece in self._special.pieces(prompt):
+            if guard.has_marks(piece):
                 add(self._raw, "".join(plain))
-                add(self._literally(), guard.reveal(piece))
+                add(self._literal_tokenizer(), guard.reveal(piece))
                 plain.clear()
             else:
                 plain.append(piece)
@@ -367,8 +373,8 @@ class Tokenizer:
 
 
 class _TemplatePair:
-    """Pairs of a query and a document in a template, after an ``instruction`` unless it is empty.
-    Texts of more than ``most`` tokens are refused."""
+    """Encodes pairs of a query and a document by a template, after an ``instruction`` unless it is
+    empty. Prompts of more than ``max_tokens`` tokens are rejected."""
 
     def __init__(
         self,
@@ -376,30 +382,30 @@ class _TemplatePair:
         template: ChatTemplate,
         instruction: str,
         variables: Mapping[str, Any],
-        most: int,
+        max_tokens: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._opening = [{"role": "system", "content": instruction}] if instruction else []
         self._variables = {**variables, **({"instruction": instruction} if instruction else {})}
-        self._most = most
+        self._max_tokens = max_tokens
 
     def tokens(self, query: str, document: str, limit: int | None) -> list[int]:
-        """The tokens of a pair, of whose texts so much is cut off that they fit the ``limit``."""
+        """The tokens of a pair, with its texts truncated to fit ``limit``."""
         tokens = self._encode(query, document)
         if limit is None or len(tokens) <= limit:
             return tokens
-        # With the places of tokens in the text, which the faster way leaves out.
+        # The fast encoding leaves out the offsets of tokens.
         one, other = (
             self._tokenizer._raw.encode(text, add_special_tokens=False)
             for text in (query, document)
         )
         room = len(one) + len(other)
-        # A text that is cut may have other tokens at its end, and more.
+        # A truncated text may end in other tokens, and more of them.
         while room and len(tokens) > limit:
             room = max(0, room - (len(tokens) - limit))
-            kept = _longest_first(len(one), len(other), room)
-            tokens = self._encode(_cut(query, one, kept[0]), _cut(document, other, kept[1]))
+            lengths = _longest_first(len(one), len(other), room)
+            tokens = self._encode(_cut(query, one, lengths[0]), _cut(document, other, lengths[1]))
         if len(tokens) > limit:
             raise RequestError(
                 f"Invalid value for 'truncate_prompt_tokens': the model's template alone has "
@@ -412,30 +418,33 @@ class _TemplatePair:
         pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         tokenizer = self._tokenizer
         guard = _Guard(tokenizer._special)
-        rendered = self._template.render(
+        prompt = self._template.render(
             guard.hide(self._opening + pair), template_kwargs=guard.hide(self._variables)
         )
-        # A template either writes the special tokens around a prompt, or leaves them to the
-        # tokenizer.
+        # A template writes the special tokens around a prompt, or leaves them to the tokenizer.
         around = "bos_token" not in self._template.source
-        if not guard.found(rendered):
-            return _encode(tokenizer._raw, rendered, around, self._most)
+        if not guard.has_marks(prompt):
+            return _encode(tokenizer._raw, prompt, around, self._max_tokens)
         before, after = tokenizer.around_a_text if around else ([], [])
-        return before + tokenizer._encode_guarded(rendered, guard, self._most) + after
+        return before + tokenizer._encode_guarded(prompt, guard, self._max_tokens) + after
 
 
-def _cut(text: str, encoded: Any, tokens: int) -> str:
-    """The beginning of a text that has so many of its tokens."""
+def _cut(text: str, encoding: Any, tokens: int) -> str:
+    """The beginning of a text that its first ``tokens`` tokens cover."""
     return (
-        text if tokens >= len(encoded) else text[: encoded.offsets[tokens - 1][1]] if tokens else ""
+        text
+        if tokens >= len(encoding)
+        else text[: encoding.offsets[tokens - 1][1]]
+        if tokens
+        else ""
     )
 
 
 class _Guard:
     """Hides special tokens in a client's strings while a template is rendered.
 
-    Each is replaced by an unguessable mark; after rendering, any special token in the text was
-    written by the template, and the marks show the places of the client's.
+    Each is replaced by an unguessable mark. After rendering, every special token in the text is the
+    template's, and the marks stand for the client's.
     """
 
     def __init__(self, special: SpecialTokens) -> None:
@@ -472,15 +481,15 @@ class _Guard:
             raise RequestError(message, param="continue_final_message")
         return [*messages[:-1], final | {"content": content + self._end}]
 
-    def up_to_end(self, rendered: str) -> str:
+    def up_to_end(self, prompt: str) -> str:
         """The text before the mark."""
-        end = rendered.rfind(self._end)
+        end = prompt.rfind(self._end)
         if end < 0:
             message = "The chat template omits the final message, so it cannot be continued."
             raise RequestError(message, param="continue_final_message")
-        return rendered[:end].replace(self._end, "")
+        return prompt[:end].replace(self._end, "")
 
-    def found(self, text: str) -> bool:
+    def has_marks(self, text: str) -> bool:
         return bool(self._hidden) and self._mark.search(text) is not None
 
     def reveal(self, text: str) -> str:
@@ -492,27 +501,27 @@ class _Guard:
 
 
 def _encode(
-    raw: RawTokenizer, text: str, add_special_tokens: bool, most: int | None = None
+    raw: RawTokenizer, text: str, add_special_tokens: bool, max_tokens: int | None = None
 ) -> list[int]:
     if not text and not add_special_tokens:
         return []
-    if most is not None:
-        _try_beginning(raw, text, most)
-    encoded = _encoded(raw, text, add_special_tokens)
-    # Checked before the ids become Python integers of forty bytes each.
-    if most is not None and len(encoded) > most:
-        raise TooManyTokensError(len(encoded), most)
-    ids: list[int] = encoded.ids
+    if max_tokens is not None:
+        _check_prefix(raw, text, max_tokens)
+    encoding = _encode_raw(raw, text, add_special_tokens)
+    # Before the ids become Python integers, of forty bytes each.
+    if max_tokens is not None and len(encoding) > max_tokens:
+        raise TooManyTokensError(len(encoding), max_tokens)
+    ids: list[int] = encoding.ids
     return ids
 
 
-def _truncate(encoded: Any, length: int, *, left: bool = False) -> None:
-    encoded.truncate(max(0, length), direction="left" if left else "right")
+def _truncate(encoding: Any, length: int, *, left: bool = False) -> None:
+    encoding.truncate(max(0, length), direction="left" if left else "right")
 
 
 def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
-    """The lengths of two texts that are cut to ``limit`` tokens in all, as transformers cuts them:
-    of the longer one until both are as long, then of both."""
+    """The lengths of two texts that are truncated to ``limit`` tokens in all, as in transformers:
+    the longer one until both are equal, then both."""
     if first + second <= limit:
         return first, second
     shorter = min(first, second, limit // 2)
@@ -520,26 +529,26 @@ def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
-def _try_beginning(raw: RawTokenizer, text: str, most: int) -> None:
-    """Raise ``TooManyTokensError`` if the beginning of a text already has more than twice the
-    allowed tokens. The cut changes only the last few of them."""
-    tried = max(MIN_TRIED, TRIED_CHARACTERS * most)
-    if len(text) > 2 * tried:
-        tokens = len(_encoded(raw, text[:tried], False))
-        if tokens > 2 * most:
-            raise TooManyTokensError(tokens, most)
+def _check_prefix(raw: RawTokenizer, text: str, max_tokens: int) -> None:
+    """Raise ``TooManyTokensError`` if a prefix of a long text already has more than twice the
+    allowed tokens. Cutting the text changes only the last few."""
+    length = max(MIN_PREFIX, PREFIX_CHARACTERS * max_tokens)
+    if len(text) > 2 * length:
+        tokens = len(_encode_raw(raw, text[:length], False))
+        if tokens > 2 * max_tokens:
+            raise TooManyTokensError(tokens, max_tokens)
 
 
-def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
-    # The batch call releases the GIL, the single one does not (seen with 0.23: 0.7 s a megabyte).
+def _encode_raw(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
+    # Unlike the single call, the batch call releases the GIL (0.7 s a megabyte with 0.23).
     try:
         return raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    except TypeError:  # raised by the library for a string that is not Unicode
+    except TypeError:  # the string is not valid Unicode
         raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
 
 
 def _default_template(text: TemplateText | None, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """A template without which no chat can be served."""
+    """Compile a template that chats need."""
     try:
         return _template(text, config)
     except ModelError as error:

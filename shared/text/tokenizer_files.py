@@ -16,7 +16,7 @@ from .vocabulary.files import read_vocabulary
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 
-# What is raised by JSON, or by content, that is not a tokenizer's.
+# Raised when reading content that is not a tokenizer's.
 _INVALID = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -30,11 +30,11 @@ class TemplateText:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """``tokenizer`` is the JSON of a ``tokenizer.json``, which ``origin`` names in error messages.
+    """``tokenizer`` is the content of a ``tokenizer.json``; ``origin`` names it in error messages.
     ``config`` and ``generation_config`` are the contents of ``tokenizer_config.json`` and
-    ``generation_config.json``. ``tool_template`` is that of chats with tools, if they have one of
-    their own, and ``more_templates`` are used by their names only. ``sentence_config`` is
-    the content of ``config_sentence_transformers.json``."""
+    ``generation_config.json``, ``sentence_config`` of ``config_sentence_transformers.json``.
+    ``tool_template`` is for chats with tools, if they have a template of their own, and
+    ``more_templates`` are used by name only."""
 
     tokenizer: str
     origin: str
@@ -46,56 +46,56 @@ class TokenizerFiles:
     sentence_config: Mapping[str, Any] = field(default_factory=dict)
 
     def templates(self) -> dict[str, TemplateText]:
-        """All chat templates by their names."""
+        """All chat templates by name."""
         both = {DEFAULT: self.template, TOOL_USE: self.tool_template}
         return {**self.more_templates, **{name: one for name, one in both.items() if one}}
 
     def vocabulary(self) -> dict[str, int]:
-        """The number of each token. Reads the JSON only, which is cheaper than loading a tokenizer.
+        """The id of each token. Reads the JSON only, which is cheaper than loading a tokenizer.
 
-        Raises ``ModelError`` if it is not that of a tokenizer.
+        Raises ``ModelError`` if the JSON is not a tokenizer's.
         """
         try:
             content = json.loads(self.tokenizer)
-            listed = content["model"]["vocab"]
-            if isinstance(listed, list):  # Unigram: pairs of token and score
-                listed = {token: number for number, (token, _) in enumerate(listed)}
-            return {**listed, **_added(content)}
+            tokens = content["model"]["vocab"]
+            if isinstance(tokens, list):  # Unigram: pairs of token and score
+                tokens = {token: number for number, (token, _) in enumerate(tokens)}
+            return {**tokens, **_added_tokens(content)}
         except _INVALID as error:
             raise self._invalid(error) from None
 
     def added_tokens(self) -> dict[str, int]:
-        """The number of each token that is matched before the model of the tokenizer. Raises
-        ``ModelError`` as ``vocabulary`` does."""
+        """The id of each token that is matched before the tokenizer's model. Raises ``ModelError``
+        like ``vocabulary``."""
         try:
-            return _added(json.loads(self.tokenizer))
+            return _added_tokens(json.loads(self.tokenizer))
         except _INVALID as error:
             raise self._invalid(error) from None
 
     def _invalid(self, error: Exception) -> ModelError:
-        known = isinstance(error, KeyError)
-        problem = f"it has no {error.args[0]!r}" if known else f"{error!r:.200}"
+        is_missing = isinstance(error, KeyError)
+        problem = f"it has no {error.args[0]!r}" if is_missing else f"{error!r:.200}"
         return ModelError(f"{self.origin}: not a tokenizer: {problem}; download it again")
 
 
-def _added(content: Any) -> dict[str, int]:
+def _added_tokens(content: Any) -> dict[str, int]:
     return {each["content"]: each["id"] for each in content.get("added_tokens") or ()}
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Read a model folder. Raises ``ModelError`` with the invalid file."""
+    """Read a model folder. Raises ``ModelError``, which names the invalid file."""
     config = read_json_object(folder / "tokenizer_config.json")
     templates = _read_templates(folder, config)
     vocabulary = read_vocabulary(folder, config)
     if not templates and vocabulary.template is not None:
         templates = {DEFAULT: TemplateText(vocabulary.template, vocabulary.origin)}
-    if (named := template_by_name(name_of(folder))) is not None and not any(
+    if (source := template_by_name(name_of(folder))) is not None and not any(
         shows_pairs(template.source) for template in templates.values()
     ):
-        templates[RERANK] = TemplateText(named, "the template of Qwen3's rerankers")
+        templates[RERANK] = TemplateText(source, "the template of Qwen3's rerankers")
     tokenizer = vocabulary.tokenizer
     if read_json_object(sentence_config_file(folder)).get("do_lower_case") is True:
-        tokenizer = _lowering(tokenizer, vocabulary.origin)
+        tokenizer = _lowercase(tokenizer, vocabulary.origin)
     return TokenizerFiles(
         tokenizer,
         vocabulary.origin,
@@ -108,51 +108,55 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     )
 
 
-def _lowering(tokenizer: str, origin: str) -> str:
-    """A tokenizer's JSON whose text is put in lower case first, as sentence-transformers does."""
+def _lowercase(tokenizer: str, origin: str) -> str:
+    """A tokenizer's JSON with a step that lowercases text first, as in sentence-transformers."""
     try:
         content = json.loads(tokenizer)
-        own = content.get("normalizer")
+        normalizer = content.get("normalizer")
     except _INVALID as error:
         raise ModelError(f"{origin}: not a tokenizer: {error!r:.200}; download it again") from None
-    steps = [{"type": "Lowercase"}, *([own] if own else [])]
+    steps = [{"type": "Lowercase"}, *([normalizer] if normalizer else [])]
     return json.dumps(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, TemplateText]:
-    """The templates by their names. Files win over ``tokenizer_config.json``, as in transformers;
-    ``chat_template.json``, which there only processors of images read, comes last."""
+    """The templates by name. Files take precedence over ``tokenizer_config.json``, as in
+    transformers; ``chat_template.json``, which only image processors read there, comes last."""
     files = {DEFAULT: folder / "chat_template.jinja"}
     more = folder / "additional_chat_templates"
     files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
-    found = {
+    from_files = {
         name: TemplateText(read_text(path), str(path))
         for name, path in files.items()
         if path.is_file()
     }
-    if DEFAULT in found:
-        return found
+    if DEFAULT in from_files:
+        return from_files
     path = folder / "tokenizer_config.json"
-    listed = templates_of(config.get("chat_template"), str(path))
-    if not found and not listed:
+    from_config = templates_of(config.get("chat_template"), str(path))
+    if not from_files and not from_config:
         path = folder / "chat_template.json"
         return templates_of(read_json_object(path).get("chat_template"), str(path))
     # transformers would have no template for a chat without tools.
-    return {DEFAULT: listed[DEFAULT], **found} if found and DEFAULT in listed else found or listed
+    return (
+        {DEFAULT: from_config[DEFAULT], **from_files}
+        if from_files and DEFAULT in from_config
+        else from_files or from_config
+    )
 
 
 def templates_of(value: Any, origin: str) -> dict[str, TemplateText]:
-    """The templates of a ``chat_template``: one, or several with names. Raises ``ModelError``."""
-    named = value
+    """The templates of a ``chat_template``: one, or several by name. Raises ``ModelError``."""
+    by_name = value
     if value is None or isinstance(value, str):
-        named = {} if value is None else {DEFAULT: value}
+        by_name = {} if value is None else {DEFAULT: value}
     elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
-        named = {one.get("name"): one.get("template") for one in value}
-    if not isinstance(named, Mapping) or not all(
-        isinstance(text, str) for pair in named.items() for text in pair
+        by_name = {one.get("name"): one.get("template") for one in value}
+    if not isinstance(by_name, Mapping) or not all(
+        isinstance(text, str) for pair in by_name.items() for text in pair
     ):
         raise ModelError(
             f"{origin}: chat_template must be a string, or a list of objects with 'name' and "
             f"'template'"
         )
-    return {name: TemplateText(source, origin) for name, source in named.items()}
+    return {name: TemplateText(source, origin) for name, source in by_name.items()}

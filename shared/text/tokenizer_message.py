@@ -1,4 +1,4 @@
-"""The contents of a tokenizer's files as bytes, for routers that have none of the files."""
+"""The contents of a tokenizer's files as bytes, for routers without the files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ModelError
 from .tokenizer_files import TemplateText, TokenizerFiles
 
-# Several times what the largest published vocabularies take.
+# Several times the size of the largest published tokenizers.
 MAX_BYTES = 256 << 20
 _TEXTS = ("tokenizer", "origin")
 _OBJECTS = ("config", "generation_config", "sentence_config")
@@ -31,17 +31,17 @@ def unpack_tokenizer(data: bytes) -> TokenizerFiles:
             name: _templates(value) for name, value in values.items() if "template" in name
         }
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("a text is none")
+            raise TypeError("a text is not a string")
         if not all(isinstance(each, Mapping) for each in objects):
-            raise TypeError("an object is none")
-        known = {item.name for item in fields(TokenizerFiles)}
-        return TokenizerFiles(**{k: v for k, v in {**values, **templates}.items() if k in known})
+            raise TypeError("an object is not a mapping")
+        names = {item.name for item in fields(TokenizerFiles)}
+        return TokenizerFiles(**{k: v for k, v in {**values, **templates}.items() if k in names})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"it is not a tokenizer: {error!r:.200}") from None
 
 
 def _templates(value: Any) -> TemplateText | dict[str, TemplateText] | None:
-    """One template or none, or several by their names."""
+    """One template, several by name, or ``None``."""
     if value is None:
         return None
     if "source" in value:
@@ -52,5 +52,5 @@ def _templates(value: Any) -> TemplateText | dict[str, TemplateText] | None:
 def _template(value: Any) -> TemplateText:
     source, origin = value["source"], value["origin"]
     if not isinstance(source, str) or not isinstance(origin, str):
-        raise TypeError("a template is no text")
+        raise TypeError("a template is not a string")
     return TemplateText(source, origin)

@@ -32,7 +32,7 @@ from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, check_complete, tens
 from .safetensors_folder import torch_dtype
 from .source import WeightSource
 
-# dtypes of numbers in checkpoints.
+# dtypes of unquantised tensors in checkpoints.
 _SAVED_IN = ("BF16", "F16", "F32", "F64")
 
 
@@ -47,8 +47,8 @@ class CheckpointWeights:
         in_situ: InSitu | None = None,
         operators: Operators | None = None,
     ) -> None:
-        """``in_situ`` quantises numbers, by the ``operators``. Raises ``ModelError`` for tensors
-        that are missing or unknown."""
+        """``in_situ`` quantises weights as they are loaded, by ``operators``. Raises
+        ``ModelError`` for missing or unknown tensors."""
         self._source = source
         self._operators = operators or Operators()
         self._in_situ = in_situ
@@ -59,20 +59,20 @@ class CheckpointWeights:
         )
         # False for a checkpoint that can embed but not generate.
         self.has_head = check_complete(self._origins, names, spec, source.path, family.wrapped)
-        self._unfilled = set(parameters_of(spec, has_head=self.has_head))
+        self._pending = set(parameters_of(spec, has_head=self.has_head))
 
     def format_of(self, name: str) -> BlockFormat | None:
-        """The block format of a parameter, in the checkpoint or once it is loaded; ``None`` for
-        numbers."""
+        """The block format of a parameter, in the checkpoint or after loading; ``None`` if it is
+        not quantised."""
         origin = self._origins.get(name)
         if origin is None:
             return None
-        found = self._source.block_format(origin.tensor)
-        if found is not None or self._in_situ is None:
-            return found
-        turned = isinstance(origin.target, Transposed)
+        format = self._source.block_format(origin.tensor)
+        if format is not None or self._in_situ is None:
+            return format
+        transposed = isinstance(origin.target, Transposed)
         shape = self._source.shape(origin.tensor)
-        return self._in_situ.format_of(name, shape[-2 if turned else -1])
+        return self._in_situ.format_of(name, shape[-2 if transposed else -1])
 
     def order_of(self, name: str) -> torch.Tensor | None:
         """The order of the inputs in a parameter's blocks; see ``WeightSource.order``."""
@@ -82,8 +82,8 @@ class CheckpointWeights:
     def fill(self, part: Part) -> None:
         """Fill the slots of a part. Raises ``ModelError`` for wrong tensors."""
         slots = part.weight_slots()
-        assert slots.keys() <= self._unfilled, "parameters_of lists what parts have"
-        self._unfilled -= slots.keys()
+        assert slots.keys() <= self._pending, "parameters_of lists what parts have"
+        self._pending -= slots.keys()
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
         if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:
@@ -92,8 +92,8 @@ class CheckpointWeights:
             del self._origins[name]
 
     def finish(self) -> None:
-        """Raise ``ModelError`` if a tensor has filled nothing."""
-        assert not self._unfilled, "parts have what parameters_of lists"
+        """Raise ``ModelError`` for a tensor that fills no parameter."""
+        assert not self._pending, "parts have what parameters_of lists"
         for origin in self._origins.values():
             if not self._source.spare(origin.tensor):
                 raise self._misplaced(origin.tensor)
@@ -104,7 +104,7 @@ class CheckpointWeights:
     def _fill_slot(
         self, name: str, slot: WeightSlot, origin: TensorOrigin, slots: Mapping[str, WeightSlot]
     ) -> None:
-        """Copy a parameter's part of a tensor, which may have the rows of several."""
+        """Copy a parameter's part of a tensor, which may hold several parameters."""
         target, transposed = origin.target, isinstance(origin.target, Transposed)
         if isinstance(target, Transposed):
             target = target.of
@@ -118,35 +118,38 @@ class CheckpointWeights:
         if slot.end == slot.first:
             return
         if slot.dim == 1:
-            stored = self._read(origin, slot, 1 - transposed, slot.first, slot.end)
-            self._store(slot, stored.mT if transposed else stored, origin)
+            values = self._read(origin, slot, 1 - transposed, slot.first, slot.end)
+            self._store(slot, values.mT if transposed else values, origin)
             return
         rows = self._rows(name, target, slot, slots)
-        into = slot.target if self._is_kept_so(slot, origin) else None
-        stored = self._read(origin, slot, int(transposed), rows.first, rows.end, into)
-        picked = rows.pick(stored.mT if transposed else stored)
-        self._store(slot, self._transformed(name, target, picked), origin)
+        into = slot.target if self._is_read_in_place(slot, origin) else None
+        values = self._read(origin, slot, int(transposed), rows.first, rows.end, into)
+        selection = rows.pick(values.mT if transposed else values)
+        self._store(slot, self._transform(name, target, selection), origin)
 
-    def _is_kept_so(self, slot: WeightSlot, origin: TensorOrigin) -> bool:
-        """True if a tensor can be read to where a slot keeps it."""
-        format, kept = self._source.block_format(origin.tensor), slot.target
+    def _is_read_in_place(self, slot: WeightSlot, origin: TensorOrigin) -> bool:
+        """True if a tensor can be read directly into a slot's memory."""
+        format, destination = self._source.block_format(origin.tensor), slot.target
         if not isinstance(origin.target, str | Split) or format != slot.format:
             return False
-        alike = format is not None or torch_dtype(self._source.dtype(origin.tensor)) == kept.dtype
-        return alike and kept.is_contiguous() and kept.device.type == "cpu"
+        alike = (
+            format is not None
+            or torch_dtype(self._source.dtype(origin.tensor)) == destination.dtype
+        )
+        return alike and destination.is_contiguous() and destination.device.type == "cpu"
 
     def _store(self, slot: WeightSlot, rows: torch.Tensor, origin: TensorOrigin) -> None:
         if slot.format is None or self._source.block_format(origin.tensor) is not None:
             if rows is not slot.target:
                 slot.target.copy_(rows)
-        else:  # quantised, where it is
+        else:  # quantise on its device
             rows = rows.to(slot.target.device)
             self._operators.quantise(slot.format, rows, slot.target)
 
     def _rows(
         self, name: str, target: Target, slot: WeightSlot, slots: Mapping[str, WeightSlot]
     ) -> _Rows:
-        """The rows of a tensor that a slot takes."""
+        """The rows of a tensor that belong to a slot."""
         first, end = slot.first, slot.end
         match target:
             case Split(names=names):
@@ -162,12 +165,12 @@ class CheckpointWeights:
         return _Rows(first, end)
 
     def _check_tied(self, embedding: WeightSlot, head: TensorOrigin) -> None:
-        """Reject a head whose rows, those of this rank, are not those of the embedding."""
+        """Reject a head that differs from the tied embedding in this rank's rows."""
         self._check(head, embedding.shape)
-        kept = replace(embedding, target=torch.empty_like(embedding.target))
+        copy = replace(embedding, target=torch.empty_like(embedding.target))
         rows = self._read(head, embedding, 0, embedding.first, embedding.end)
-        self._store(kept, rows, head)
-        if not torch.equal(kept.target, embedding.target):
+        self._store(copy, rows, head)
+        if not torch.equal(copy.target, embedding.target):
             raise ModelError(
                 f"{self._source.path}: {head.tensor} is not the embedding, but "
                 f"tie_word_embeddings is true, or left out and true for this family: if the head "
@@ -175,7 +178,7 @@ class CheckpointWeights:
             )
 
     def _check(self, origin: TensorOrigin, expected: tuple[int, ...]) -> None:
-        """Reject a tensor of another shape, or in a dtype that needs scales."""
+        """Reject a tensor with another shape, or with a dtype that needs scales."""
         tensor = origin.tensor
         shape, dtype = self._source.shape(tensor), self._source.dtype(tensor)
         # Stacked parameters have one dimension more.
@@ -209,7 +212,7 @@ class CheckpointWeights:
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A part of a tensor along ``dim``: bytes of blocks for a slot with a format, else
-        numbers. See ``WeightSource.read`` for ``into``."""
+        numbers. ``into``: see ``WeightSource.read``."""
         tensor = origin.tensor
         format = self._source.block_format(tensor)
         if format is None or format == slot.format:
@@ -225,18 +228,18 @@ class CheckpointWeights:
         blocks = self._source.read(tensor, 1, begin, stop)
         return dequantize(QuantizedWeight(format, blocks))[:, first - begin : end - begin]
 
-    def _transformed(self, name: str, target: Target, stored: torch.Tensor) -> torch.Tensor:
+    def _transform(self, name: str, target: Target, rows: torch.Tensor) -> torch.Tensor:
         match target:
             case AddOne():
-                return stored.float() + 1
+                return rows.float() + 1
             case Deinterleave():
-                return deinterleave(stored, *_rotated_rows(self._spec.layers[layer_of(name)], name))
-        return stored
+                return deinterleave(rows, *_rope_rows(self._spec.layers[layer_of(name)], name))
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a tensor, and what is picked from them."""
+    """A range of rows of a tensor, and the selection from them."""
 
     first: int
     end: int
@@ -248,7 +251,7 @@ def _grouped_rows(attention: AttentionSpec, part: int, first: int, end: int) -> 
     dim = attention.head_dim
     group = attention.num_heads // attention.num_kv_heads
     width = (group + 2) * dim
-    # Rows of the part in a group, and where they begin in it.
+    # Rows of the part in a group, and their offset.
     each, begin = (group * dim, 0) if part == 0 else (dim, (group + part - 1) * dim)
     first_group, end_group = first // each, -(-end // each)
 
@@ -260,18 +263,20 @@ def _grouped_rows(attention: AttentionSpec, part: int, first: int, end: int) -> 
     return _Rows(first_group * width, end_group * width, pick)
 
 
-def _rotated_rows(layer: LayerSpec, name: str) -> tuple[int, range]:
-    """Rows of a head in a projection, and which of them are rotated."""
+def _rope_rows(layer: LayerSpec, name: str) -> tuple[int, range]:
+    """The rows of a head in a projection, and which of them rope rotates."""
     attention = layer.attention
     if isinstance(attention, AttentionSpec):
         return attention.head_dim, range(0 if layer.rope is None else layer.rope.dim)
     width = attention.kv.dim if ".kv_a." in name else attention.qk_dim
-    rotated = attention.rope_dim if attention.rope_interleaved else 0
-    return width, range(width - rotated, width)
+    rope_dim = attention.rope_dim if attention.rope_interleaved else 0
+    return width, range(width - rope_dim, width)
 
 
-def deinterleave(rows: torch.Tensor, width: int, rotated: range) -> torch.Tensor:
-    """Move neighbours among the ``rotated`` of each ``width`` rows half of them apart."""
+def deinterleave(rows: torch.Tensor, width: int, rope_rows: range) -> torch.Tensor:
+    """Convert pairs to halves among the ``rope_rows`` of each ``width`` rows."""
     heads = rows.unflatten(0, (-1, width))
-    before, pairs, after = heads.split([rotated.start, len(rotated), width - rotated.stop], dim=1)
+    before, pairs, after = heads.split(
+        [rope_rows.start, len(rope_rows), width - rope_rows.stop], dim=1
+    )
     return torch.cat([before, pairs[:, 0::2], pairs[:, 1::2], after], dim=1).flatten(0, 1)

@@ -1,7 +1,7 @@
-"""Reads of tensors from files, into memory that is already there.
+"""Reads of tensors from files, into existing memory.
 
-Files are read and not mapped: a mapped file that is truncated kills the process that looks at it,
-and what has been looked at counts as the process's memory.
+Files are not mapped: truncation of a mapped file kills the process that reads it, and mapped pages
+count as the process's memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-# A thread of its own reads what is longer.
+# Bytes per thread, at least.
 _SHARE = 1 << 20
 
 
@@ -42,19 +42,20 @@ class FileReads:
 
     def rows(self, file: Path, begin: int, into: torch.Tensor, what: str) -> None:
         """Fill a contiguous tensor with the bytes of a file from ``begin`` on, by as many threads
-        as torch has. ``what`` is read, for the ``ModelError`` if the file fails or is too short."""
+        as torch uses. Raises ``ModelError``, which names ``what``, if the file is too short or
+        unreadable."""
         import torch
 
-        opened, data = self._opened(file), into.view(-1).view(torch.uint8).numpy().data
+        fd, data = self._descriptor(file), into.view(-1).view(torch.uint8).numpy().data
         count = min(torch.get_num_threads(), len(data) // _SHARE)
         if count < 2:
-            _fill(opened, begin, data, file, what)
+            _fill(fd, begin, data, file, what)
             return
         self._threads = self._threads or ThreadPoolExecutor(torch.get_num_threads())
-        ends = [len(data) * number // count for number in range(count + 1)]
+        bounds = [len(data) * number // count for number in range(count + 1)]
         parts = [
-            self._threads.submit(_fill, opened, begin + first, data[first:end], file, what)
-            for first, end in pairwise(ends)
+            self._threads.submit(_fill, fd, begin + first, data[first:end], file, what)
+            for first, end in pairwise(bounds)
         ]
         for part in parts:
             part.result()
@@ -62,22 +63,22 @@ class FileReads:
     def columns(
         self, file: Path, begin: int, row_bytes: int, first: int, into: torch.Tensor, what: str
     ) -> None:
-        """Fill a contiguous matrix from rows of ``row_bytes``, of each the bytes from ``first``
-        on. Nothing else is read."""
+        """Fill a contiguous matrix with the bytes from ``first`` on of rows of ``row_bytes``.
+        Nothing else is read."""
         import torch
 
-        opened, begin = self._opened(file), begin + first
+        fd, begin = self._descriptor(file), begin + first
         for row in into.view(torch.uint8).numpy():
-            _fill(opened, begin, row.data, file, what)
+            _fill(fd, begin, row.data, file, what)
             begin += row_bytes
 
     def bytes_at(self, file: Path, begin: int, count: int, what: str) -> bytearray:
-        """Some bytes, without torch."""
+        """Read ``count`` bytes, without torch."""
         data = bytearray(count)
-        _fill(self._opened(file), begin, memoryview(data), file, what)
+        _fill(self._descriptor(file), begin, memoryview(data), file, what)
         return data
 
-    def _opened(self, file: Path) -> int:
+    def _descriptor(self, file: Path) -> int:
         assert self._open is not None, "the source is not open"
         if file not in self._open:
             try:
@@ -87,10 +88,10 @@ class FileReads:
         return self._open[file]
 
 
-def _fill(opened: int, begin: int, data: memoryview, file: Path, what: str) -> None:
+def _fill(fd: int, begin: int, data: memoryview, file: Path, what: str) -> None:
     try:
         while data:
-            count = os.preadv(opened, [data], begin)
+            count = os.preadv(fd, [data], begin)
             if not count:
                 raise ModelError(f"{file} was truncated while {what} was read: download it again")
             data, begin = data[count:], begin + count

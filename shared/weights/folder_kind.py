@@ -1,4 +1,4 @@
-"""What the files of a folder or a repository are, if they are no checkpoint that can be loaded."""
+"""Identification of folders and repositories without a loadable checkpoint, for error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import ModelError
-from .gguf_choice import choose
+from .gguf.choice import choose
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -15,7 +15,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _ADAPTER = re.compile(r"^(adapters?(_model|_config)?|(.*_)?lora_weights)\.\w+$")
 _TRAINING = re.compile(r"\.distcp$|^zero_to_fp32\.py$|optim_states\.pt$|^pytorch_model_fsdp")
 _CHECKPOINT = re.compile(r"^checkpoint-\d+$")
-# Weights that run code while they are loaded.
+# Formats that may run code when they are loaded.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_FORMATS = {
     ".onnx": "ONNX",
@@ -31,8 +31,8 @@ _OTHER_FORMATS = {
 
 
 def without_config(files: Collection[str], place: str) -> str:
-    """What ``files`` are, which have no config.json, and what to do. ``place`` is their folder or
-    the name of their repository."""
+    """Describe ``files`` without a config.json, and what to do. ``place`` is their folder or the
+    name of their repository."""
     if "model_index.json" in files:
         return "it is a diffusion pipeline; only text models are supported"
     if {"blobs", "snapshots"} <= set(files):
@@ -50,8 +50,7 @@ def without_config(files: Collection[str], place: str) -> str:
 
 
 def without_weights(files: Collection[str], place: str) -> str:
-    """What ``files`` are, which have neither of the names of weights that are loaded, and what to
-    do."""
+    """Describe ``files`` without loadable weights, and what to do."""
     if kind := _of_weights(files, place):
         return kind
     if shards := sorted(file for file in files if _SHARD.search(file)):
@@ -70,7 +69,7 @@ def without_weights(files: Collection[str], place: str) -> str:
 
 
 def _of_weights(files: Collection[str], place: str) -> str:
-    """Kinds of checkpoints that are recognised with and without a config.json."""
+    """Describe checkpoints that are recognised with or without a config.json."""
     if any(_ADAPTER.search(file) for file in files):
         return (
             "it is a LoRA adapter, which is not supported by itself: merge it into its base model "
@@ -105,8 +104,8 @@ def _of_ggufs(files: Collection[str], place: str) -> str:
 
 def _other_format(files: Collection[str]) -> str:
     for ending, name in _OTHER_FORMATS.items():
-        if found := _ending(files, (ending,)):
-            return f"its weights are in {name} ({found[0]}); use a version in safetensors"
+        if matches := _ending(files, (ending,)):
+            return f"its weights are in {name} ({matches[0]}); use a version in safetensors"
     return ""
 
 

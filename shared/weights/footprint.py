@@ -21,8 +21,8 @@ from .source import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class ParameterSize:
-    """A parameter of a model: its values, and the bytes that one rank keeps it in, as numbers or
-    in a block ``format``, which is ``blocks``."""
+    """A parameter of a model: the number of its values, and its bytes on one rank. ``format`` names
+    the dtype or the block format, which is ``blocks``."""
 
     name: str
     values: int
@@ -34,16 +34,16 @@ class ParameterSize:
 def parameter_sizes(
     source: WeightSource, spec: DecoderSpec, dtype: str, ranks: int = 1, isq: str | None = None
 ) -> list[ParameterSize]:
-    """The parameters of a model as the first of ``ranks`` keeps them. Reads no tensor: the decoder
-    is built without memory. Raises ``ModelError`` for weights that are not the model's."""
+    """The parameters of a model on the first of ``ranks``. Reads no tensor: the decoder is built on
+    the meta device. Raises ``ModelError`` for weights that do not fit the model."""
     sizes: list[ParameterSize] = []
 
     def measure(part: Part) -> None:
         for name, slot in part.weight_slots().items():
             target = slot.target
-            kept = slot.format.name if slot.format else str(target.dtype).removeprefix("torch.")
+            format = slot.format.name if slot.format else str(target.dtype).removeprefix("torch.")
             nbytes = target.numel() * target.element_size()
-            sizes.append(ParameterSize(name, prod(slot.shape), nbytes, kept, slot.format))
+            sizes.append(ParameterSize(name, prod(slot.shape), nbytes, format, slot.format))
 
     config = source.config()
     place = WeightPlacement(DTYPES[dtype], torch.device("meta"), TensorParallel(size=ranks))

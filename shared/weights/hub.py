@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what a repository has, and downloads of some of it."""
+"""The Hugging Face hub: listings and downloads."""
 
 from __future__ import annotations
 
@@ -18,79 +18,82 @@ from urllib.request import getproxies
 
 from ..config.model_name import HubName
 from ..errors import ModelError
-from . import kept_parts
+from . import resumable
 from .remote_files import DESCRIPTION, Listing
-from .transfer import check_space, told, told_of_disk
+from .transfer import check_space, disk_problem, report_progress
 
-# The folders that are left out if the hub does not tell which files there are.
+# The folders that are left out if the hub does not list files.
 _FOLDERS = ["*/*"]
-# Of what the client sends requests by.
+# Loggers of the HTTP client.
 _TRANSPORTS = ("httpx", "httpx2")
 _SECONDS = 5.0
 
 
 class HuggingFaceHub:
-    """A ``ModelHub``, by huggingface_hub, whose variables hold: HF_TOKEN, HF_ENDPOINT, HF_HOME,
-    HF_HUB_OFFLINE."""
+    """A ``ModelHub`` by huggingface_hub, with its environment variables: HF_TOKEN, HF_ENDPOINT,
+    HF_HOME, HF_HUB_OFFLINE."""
 
     def listing(self, name: HubName) -> Listing:
         """See ``ModelHub``."""
         from huggingface_hub import HfApi
 
-        with _asking(name):
+        with _client_errors(name):
             about = HfApi().model_info(
                 name.repository, revision=name.revision, timeout=_SECONDS, files_metadata=True
             )
         return Listing({file.rfilename: file.size for file in about.siblings or ()}, about.sha)
 
-    def cached(self, name: HubName, commit: str | None = None) -> Path | None:
+    def cached_folder(self, name: HubName, commit: str | None = None) -> Path | None:
         """See ``ModelHub``."""
         folder = _folder(name)
-        wanted = commit or name.revision or "main"
-        named = folder / "refs" / wanted
-        commit = named.read_text().strip() if named.is_file() else wanted
+        revision = commit or name.revision or "main"
+        ref = folder / "refs" / revision
+        commit = ref.read_text().strip() if ref.is_file() else revision
         snapshot = folder / "snapshots" / commit
         return snapshot if commit and snapshot.is_dir() else None
 
     def download_description(self, name: HubName, listing: Listing | None) -> Path:
         """See ``ModelHub``."""
-        with _without_progress_bars():  # small files need none; an error is the only line
+        with _without_progress_bars():  # small files need none; only errors are printed
             if listing is None:
-                return _download(name, list(DESCRIPTION), name.revision, unwanted=_FOLDERS)
-            wanted = [
+                return _download(name, list(DESCRIPTION), name.revision, ignore_patterns=_FOLDERS)
+            files = [
                 file
                 for file in listing.belonging()
                 if any(fnmatch(file, form) for form in DESCRIPTION)
             ]
-            return _download(name, [glob.escape(file) for file in wanted], name.revision)
+            return _download(name, [glob.escape(file) for file in files], name.revision)
 
     def download(
         self, name: HubName, files: Sequence[str], listing: Listing | None, folder: Path | None
     ) -> Path:
         """See ``ModelHub``."""
-        known = folder or self.cached(name, listing.commit if listing else None)
-        missing = [file for file in files if known is None or not (known / file).is_file()]
-        if known is not None and not missing:
-            return known
+        local = folder or self.cached_folder(name, listing.commit if listing else None)
+        missing = [file for file in files if local is None or not (local / file).is_file()]
+        if local is not None and not missing:
+            return local
         cache, blobs = _cache(), _folder(name) / "blobs"
         size = listing.bytes_of(missing) if listing is not None else 0
-        begun = _held(blobs, f"*{kept_parts.ENDING}")
+        partial_bytes = _disk_usage(blobs, f"*{resumable.ENDING}")
         if listing is not None:
-            check_space(str(name), size - begun, cache, _variable())
-        before = _held(blobs) - begun
-        # A folder is one version's, which may have been followed by another one meanwhile.
+            check_space(str(name), size - partial_bytes, cache, _variable())
+        before = _disk_usage(blobs) - partial_bytes
+        # The folder's version, since a newer one may have been published meanwhile.
         version = folder.name if folder else name.revision
         bars = nullcontext() if sys.stderr.isatty() else _without_progress_bars()
-        with told(str(name), missing, size, cache, lambda: _held(blobs) - before), bars:
+        with (
+            report_progress(str(name), missing, size, cache, lambda: _disk_usage(blobs) - before),
+            bars,
+        ):
             if listing is not None:
-                large = [f for f in missing if listing.bytes_of([f]) >= kept_parts.LARGE]
-                with _asking(name):
-                    kept_parts.fetch(name.repository, listing.commit or name.revision, large, blobs)
+                large = [f for f in missing if listing.bytes_of([f]) >= resumable.LARGE]
+                with _client_errors(name):
+                    resumable.fetch(name.repository, listing.commit or name.revision, large, blobs)
             result = _download(name, [glob.escape(file) for file in files], version)
-        # Without a network, some versions of the client return what there is.
+        # Without a network, some versions of the client return an incomplete folder.
         if lacking := [file for file in files if not (result / file).is_file()]:
             raise ModelError(
-                f"{str(name)!r} is not whole in the hub's cache, which lacks {lacking[0]}: run "
+                f"{str(name)!r} is incomplete in the hub's cache, which lacks {lacking[0]}: run "
                 f"tandem pull {name} where there is a network"
             )
         return result
@@ -106,36 +109,38 @@ class HuggingFaceHub:
             "range": f"bytes={begin}-{end - 1}",
             "accept-encoding": "identity",
         }
-        parts, left = [], end - begin
+        parts, remaining = [], end - begin
         session = get_session()
         with (
-            _asking(name),
+            _client_errors(name),
             session.stream("GET", url, headers=headers, timeout=4 * _SECONDS) as reply,
         ):
             hf_raise_for_status(reply)
             if reply.status_code != 206 and begin:
-                raise ModelError(f"{url} is not given in parts, which its header needs")
+                raise ModelError(
+                    f"{url} does not support range requests, which reading its header needs"
+                )
             for part in reply.iter_bytes():
-                parts.append(part[:left])
-                left -= len(parts[-1])
-                if left <= 0:
+                parts.append(part[:remaining])
+                remaining -= len(parts[-1])
+                if remaining <= 0:
                     break
         return b"".join(parts)
 
 
 @contextmanager
-def _asking(name: HubName) -> Iterator[None]:
-    """Calls of the client, which logs nothing. Its errors become ``ModelError``."""
+def _client_errors(name: HubName) -> Iterator[None]:
+    """Silence the client, and turn its errors into ``ModelError``."""
     from huggingface_hub.utils.logging import set_verbosity
 
-    set_verbosity(logging.CRITICAL)  # an error is the only line
+    set_verbosity(logging.CRITICAL)  # only errors are printed
     for logger in _TRANSPORTS:
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     try:
         yield
     except ModelError:
         raise
-    except Exception as error:  # the client raises its transport's errors as well as its own
+    except Exception as error:  # the client also raises errors of its transport
         raise _failure(name, error) from error
 
 
@@ -155,24 +160,24 @@ def _without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def _closed_bars() -> Iterator[type]:
-    """A class of progress bars, which the client leaves open: they would be drawn again when the
-    process ends. Those of nothing are removed."""
+    """A class of progress bars that are closed at the end: the client leaves them open, so they
+    would be drawn again when the process exits. Empty bars are removed."""
     from huggingface_hub.utils import tqdm
 
-    opened: list[tqdm] = []
+    bars: list[tqdm] = []
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
-            opened.append(self)
+            bars.append(self)
 
     try:
         yield Bar
     finally:
-        for bar in reversed(opened):  # so that the cursor ends where the first began
+        for bar in reversed(bars):  # in reverse, so that the cursor ends where the first bar began
             bar.leave = bar.n > 0
             bar.close()
-        sys.stderr.flush()  # the end of the last has no end of a line
+        sys.stderr.flush()  # the last one is not followed by a newline
 
 
 def _cache() -> Path:
@@ -191,8 +196,8 @@ def _folder(name: HubName) -> Path:
     return _cache() / "--".join(("models", *name.repository.split("/")))
 
 
-def _held(blobs: Path, form: str = "*") -> int:
-    """The bytes of the files in the cache, by default also of those that are not whole yet."""
+def _disk_usage(blobs: Path, form: str = "*") -> int:
+    """The bytes of files in the cache, by default including incomplete ones."""
     total = 0
     for file in blobs.glob(form):
         with suppress(FileNotFoundError):  # renamed meanwhile
@@ -201,19 +206,22 @@ def _held(blobs: Path, form: str = "*") -> int:
 
 
 def _download(
-    name: HubName, wanted: list[str], revision: str | None, unwanted: list[str] | None = None
+    name: HubName,
+    patterns: list[str],
+    revision: str | None,
+    ignore_patterns: list[str] | None = None,
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    with _asking(name), _closed_bars() as bar, warnings.catch_warnings():
-        # On a full disk it warns and goes on, until the disk fails.
+    with _client_errors(name), _closed_bars() as bar, warnings.catch_warnings():
+        # On a full disk, the client warns and continues until writing fails.
         warnings.filterwarnings("ignore", "Not enough free disk space", UserWarning)
         return Path(
             snapshot_download(
                 name.repository,
                 revision=revision,
-                allow_patterns=wanted,
-                ignore_patterns=unwanted,
+                allow_patterns=patterns,
+                ignore_patterns=ignore_patterns,
                 etag_timeout=_SECONDS,
                 tqdm_class=bar,
             )
@@ -228,7 +236,7 @@ def _failure(name: HubName, error: Exception) -> ModelError:
 
 
 def _reason(name: HubName, error: Exception) -> str:
-    """The cause of a failed download, and what to do."""
+    """The cause of a failed download, and the remedy."""
     from huggingface_hub import constants, errors
 
     causes = list(_causes(error))
@@ -257,34 +265,34 @@ def _reason(name: HubName, error: Exception) -> str:
             return _of_status(hub, cause.response.status_code)
         if isinstance(cause, errors.HFValidationError):
             return "a name on the hub is OWNER/NAME, such as Qwen/Qwen3-0.6B"
-        if isinstance(cause, ValueError):  # it is too large for a client without hf_xet
+        if isinstance(cause, ValueError):  # too large for a client without hf_xet
             return _first_line(cause)
         if isinstance(cause, OSError) and (
-            of_disk := told_of_disk(cause, constants.HF_HUB_CACHE, _variable())
+            of_disk := disk_problem(cause, constants.HF_HUB_CACHE, _variable())
         ):
             return of_disk
-    said = _first_line(causes[-1])
+    message = _first_line(causes[-1])
     if getproxies().get(urlsplit(hub).scheme) or "Proxy" in type(causes[-1]).__name__:
-        return f"no connection to {hub} through the proxy that HTTPS_PROXY names ({said})"
+        return f"no connection to {hub} through the proxy that HTTPS_PROXY names ({message})"
     return (
-        f"no connection to {hub} ({said}): without a network, download it elsewhere and give the "
-        f"folder; HTTPS_PROXY sets a proxy, HF_ENDPOINT a mirror"
+        f"no connection to {hub} ({message}): without a network, download it elsewhere and give "
+        f"the folder; HTTPS_PROXY sets a proxy, HF_ENDPOINT a mirror"
     )
 
 
 def _of_revision(name: HubName) -> str:
-    """The near ones of the revisions that a repository has."""
+    """The message for an unknown revision, with similar ones."""
     from huggingface_hub import HfApi
 
     try:
         refs = HfApi().list_repo_refs(name.repository)
-    except Exception:  # as above
-        listed = []
+    except Exception:  # the client also raises errors of its transport
+        revisions = []
     else:
-        listed = [ref.name for ref in (*refs.branches, *refs.tags)]
-    near = get_close_matches(name.revision or "", listed, 5, 0.4) or listed[:5]
-    known = f"; it has {', '.join(near)}" if near else ""
-    return f"{name.repository} has no revision {name.revision!r}{known}"
+        revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
+    near = get_close_matches(name.revision or "", revisions, 5, 0.4) or revisions[:5]
+    hint = f"; it has {', '.join(near)}" if near else ""
+    return f"{name.repository} has no revision {name.revision!r}{hint}"
 
 
 def _of_status(hub: str, status: int) -> str:
@@ -292,15 +300,15 @@ def _of_status(hub: str, status: int) -> str:
         return f"{hub} rejects the token of HF_TOKEN or hf auth login (status {status})"
     if status == 429:
         return f"{hub} has had too many requests (status 429): wait, or set HF_TOKEN"
-    return f"{hub} answers with status {status}; try again later"
+    return f"{hub} responds with status {status}; try again later"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was raised from, outermost first."""
-    seen: set[int] = set()
+    """The error and its causes, outermost first."""
+    visited: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
         yield cause
         cause = cause.__cause__
 

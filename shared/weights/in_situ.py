@@ -1,4 +1,4 @@
-"""Quantisation of numbers while they are loaded: which weights, and to which formats. No torch."""
+"""Quantisation of weights during loading: which weights, and to which formats. No torch."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ _KINDS = {
 }
 _FP8 = "fp8"
 _FP8_RUN = 128
-# Weights of linears and tables; norms, routers and what expands latents stay numbers.
+# Weights of linears and tables; norms, routers and latent expansions are not quantised.
 _LINEAR = re.compile(
     r"\.(q|k|v|o|q_a|q_b|kv_a|gate|up|down)\.weight$|^token_inputs\.(table|projection)\.weight$"
 )
 
 
 class InSitu:
-    """The formats that ``--isq`` asks for. As llama.cpp does, a head becomes Q6_K at least."""
+    """The formats for a value of ``--isq``. As in llama.cpp, a head becomes at least Q6_K."""
 
     def __init__(self, kind: str, spec: DecoderSpec) -> None:
         self._kind = kind
-        self._tied = spec.tie_embeddings
+        self._tie_embeddings = spec.tie_embeddings
 
     def format_of(self, name: str, inputs: int) -> BlockFormat | None:
-        """The format of a parameter; ``None`` for one that stays numbers. Rows that are not whole
-        blocks of 256 become Q8_0."""
-        is_head = name == HEAD or (name == EMBEDDING and self._tied)
+        """The format of a parameter; ``None`` if it is not quantised. Rows that are not a multiple
+        of 256 become Q8_0."""
+        is_head = name == HEAD or (name == EMBEDDING and self._tie_embeddings)
         if not is_head and name != EMBEDDING and not _LINEAR.search(name):
             return None
         if self._kind == _FP8:
             run = gcd(inputs, _FP8_RUN)
             return group_format("e4m3", 8, run, "F32") if run >= 8 else None
-        wanted = _KINDS[self._kind]
-        choices = (Q6_K if is_head and wanted != Q8_0 else wanted, Q8_0)
+        format = _KINDS[self._kind]
+        choices = (Q6_K if is_head and format != Q8_0 else format, Q8_0)
         return next((each for each in choices if inputs % each.values == 0), None)
 
     def names(self) -> frozenset[str]:

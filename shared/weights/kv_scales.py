@@ -1,8 +1,8 @@
 """The scales of K and V in a checkpoint, for a cache in fp8.
 
-Each layer has one for K and one for V, under the names of the tools that write them: vLLM and
-llm-compressor (``self_attn.k_scale``, older ``k_proj.output_scale``), ModelOpt
-(``k_proj.k_scale``), and one for both in vLLM's first files (``self_attn.kv_scale``).
+Each layer has one for K and one for V. Their names depend on the tool: vLLM and llm-compressor
+(``self_attn.k_scale``, older ``k_proj.output_scale``), ModelOpt (``k_proj.k_scale``), and one for
+both in vLLM's first files (``self_attn.kv_scale``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..kv.layout import UNSCALED, WholeScales
-from ..models.families.wrappers import unwrapped
+from ..models.families.wrappers import text_tensor_name
 from ..models.registry import family_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import layer_of
@@ -32,20 +32,20 @@ _REMEDY = "use --kv-cache-dtype bfloat16 or int8, which need no scales of a chec
 def read_kv_scales(
     path: str | Path, spec: DecoderSpec, overrides: Mapping[str, Any] | None = None
 ) -> WholeScales:
-    """The scales of a model's KV in fp8; 1 for layers without any, as vLLM has it.
+    """The scales of a model's KV in fp8; 1 for layers without scales, as in vLLM.
 
-    Latents, which are keys and values at once, have that of K. Raises ``ModelError`` for scales of
-    single heads, and for zero points.
+    Latents, which are both keys and values, use the scale of K. Raises ``ModelError`` for scales
+    per head, and for zero points.
     """
     if is_gguf(Path(path)):
         return UNSCALED
     folder = SafetensorsFolder(Path(path), overrides=overrides)
     config = folder.config()
     family = family_of(config.values, config.file)
-    found: dict[int, dict[str, float]] = {}
+    by_layer: dict[int, dict[str, float]] = {}
     with folder:
         for tensor in folder.names():
-            text = unwrapped(tensor) if family.wrapped else tensor
+            text = text_tensor_name(tensor) if family.wrapped else tensor
             if text is None or layer_of(text) >= len(spec.layers):
                 continue
             if _ZERO_POINT.search(text) and _whole(folder, tensor).any():
@@ -54,11 +54,11 @@ def read_kv_scales(
                     f"supported; {_REMEDY}"
                 )
             if match := _SCALE.search(text):
-                own = found.setdefault(layer_of(text), {})
+                scales_of_layer = by_layer.setdefault(layer_of(text), {})
                 for component in match[1] or match[2]:
-                    own[component] = _scale(folder, tensor)
+                    scales_of_layer[component] = _scale(folder, tensor)
     scales = tuple(
-        _of_components(path, number, found.get(number, {}), len(memory.components))
+        _layer_scales(path, number, by_layer.get(number, {}), len(memory.components))
         for number, layer in enumerate(spec.layers)
         for memory in layer.attention.memories
     )
@@ -89,15 +89,15 @@ def _scale(folder: SafetensorsFolder, tensor: str) -> float:
     return scale
 
 
-def _of_components(
-    path: str | Path, number: int, own: dict[str, float], components: int
+def _layer_scales(
+    path: str | Path, number: int, scales: dict[str, float], components: int
 ) -> tuple[float, ...]:
-    """Those of one layer's components: of K and V, or of its latents."""
-    wanted = "kv"[:components]
-    if own and not own.keys() >= set(wanted):
-        lacking = next(each for each in wanted if each not in own)
+    """The scales of a layer's components: K and V, or latents."""
+    names = "kv"[:components]
+    if scales and not scales.keys() >= set(names):
+        lacking = next(each for each in names if each not in scales)
         raise ModelError(
-            f"{path}: layer {number} has a {next(iter(own))}_scale and no {lacking}_scale; "
+            f"{path}: layer {number} has a {next(iter(scales))}_scale and no {lacking}_scale; "
             f"{_REMEDY}"
         )
-    return tuple(own.get(each, 1.0) for each in wanted)
+    return tuple(scales.get(each, 1.0) for each in names)

@@ -1,4 +1,4 @@
-"""Loading of a rank's part of a model, one layer after the other."""
+"""Loading of a rank's part of a model, layer by layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec
 from .checkpoint import CheckpointWeights
 from .in_situ import InSitu
-from .kept_memory import kept_bytes
+from .memory import resident_bytes
 from .random import RandomWeights
 from .source import WeightSource, check_format, open_source
 from .transfer import in_words
@@ -32,10 +32,10 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
     """``DecoderSpec.dtype_for`` as torch's dtype. Raises ``ModelError`` for an unknown name."""
-    wanted = spec.dtype_for(name, on_cpu=device.type == "cpu")
-    if wanted not in DTYPES:
-        raise ModelError(f"dtype {wanted!r} is not supported; use auto or {', '.join(DTYPES)}")
-    return DTYPES[wanted]
+    dtype = spec.dtype_for(name, on_cpu=device.type == "cpu")
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not supported; use auto or {', '.join(DTYPES)}")
+    return DTYPES[dtype]
 
 
 def load_model(
@@ -52,7 +52,7 @@ def load_model(
     isq: str | None = None,
     operators: Operators | None = None,
 ) -> Decoder:
-    """Load this rank's part of the model at a path. ``dummy`` needs its configuration only.
+    """Load this rank's part of the model at a path. ``load_format`` dummy needs only its config.
 
     ``ignored_keys``, ``max_model_len``: see ``spec_of``; ``overrides``: see ``open_source``.
     """
@@ -77,26 +77,28 @@ def load_model(
 def decoder_from(
     source: WeightSource, spec: DecoderSpec, place: WeightPlacement, isq: str | None = None
 ) -> Decoder:
-    """Build a decoder with the weights of an open source, which ``isq`` quantises."""
+    """Build a decoder with the weights of an open source, quantised if ``isq`` is given."""
     config = source.config()
     in_situ = None if isq is None else InSitu(isq, spec)
     family = family_of(config.values, config.file)
     weights = CheckpointWeights(source, family, spec, in_situ, place.operators)
 
-    stated = kept = 0
+    stated_bytes = loaded_bytes = 0
 
     def load(part: Part) -> None:
-        nonlocal stated, kept
-        stated += sum(slot.target.nbytes for slot in part.weight_slots().values())
+        nonlocal stated_bytes, loaded_bytes
+        stated_bytes += sum(slot.target.nbytes for slot in part.weight_slots().values())
         weights.fill(part)
         part.finish_loading()
-        kept += kept_bytes(part)
+        loaded_bytes += resident_bytes(part)
 
     place = replace(place, format_of=weights.format_of, order_of=weights.order_of)
     model = Decoder(spec, place, load, has_head=weights.has_head)
     weights.finish()
     log.info(
-        "the weights take %s of memory; their formats imply %s", in_words(kept), in_words(stated)
+        "the weights take %s of memory; their formats imply %s",
+        in_words(loaded_bytes),
+        in_words(stated_bytes),
     )
     return model
 

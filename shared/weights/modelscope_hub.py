@@ -1,4 +1,4 @@
-"""ModelScope: what a repository has, and downloads of some of it."""
+"""ModelScope: listings and downloads."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING
 from ..config.model_name import HubName
 from ..errors import ModelError
 from .remote_files import DESCRIPTION, Listing
-from .transfer import check_space, told, told_of_disk
+from .transfer import check_space, disk_problem, report_progress
 
 if TYPE_CHECKING:
     from modelscope_hub import HubApi
 
 _SECONDS = 20.0
 _CACHE = "MODELSCOPE_CACHE"
-_OF_SYSTEM = re.compile(r"\[Errno -?\d+\] [^()'\"]+")
-# Without a network, the client's own numbers of attempts take a quarter of a minute.
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] [^()'\"]+")
+# By default, the client retries for 15 seconds without a network.
 _ATTEMPTS = ("MODELSCOPE_API_MAX_RETRIES", "MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS")
 
 
 class ModelScopeHub:
-    """A ``ModelHub``, by modelscope_hub, whose variables hold: MODELSCOPE_API_TOKEN,
+    """A ``ModelHub`` by modelscope_hub, with its environment variables: MODELSCOPE_API_TOKEN,
     MODELSCOPE_ENDPOINT, MODELSCOPE_CACHE."""
 
     def listing(self, name: HubName) -> Listing:
-        """See ``ModelHub``. ModelScope's cache has a folder for each name of a version, so that
-        none is known by its commit."""
-        with _asking(name) as api:
+        """See ``ModelHub``. Without a commit: ModelScope's cache has a folder for each revision
+        name."""
+        with _client(name) as api:
             files = api.list_repo_files(name.repository, "model", revision=name.revision)
         return Listing({file.path: file.size for file in files if file.type != "tree"})
 
-    def cached(self, name: HubName, commit: str | None = None) -> Path | None:
+    def cached_folder(self, name: HubName, commit: str | None = None) -> Path | None:
         """See ``ModelHub``."""
         from modelscope_hub import CacheError, HubApi
 
@@ -53,35 +53,35 @@ class ModelScopeHub:
     def download_description(self, name: HubName, listing: Listing | None) -> Path:
         """See ``ModelHub``."""
         if listing is None:
-            folder = self.cached(name)
-            assert folder is not None, "asked for what is in the cache"
+            folder = self.cached_folder(name)
+            assert folder is not None, "without a listing, the model is in the cache"
             return folder
-        wanted = [
+        files = [
             file for file in listing.belonging() if any(fnmatch(file, form) for form in DESCRIPTION)
         ]
-        return _download(name, wanted)
+        return _download(name, files)
 
     def download(
         self, name: HubName, files: Sequence[str], listing: Listing | None, folder: Path | None
     ) -> Path:
         """See ``ModelHub``."""
-        known = folder or self.cached(name)
-        missing = [file for file in files if known is None or not (known / file).is_file()]
-        if known is not None and not missing:
-            return known
+        local = folder or self.cached_folder(name)
+        missing = [file for file in files if local is None or not (local / file).is_file()]
+        if local is not None and not missing:
+            return local
         if listing is None:
             raise ModelError(
-                f"{str(name)!r} is not whole in ModelScope's cache, which lacks {missing[0]}"
+                f"{str(name)!r} is incomplete in ModelScope's cache, which lacks {missing[0]}"
             )
         from modelscope_hub import get_default_config
 
         cache = get_default_config().cache_dir
         place = cache / "models" / name.repository.replace("/", "--")
-        begun = _held(place, "*.incomplete")
+        partial_bytes = _disk_usage(place, "*.incomplete")
         size = listing.bytes_of(missing)
-        check_space(str(name), size - begun, cache, _CACHE)
-        before = _held(place) - begun
-        with told(str(name), missing, size, cache, lambda: _held(place) - before):
+        check_space(str(name), size - partial_bytes, cache, _CACHE)
+        before = _disk_usage(place) - partial_bytes
+        with report_progress(str(name), missing, size, cache, lambda: _disk_usage(place) - before):
             return _download(name, missing)
 
     def read(self, name: HubName, commit: str | None, file: str, begin: int, end: int) -> bytes:
@@ -89,7 +89,7 @@ class ModelScopeHub:
         import requests
         from modelscope_hub import get_default_config
 
-        with _asking(name) as api:
+        with _client(name) as api:
             url = api.legacy.get_download_url(
                 name.repository, "model", file, name.revision or "master"
             )
@@ -104,7 +104,9 @@ class ModelScopeHub:
             with reply:
                 reply.raise_for_status()
                 if reply.status_code != 206 and begin:
-                    raise ModelError(f"{url} is not given in parts, which its header needs")
+                    raise ModelError(
+                        f"{url} does not support range requests, which reading its header needs"
+                    )
                 return _first(reply.iter_content(1 << 20), end - begin)
 
 
@@ -117,7 +119,7 @@ def _first(parts: Iterator[bytes], size: int) -> bytes:
     return data[:size]
 
 
-def _held(place: Path, form: str = "*") -> int:
+def _disk_usage(place: Path, form: str = "*") -> int:
     total = 0
     for file in place.rglob(form):
         with suppress(FileNotFoundError):  # renamed meanwhile
@@ -126,7 +128,7 @@ def _held(place: Path, form: str = "*") -> int:
 
 
 def _download(name: HubName, files: Sequence[str]) -> Path:
-    with _asking(name) as api:
+    with _client(name) as api:
         return api.download_repo(
             name.repository,
             "model",
@@ -136,14 +138,14 @@ def _download(name: HubName, files: Sequence[str]) -> Path:
 
 
 @contextmanager
-def _asking(name: HubName) -> Iterator[HubApi]:
-    """The client, at the site that has the model. Its errors become ``ModelError``."""
+def _client(name: HubName) -> Iterator[HubApi]:
+    """A client for the site that has the model. Its errors become ``ModelError``."""
     for variable in _ATTEMPTS:  # read when the client is imported
         os.environ.setdefault(variable, "2")
     import requests
     from modelscope_hub import HubApi, HubError
 
-    logging.getLogger("modelscope_hub").setLevel(logging.CRITICAL)  # an error is the only line
+    logging.getLogger("modelscope_hub").setLevel(logging.CRITICAL)  # only errors are printed
     try:
         api = HubApi()
         yield HubApi(endpoint=api.resolve_endpoint_for_read(name.repository))
@@ -155,7 +157,7 @@ def _asking(name: HubName) -> Iterator[HubApi]:
 
 
 def _reason(name: HubName, error: Exception) -> str:
-    """The cause of a failed download, and what to do."""
+    """The cause of a failed download, and the remedy."""
     import requests
     from modelscope_hub import (
         AuthenticationError,
@@ -168,8 +170,8 @@ def _reason(name: HubName, error: Exception) -> str:
     )
 
     if isinstance(error, FileDownloadError) and error.failed_files:
-        failed = next(iter(error.failed_files.values()))
-        return _reason(name, failed) if isinstance(failed, Exception) else str(failed)
+        cause = next(iter(error.failed_files.values()))
+        return _reason(name, cause) if isinstance(cause, Exception) else str(cause)
     place = get_default_config().endpoint
     if isinstance(error, (AuthenticationError, PermissionDeniedError)):
         return (
@@ -177,30 +179,30 @@ def _reason(name: HubName, error: Exception) -> str:
             f"MODELSCOPE_API_TOKEN, or run modelscope login"
         )
     if isinstance(error, NotExistError):
-        return _without(name, str(place))
+        return _absence(name, str(place))
     if isinstance(error, ServerError):
-        return f"{place} answers with status {error.status_code}; try again later"
+        return f"{place} responds with status {error.status_code}; try again later"
     if isinstance(error, OSError) and (
-        of_disk := told_of_disk(error, get_default_config().cache_dir, _CACHE)
+        of_disk := disk_problem(error, get_default_config().cache_dir, _CACHE)
     ):
         return of_disk
-    late = isinstance(error, (RequestTimeoutError, requests.Timeout))
-    said = "it took too long" if late else _said(error)
+    timed_out = isinstance(error, (RequestTimeoutError, requests.Timeout))
+    message = "it took too long" if timed_out else _message(error)
     return (
-        f"no answer from {place} ({said:.200}): without a network, download it elsewhere and give "
-        f"the folder; MODELSCOPE_ENDPOINT sets a mirror"
+        f"no response from {place} ({message:.200}): without a network, download it elsewhere "
+        f"and give the folder; MODELSCOPE_ENDPOINT sets a mirror"
     )
 
 
-def _said(error: Exception) -> str:
-    """The system's error that an error quotes; else what it says, unless that is in Chinese."""
-    if found := _OF_SYSTEM.search(str(error)):
-        return found[0]
+def _message(error: Exception) -> str:
+    """The system error that an error quotes, else its first line, unless that is Chinese."""
+    if match := _SYSTEM_ERROR.search(str(error)):
+        return match[0]
     first = (str(error).splitlines() or [""])[0]
     return first if first and first.isascii() else type(error).__name__
 
 
-def _without(name: HubName, place: str) -> str:
+def _absence(name: HubName, place: str) -> str:
     from modelscope_hub import HubApi, HubError
 
     if name.revision is None:
@@ -209,7 +211,7 @@ def _without(name: HubName, place: str) -> str:
         revisions = HubApi().list_repo_revisions(name.repository, "model")
     except HubError:
         return f"{place} has no such model or revision, or it is private: check the spelling"
-    listed = [str(each.get("Revision") or each.get("revision") or "") for each in revisions]
-    near = get_close_matches(name.revision, listed, 5, 0.4) or listed[:5]
-    known = f"; it has {', '.join(near)}" if near else ""
-    return f"{name.repository} has no revision {name.revision!r}{known}"
+    names = [str(each.get("Revision") or each.get("revision") or "") for each in revisions]
+    near = get_close_matches(name.revision, names, 5, 0.4) or names[:5]
+    hint = f"; it has {', '.join(near)}" if near else ""
+    return f"{name.repository} has no revision {name.revision!r}{hint}"

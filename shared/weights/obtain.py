@@ -1,4 +1,4 @@
-"""A model for a node: found, judged by everything but its weights, and only then downloaded."""
+"""A model for a node: checked by everything but its weights, and only then downloaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..config import EngineConfig
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError
 from ..kv.planning import check_context
-from ..models.model_config import ModelConfig
+from ..models.config_files import ModelConfig
 from ..models.registry import family_of, spec_of
 from ..models.spec import QUANTIZED, DecoderSpec, Scoring, tensor_parallel_problem
 from ..text.tokenizer import Tokenizer
-from .alternatives import told_with_alternatives
+from .alternatives import suggest_alternatives
 from .folder_kind import INDEX, SINGLE
 from .locate import FoundModel, find_model
 from .origins import check_complete, lacks_head, tensor_origins
@@ -24,8 +24,8 @@ from .source import WeightSource, check_format, open_source
 
 @dataclass(frozen=True, slots=True)
 class ObtainedModel:
-    """A model that can be loaded. One that does not generate has no head, and embeds only.
-    ``name`` is that of the very version, for those who will load the same."""
+    """A loadable model. One that does not generate has no head, and only embeds. ``name`` includes
+    the exact version, so that others can load the same."""
 
     name: str
     path: Path
@@ -40,56 +40,55 @@ class ObtainedModel:
 
 
 def obtain_model(config: EngineConfig) -> ObtainedModel:
-    """Find a model, and download its weights once nothing else speaks against it; with random
-    weights, it needs none.
+    """Find a model, check it, and download its weights, unless they are random.
 
-    Raises ``ModelError``, or ``StartupError`` for a context that the model does not have.
+    Raises ``ModelError``, or ``StartupError`` for a context that the model does not support.
     """
-    with find_model(config.model) as found, told_with_alternatives(config.model, found):
-        name = str(found.version or config.model)
-        source = open_source(found.path, config.config_overrides)
+    with find_model(config.model) as location, suggest_alternatives(config.model, location):
+        name = str(location.version or config.model)
+        source = open_source(location.path, config.config_overrides)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
         check_context(config, spec.max_position)
         if problem := tensor_parallel_problem(spec, config.world_size):
             raise ModelError(
-                f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
+                f"{location.path} cannot be split over {config.world_size} ranks: {problem}"
             )
         # Raises for KV of a format that is not supported; the dtype of weights is chosen later.
         kv_dtype_of(config.kv_cache_dtype, spec.dtype, spec.kv_dtype)
-        spec = quantised(spec, config)
-        if config.load_format == "dummy" and (found.download is None or found.path.is_dir()):
-            return ObtainedModel(name, found.path, source, spec, generates=spec.has_head)
+        spec = apply_isq(spec, config)
+        if config.load_format == "dummy" and (location.download is None or location.path.is_dir()):
+            return ObtainedModel(name, location.path, source, spec, generates=spec.has_head)
         if config.load_format != "dummy":
             check_format(source, config.load_format)
-        check_files(source, found)
-        if found.download is not None:
-            _judge(found, source, spec, config)
-            downloaded = found.download(source.weight_files())
-            source = open_source(downloaded, config.config_overrides)
+        check_files(source, location)
+        if location.download is not None:
+            _check_remote(location, source, spec, config)
+            path = location.download(source.weight_files())
+            source = open_source(path, config.config_overrides)
     return ObtainedModel(name, source.path, source, spec, check_tensors(source, spec))
 
 
-def _judge(
-    found: FoundModel, source: WeightSource, spec: DecoderSpec, config: EngineConfig
+def _check_remote(
+    location: FoundModel, source: WeightSource, spec: DecoderSpec, config: EngineConfig
 ) -> None:
-    """Refuse a model on a hub by its tokenizer, and by the headers of the weights that are not
-    here. Raises ``ModelError``."""
-    absent = absent_files(found, source)
-    listing = found.download.listing if found.download else None
-    if found.path.is_dir() and not absent:
+    """Check a model on a hub by its tokenizer, and by the headers of weights to download. Raises
+    ``ModelError``."""
+    absent = absent_files(location, source)
+    listing = location.download.listing if location.download else None
+    if location.path.is_dir() and not absent:
         return  # nothing will be downloaded
     Tokenizer.load(source.tokenizer_files(), spec.vocab_size)  # as every router does
     if absent:
         check_tensors(source, spec, by_index=True)
     if listing is None or not all(map(listing.sizes.get, absent)):
-        return  # the hub does not tell enough to read headers
-    with with_headers(found, source, absent, config.config_overrides) as headers:
+        return  # headers cannot be read without the sizes
+    with with_headers(location, source, absent, config.config_overrides) as headers:
         check_tensors(headers, spec, source.config())
 
 
-def quantised(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
-    """The spec of a model that may be quantised while it is loaded. Raises ``ModelError`` where
-    there is nothing to quantise."""
+def apply_isq(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
+    """The spec of a model after ``--isq``. Raises ``ModelError`` if there is nothing to
+    quantise."""
     if config.isq is None:
         return spec
     if config.load_format == "dummy":
@@ -102,24 +101,23 @@ def quantised(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
     return replace(spec, dtype=QUANTIZED)
 
 
-def check_files(source: WeightSource, found: FoundModel) -> None:
-    """Refuse a folder or a repository without some of the files of its weights. Raises
-    ``ModelError``."""
-    if found.files is None or not found.path.is_dir():
+def check_files(source: WeightSource, location: FoundModel) -> None:
+    """Raise ``ModelError`` for a folder or a repository that lacks some weight files."""
+    if location.files is None or not location.path.is_dir():
         return
     missing = [
         file
         for file in source.weight_files()
-        if file not in found.files and not (found.path / file).is_file()
+        if file not in location.files and not (location.path / file).is_file()
     ]
-    place = found.download.name.repository if found.download else str(found.path)
+    place = location.download.name.repository if location.download else str(location.path)
     if missing == [SINGLE]:
-        raise without_loadable_weights(found.files, place)
+        raise without_loadable_weights(location.files, place)
     if missing:
         lists = "modules.json" if "/" in missing[0] else INDEX
         raise ModelError(
             f"{Path(place) / missing[0]} is missing, and {lists} lists it: "
-            + ("use another model" if found.download else "resume the download")
+            + ("use another model" if location.download else "resume the download")
         )
 
 
@@ -130,15 +128,15 @@ def check_tensors(
     *,
     by_index: bool = False,
 ) -> bool:
-    """Refuse tensors that are missing or not the model's. Returns whether the model can generate.
-    ``config`` is by default that of the source. An index may leave out tensors that its files have,
-    so that none is missing ``by_index``. Raises ``ModelError``."""
-    config, names = config or source.config(), source.tensor_names()
-    if names is None:
+    """Raise ``ModelError`` for missing or unknown tensors. Returns whether the model can generate.
+    ``config`` defaults to the source's. With ``by_index``, missing tensors are accepted, since an
+    index may leave out tensors that its files have."""
+    config, tensors = config or source.config(), source.tensor_names()
+    if tensors is None:
         return True
     family, path = family_of(config.values, config.file), source.path
-    known = source.weight_names(family)
-    origins = tensor_origins(names, known, spec, path, family.more_layers, family.wrapped)
+    names = source.weight_names(family)
+    origins = tensor_origins(tensors, names, spec, path, family.more_layers, family.wrapped)
     if by_index:
         return not lacks_head(origins, spec, path)
-    return check_complete(origins, known, spec, path, family.wrapped)
+    return check_complete(origins, names, spec, path, family.wrapped)

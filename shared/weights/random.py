@@ -16,12 +16,12 @@ _PIECE = 1 << 24
 
 
 class RandomWeights:
-    """Seeded weights, equal for every tensor-parallel size: norms are one, the rest is scaled such
+    """Seeded weights, equal for every tensor-parallel size. Norms are one; the others are scaled so
     that the hidden state keeps its magnitude."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
-        # Drawn on the host, so that all devices have the same numbers, and repeated on the device.
+        # Drawn on the host, so that all devices get the same numbers, and repeated on the device.
         self._pool = torch.randn(_PERIOD, generator=generator).to(device)
 
     def fill(self, part: Part) -> None:
@@ -34,7 +34,7 @@ class RandomWeights:
 
 
 def _fill_matrix(name: str, slot: WeightSlot, pool: torch.Tensor) -> None:
-    """Fill some rows at a time: in float32 a large weight takes twice its own memory."""
+    """Fill a few rows at a time: a float32 copy of a large weight takes twice its memory."""
     rows, columns = slot.shape
     scale = 1.0 if name == "embed.weight" else columns**-0.5
     first_row, last_row = (slot.first, slot.end) if slot.dim == 0 else (0, rows)

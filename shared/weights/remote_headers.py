@@ -1,4 +1,4 @@
-"""Weights of a model on a hub by their headers alone, beside its other files, which are here."""
+"""Weights of a model on a hub by their headers, beside its other files in the cache."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from .source import WeightSource, open_source
 _REQUESTS_AT_ONCE = 8
 
 
-def absent_files(found: FoundModel, source: WeightSource) -> list[str]:
-    """The files of weights that a folder of a hub's model lacks so far."""
-    if found.download is None or not found.path.is_dir():
+def absent_files(location: FoundModel, source: WeightSource) -> list[str]:
+    """The weight files that still have to be downloaded."""
+    if location.download is None or not location.path.is_dir():
         return []
-    return [file for file in source.weight_files() if not (found.path / file).is_file()]
+    return [file for file in source.weight_files() if not (location.path / file).is_file()]
 
 
 @contextmanager
 def with_headers(
-    found: FoundModel,
+    location: FoundModel,
     source: WeightSource,
     absent: Sequence[str],
     overrides: Mapping[str, Any] | None,
 ) -> Iterator[WeightSource]:
-    """The source of a model with the headers of the files that are absent, which last as long as
-    the context; without a listing, the source as it is. Raises ``ModelError``."""
-    download = found.download
+    """The source of a model with headers in place of absent files, as long as the context; without
+    a listing, ``source`` itself. Raises ``ModelError``."""
+    download = location.download
     if not absent or download is None or download.listing is None:
         yield source
         return
     with header_folder(download.name.repository) as folder:
         try:
-            _fetch(found.path, download, download.listing, absent, folder)
+            _fetch(location.path, download, download.listing, absent, folder)
         except OSError as error:
             raise no_room(str(download.name), error) from error
         yield open_source(folder, overrides)
 
 
 def _fetch(
-    described: Path, download: Download, listing: Listing, absent: Sequence[str], folder: Path
+    local: Path, download: Download, listing: Listing, absent: Sequence[str], folder: Path
 ) -> None:
-    for path in described.rglob("*"):
+    for path in local.rglob("*"):
         if path.is_file():
-            (folder / path.relative_to(described)).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path.relative_to(described)).symlink_to(path)
+            (folder / path.relative_to(local)).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path.relative_to(local)).symlink_to(path)
 
     def fetch(file: str) -> None:
         read = partial(download.hub.read, download.name, listing.commit, file)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.block_formats import BlockFormat
-from ..errors import ModelError, shown
-from ..models.model_config import ModelConfig, dense_folders, read_config, read_json
+from ..errors import ModelError, brief
+from ..models.config_files import ModelConfig, dense_folders, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
-from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
+from ..text.model_files import LFS_POINTER, LFS_REMEDY
 from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from ..text.vocabulary.added_tokens import AddedTokens
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 _LONGEST_NAME, _LONGEST_REASON, _LONGEST_FILE = 1000, 300, 255
-# The tensor of a linear layer over a vector, in a file of its own, and its name here.
+# The tensor of a linear layer over the text vector, in its own file, and our name for it.
 _LINEAR, _PROJECTION = "linear.weight", "projections.{i}.weight"
 
 
 class SafetensorsFolder:
-    """A ``WeightSource``. The library checks the files and knows what is in them.
+    """A ``WeightSource``. The safetensors library validates the files.
 
-    ``framework`` reads the tensors; with "np" it is enough for their names, and loads no torch.
+    ``framework`` reads the tensors; "np" is enough for their names, and does not load torch.
     """
 
     format = "safetensors"
@@ -49,8 +49,8 @@ class SafetensorsFolder:
         self._framework = framework
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        self._own_names: dict[str, str] = {}  # those of tensors whose name in a file is not unique
-        self._begins: dict[str, dict[str, int]] = {}
+        self._own_names: dict[str, str] = {}  # of tensors whose names in the files are not unique
+        self._offsets: dict[str, dict[str, int]] = {}
         self._reads = FileReads()
         self._open = ExitStack()
 
@@ -79,19 +79,22 @@ class SafetensorsFolder:
 
     @cached_property
     def _tokenizer_files(self) -> TokenizerFiles:
-        # Kept: to make one of other files than a tokenizer.json takes a second or two.
+        # Cached: converting other files than a tokenizer.json takes a second or two.
         return read_tokenizer_files(self.path)
 
     def end_tokens(self) -> list[int]:
-        """See ``WeightSource``. Those of ``tokenizer_config.json``, read as plain JSON: loading a
+        """See ``WeightSource``. Read from ``tokenizer_config.json`` as plain JSON: loading a
         tokenizer takes longer than everything else that a head does before its ranks start."""
-        named, listed = self.path / "tokenizer_config.json", self.path / TOKENIZER_JSON
-        config = read_json(named) if named.is_file() else {}
+        config_file, tokenizer_file = (
+            self.path / "tokenizer_config.json",
+            self.path / TOKENIZER_JSON,
+        )
+        config = read_json(config_file) if config_file.is_file() else {}
         text = special_tokens(config).get("eos_token")
-        if not listed.is_file():
+        if not tokenizer_file.is_file():
             return self._end_tokens_of_other_files(config, text)
-        added = None if text is None else read_json(listed).get("added_tokens")
-        tokens = [token for token in added or () if isinstance(token, dict)]
+        added_tokens = None if text is None else read_json(tokenizer_file).get("added_tokens")
+        tokens = [token for token in added_tokens or () if isinstance(token, dict)]
         ids = (token.get("id") for token in tokens if token.get("content") == text)
         return [token for token in ids if isinstance(token, int)]
 
@@ -112,8 +115,8 @@ class SafetensorsFolder:
     def tensor_names(self) -> list[str] | None:
         """See ``WeightSource``."""
         if all((self.path / file).is_file() for file in self.weight_files()):
-            with SafetensorsFolder(self.path, "np") as opened:
-                return opened.names()
+            with SafetensorsFolder(self.path, "np") as folder:
+                return folder.names()
         index = self.path / INDEX
         if not index.is_file():
             return None
@@ -141,7 +144,7 @@ class SafetensorsFolder:
         return False
 
     def whole(self, name: str) -> Any:
-        """All of a small tensor, of any number of dimensions."""
+        """A whole small tensor, with any number of dimensions."""
         return self._files[self._file_of[name]].get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -161,7 +164,7 @@ class SafetensorsFolder:
         import torch
 
         path, tensor = self.path / self._file_of[name], self._slice(name)
-        begin = self._begins[self._file_of[name]][self._own_names.get(name, name)]
+        begin = self._offsets[self._file_of[name]][self._own_names.get(name, name)]
         dtype = torch_dtype(str(tensor.get_dtype()))
         shape = tuple(tensor.get_shape())
         if index is not None:
@@ -169,21 +172,21 @@ class SafetensorsFolder:
             begin += index * prod(shape) * dtype.itemsize
         of_row = prod(shape[1:]) * dtype.itemsize
         if dim == 1:
-            made = torch.empty((shape[0], end - first), dtype=dtype)
-            self._reads.columns(path, begin, of_row, first * dtype.itemsize, made, name)
-            return made
+            columns = torch.empty((shape[0], end - first), dtype=dtype)
+            self._reads.columns(path, begin, of_row, first * dtype.itemsize, columns, name)
+            return columns
         if into is None:
             into = torch.empty((end - first, *shape[1:]), dtype=dtype)
         self._reads.rows(path, begin + first * of_row, into, name)
         return into
 
     def _end_tokens_of_other_files(self, config: dict[str, Any], text: str | None) -> list[int]:
-        """Those of a tokenizer that has to be made, unless the configuration has the number; none
-        if it cannot be made, since an engine takes token ids without any."""
+        """The end tokens of a tokenizer that has to be converted, unless the configuration has the
+        id. Empty if the conversion fails, since an engine works on token ids without one."""
         try:
-            listed = AddedTokens(self.path, config).by_number.items()
-            if found := [number for number, token in listed if token["content"] == text]:
-                return found
+            tokens = AddedTokens(self.path, config).by_number.items()
+            if ids := [number for number, token in tokens if token["content"] == text]:
+                return ids
             files = self.tokenizer_files()
         except ModelError:
             return []
@@ -194,7 +197,7 @@ class SafetensorsFolder:
         return self._files[self._file_of[name]].get_slice(self._own_names.get(name, name))
 
     def _projections(self) -> list[str]:
-        """The files of the linear layers over a vector, in their order."""
+        """The files of the linear layers over the text vector, in order."""
         return [f"{folder.name}/{SINGLE}" for folder in dense_folders(self.path)]
 
     def _names_of_files(self) -> list[str]:
@@ -214,21 +217,21 @@ class SafetensorsFolder:
                 self._file_of[ours], self._own_names[ours] = file, name
 
     def _find_shards(self, index: Path) -> None:
-        listed = weight_map(index)
-        for file in sorted(set(listed.values())):
+        tensors = weight_map(index)
+        for file in sorted(set(tensors.values())):
             present: set[str] = set(self._open_file(file))
-            claimed = {name for name, where in listed.items() if where == file}
-            if claimed - present:
+            expected = {name for name, where in tensors.items() if where == file}
+            if expected - present:
                 raise ModelError(
-                    f"{self.path / file} lacks {sorted(claimed - present)[0]}, which {INDEX} "
-                    f"says it holds: the two come from different downloads; download both again"
+                    f"{self.path / file} lacks {sorted(expected - present)[0]}, which {INDEX} "
+                    f"says it has: the two come from different downloads; download both again"
                 )
-            # Tensors missing from the index are listed too, so that the loader sees unknown ones.
+            # Tensors missing from the index are included, so that the loader rejects unknown ones.
             for name in sorted(present):
                 self._file_of[name] = file
 
     def _open_file(self, file: str) -> list[str]:
-        # A router, which has no weights, does without the library.
+        # Imported here, since routers do not need the library.
         from safetensors import SafetensorError, safe_open
 
         path = self.path / file
@@ -236,12 +239,12 @@ class SafetensorsFolder:
             lists = "modules.json" if "/" in file else INDEX
             raise ModelError(f"{path} is missing, and {lists} lists it: resume the download")
         try:
-            opened = self._open.enter_context(safe_open(path, framework=self._framework))
+            content = self._open.enter_context(safe_open(path, framework=self._framework))
         except (SafetensorError, OSError) as error:
             raise self._broken(file, error) from error
-        self._files[file] = opened
-        self._begins[file] = _begins(path)
-        names = list(opened.keys())
+        self._files[file] = content
+        self._offsets[file] = _tensor_offsets(path)
+        names = list(content.keys())
         _check_names(path, names)
         return names
 
@@ -258,7 +261,7 @@ class SafetensorsFolder:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name in the files. Raises ``ModelError`` for one of no weights."""
+    """The torch dtype for a name in the files. Raises ``ModelError`` for an unsupported one."""
     import torch
 
     kinds = {
@@ -284,8 +287,8 @@ def torch_dtype(name: str) -> torch.dtype:
     return kinds[name]
 
 
-def _begins(file: Path) -> dict[str, int]:
-    """Where the tensors of a file that the library has opened begin."""
+def _tensor_offsets(file: Path) -> dict[str, int]:
+    """The byte offset of each tensor in a valid file."""
     with file.open("rb") as content:
         (length,) = struct.unpack("<Q", content.read(8))
         header = json.loads(content.read(length))
@@ -297,44 +300,43 @@ def _begins(file: Path) -> dict[str, int]:
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
-    """Reject names of tensors that errors could not have in their line."""
+    """Reject tensor names that do not fit in a line of an error message."""
     for name in names:
         if not name.isprintable() or len(name) > _LONGEST_NAME:
             raise ModelError(
-                f"{path} has a tensor named {shown(name)}: names are up to {_LONGEST_NAME} "
+                f"{path} has a tensor named {brief(name)}: names are up to {_LONGEST_NAME} "
                 "printable characters; delete the file and download it again"
             )
 
 
 def _in_line(error: Exception) -> str:
-    """What the library says, which quotes the file, on one line."""
+    """The library's message, which quotes the file, in one line."""
     text = "".join(each if each.isprintable() else " " for each in str(error))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def without_loadable_weights(files: Collection[str], place: str) -> ModelError:
-    """The error for the ``files`` of a folder or of a repository, in none of the names of
-    weights."""
+    """The error for a folder or repository whose ``files`` have no loadable weights."""
     return ModelError(f"{place} has neither {SINGLE} nor {INDEX}: {without_weights(files, place)}")
 
 
 def weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor."""
-    listed = read_json(index).get("weight_map")
-    if not isinstance(listed, dict) or not listed:
+    tensors = read_json(index).get("weight_map")
+    if not isinstance(tensors, dict) or not tensors:
         raise ModelError(f"{index}: weight_map is missing or empty: download the file again")
-    _check_names(index, listed)
-    for file in listed.values():
+    _check_names(index, tensors)
+    for file in tensors.values():
         if (
             not isinstance(file, str)
             or not file.isprintable()
             or Path(file).name != file
             or len(file.encode()) > _LONGEST_FILE
         ):
-            raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
+            raise ModelError(f"{index}: {brief(file)} is not the name of a file in the folder")
         if not file.endswith(".safetensors"):
             raise ModelError(
-                f"{index}: {shown(file)} is not a safetensors file, as its name says; download or "
+                f"{index}: {brief(file)} is not a safetensors file, as its name says; download or "
                 f"convert the weights in safetensors"
             )
-    return listed
+    return tensors

@@ -1,6 +1,6 @@
-"""Weight sources: a model's configuration, tokenizer and tensors, whatever files they are in.
+"""Weight sources: a model's configuration, tokenizer and tensors, in any kind of files.
 
-Torch is loaded only when a tensor is read, so that heads and routers can ask for the rest.
+Torch is loaded only to read a tensor, so that heads and routers can use the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError
-from ..models.model_config import ModelConfig
+from ..models.config_files import ModelConfig
 from ..models.registry import Family, quantization_of, spec_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import WeightNames
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """A checkpoint. Use as a context manager for its tensors."""
+    """A checkpoint. Tensors need its context."""
 
     path: Path
     format: str
@@ -45,7 +45,7 @@ class WeightSource(Protocol):
         """The configuration."""
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """What a tokenizer is loaded from."""
+        """The contents of the tokenizer's files."""
 
     def end_tokens(self) -> list[int]:
         """The end tokens of the tokenizer."""
@@ -54,12 +54,11 @@ class WeightSource(Protocol):
         """The family's names and transforms for this kind of checkpoint."""
 
     def weight_files(self) -> list[str]:
-        """The names of the files in its folder that have the weights, whether they are there or
-        not; needs no context."""
+        """The names of the weight files in its folder, existing or not; needs no context."""
 
     def tensor_names(self) -> list[str] | None:
-        """The names of all tensors, as far as the files that are there tell; needs no context, and
-        loads no torch."""
+        """The names of all tensors, by the files that exist, or ``None`` if unknown; needs no
+        context, and does not load torch."""
 
     def names(self) -> list[str]:
         """The names of all tensors."""
@@ -68,17 +67,16 @@ class WeightSource(Protocol):
         """A tensor's dtype (BF16, F16, F32, ...) or the name of its block format."""
 
     def block_format(self, name: str) -> BlockFormat | None:
-        """A tensor's block format; ``None`` for numbers."""
+        """A tensor's block format; ``None`` if it is not quantised."""
 
     def order(self, name: str) -> torch.Tensor | None:
-        """The input at each place of a tensor's blocks, if they have them in another order than
-        the model."""
+        """The input at each place of a tensor's blocks, if their order differs from the model's."""
 
     def spare(self, name: str) -> bool:
-        """Return whether a tensor changes nothing where the model has no place for it."""
+        """Return whether a tensor may be ignored if the model has no place for it."""
 
     def block_formats(self) -> frozenset[str]:
-        """The block formats of its tensors, by name; needs no context."""
+        """The names of the block formats of its tensors; needs no context."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape. Reads nothing."""
@@ -92,14 +90,13 @@ class WeightSource(Protocol):
         index: int | None = None,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Read ``tensor[first:end]`` along ``dim`` (0 or 1), or that of ``tensor[index]``: numbers,
-        or the bytes of blocks. ``into``, of the same dtype and shape, contiguous and on the CPU,
-        may be used for rows, and is then what is returned."""
+        """Read ``tensor[first:end]`` along ``dim`` (0 or 1), or the same of ``tensor[index]``:
+        numbers, or the bytes of blocks. Rows may be read into and returned as ``into``, a
+        contiguous CPU tensor of the same dtype and shape."""
 
 
 def open_source(path: str | Path, overrides: Mapping[str, Any] | None = None) -> WeightSource:
-    """The source at a path that ``locate_model`` has found. ``overrides`` replace keys of its
-    configuration."""
+    """The source at the path of a model. ``overrides`` replace keys of its configuration."""
     path = Path(path)
     if is_gguf(path):
         return GGUFFile(path, overrides)

@@ -1,4 +1,4 @@
-"""Downloads of weights: whether they fit, and how far they are."""
+"""Downloads of weights: disk space and progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from ..errors import ModelError
 
 log = logging.getLogger("tandem.node")
-# Between two lines about a download, where nobody sees bars.
+# Interval of progress lines, where there are no progress bars.
 _LINE_SECONDS = 10.0
 
 
 def in_words(size: float) -> str:
-    """A number of bytes as ``4.2 GB``."""
+    """A number of bytes in words, such as ``4.2 GB``."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -28,30 +28,29 @@ def in_words(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-# A disk, or a user's share of it, that is full.
+# A full disk or quota.
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
+# Disk errors that come without a file name.
+_DISK_ERRORS = frozenset((errno.EACCES, errno.EIO))
 
-# Errors of disks that come without the name of a file.
-_OF_DISKS = frozenset((errno.EACCES, errno.EIO))
 
-
-def told_of_disk(error: OSError, cache: object, variable: str) -> str | None:
-    """What to do about a disk that fails in a hub's cache, which an environment variable moves;
-    ``None`` for an error of the network, which has no file's name."""
+def disk_problem(error: OSError, cache: object, variable: str) -> str | None:
+    """Describe a disk error in a hub's cache, which the environment variable ``variable`` moves;
+    ``None`` for a network error."""
     if error.errno in FULL:
         return (
-            f"the disk of the cache {cache} is full: free some space and run it again, which keeps "
-            f"what has come, or move the cache by {variable}"
+            f"the disk of the cache {cache} is full: free some space and run it again, which "
+            f"resumes the download, or move the cache by {variable}"
         )
-    if error.filename is None and error.errno not in _OF_DISKS:
+    if error.filename is None and error.errno not in _DISK_ERRORS:
         return None
     place = f"{error.filename}: " if error.filename else ""
     return f"the cache {cache} cannot be used ({place}{error.strerror}): {variable} moves it"
 
 
 def check_space(name: str, needed: int, cache: Path, variable: str) -> None:
-    """Raise ``ModelError`` if so many bytes do not fit; ``variable`` moves the cache."""
+    """Raise ``ModelError`` if ``needed`` bytes do not fit; ``variable`` moves the cache."""
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -62,20 +61,20 @@ def check_space(name: str, needed: int, cache: Path, variable: str) -> None:
 
 
 @contextmanager
-def told(
+def report_progress(
     name: str, files: Sequence[str], size: int, cache: Path, done: Callable[[], int]
 ) -> Iterator[None]:
-    """Tell of a download in lines, where there is no terminal on which the hub's client shows
-    bars. ``done`` returns how many of its bytes are there."""
+    """Log the progress of a download, unless there is a terminal for the client's progress bars.
+    ``done`` returns the number of bytes downloaded."""
     if sys.stderr.isatty():
         yield
         return
     count = f"{len(files)} files" if len(files) > 1 else files[0]
     tell(f"downloading {count} of {name}{f', {in_words(size)},' if size else ''} to {cache}")
-    begun, ended = time.monotonic(), threading.Event()
+    start, end = time.monotonic(), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(_LINE_SECONDS):
+        while not end.wait(_LINE_SECONDS):
             of = f" of {in_words(size)}" if size else ""
             tell(f"downloading {name}: {in_words(done())}{of}")
 
@@ -84,13 +83,13 @@ def told(
     try:
         yield
     finally:
-        ended.set()
+        end.set()
         watcher.join()
-    tell(f"downloaded {name} in {time.monotonic() - begun:.0f} s")
+    tell(f"downloaded {name} in {time.monotonic() - start:.0f} s")
 
 
 def tell(line: str) -> None:
-    """Log a line, or print it where nothing is logged."""
+    """Log a line, or print it if logging is not configured."""
     if log.hasHandlers():
         log.info(line)
     else:

@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class FakeApi:
-    """Counts what it gets. ``statuses`` are answered with instead, one request each."""
+    """Records requests. ``statuses`` are the responses to the next ones, one each."""
 
     delay: float = 0.0
     tokenizes: bool = True
@@ -37,9 +37,9 @@ class FakeApi:
 
     def server(self, **more: Any) -> ApiServer:
         """The client's side."""
-        given = {"backend": "openai", "endpoint": None, "header": (), "insecure": False} | more
+        options = {"backend": "openai", "endpoint": None, "header": (), "insecure": False} | more
         scheme = "https" if self.tls else "http"
-        return api_server(url=f"{scheme}://127.0.0.1:{self.port}", **given)
+        return api_server(url=f"{scheme}://127.0.0.1:{self.port}", **options)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -48,7 +48,7 @@ class FakeApi:
                 self.heads.append(head)
                 method, path, _ = head.split(" ", 2)
                 body = await reader.readexactly(_length(head)) if method == "POST" else b""
-                await self._answer(writer, path, json.loads(body or b"{}"))
+                await self._respond(writer, path, json.loads(body or b"{}"))
                 await writer.drain()
                 if self.close_after:
                     return
@@ -57,7 +57,7 @@ class FakeApi:
         finally:
             writer.close()
 
-    async def _answer(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
+    async def _respond(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
         if path == "/v1/models":
             _whole(writer, 200, {"data": [{"id": "fake"}]})
         elif path == "/tokenize" and self.tokenizes:
@@ -101,7 +101,7 @@ class FakeApi:
 
 @asynccontextmanager
 async def fake_api(**settings: Any) -> AsyncIterator[FakeApi]:
-    """A running one."""
+    """A running fake server."""
     api = FakeApi(**settings)
     server = await asyncio.start_server(api.serve, "127.0.0.1", 0, ssl=api.tls)
     api.port = server.sockets[0].getsockname()[1]

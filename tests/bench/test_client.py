@@ -1,4 +1,4 @@
-"""The measuring client: streams cut anywhere, connections reused, failures in the answer."""
+"""The measuring client: streams cut anywhere, connections reused, failures in the response."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ COMPLETION = stream(
 
 def test_a_stream_may_be_cut_anywhere() -> None:
     for cut in range(len(COMPLETION)):
-        answer = MeasuredResponse()
-        answer.feed(COMPLETION[:cut], 1.0)
-        answer.feed(COMPLETION[cut:], 2.0)
-        assert (answer.text, answer.prompt_tokens, answer.output_tokens) == ("aé", 7, 4), cut
-        assert len(answer.times) == 4 and len(answer.arrivals) == 3
-        assert set(answer.times) <= {1.0, 2.0}
+        response = MeasuredResponse()
+        response.feed(COMPLETION[:cut], 1.0)
+        response.feed(COMPLETION[cut:], 2.0)
+        assert (response.text, response.prompt_tokens, response.output_tokens) == ("aé", 7, 4), cut
+        assert len(response.times) == 4 and len(response.arrivals) == 3
+        assert set(response.times) <= {1.0, 2.0}
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_a_stream_may_be_cut_anywhere() -> None:
     ],
 )
 def test_events_of_a_chat_count_when_they_have_output(delta: dict, tokens: int) -> None:
-    answer = MeasuredResponse()
-    answer.feed(stream({"choices": [{"delta": delta}]}), 1.0)
-    assert len(answer.times) == tokens
+    response = MeasuredResponse()
+    response.feed(stream({"choices": [{"delta": delta}]}), 1.0)
+    assert len(response.times) == tokens
 
 
 def test_the_last_event_of_a_completion_is_no_token_without_text() -> None:
-    answer = MeasuredResponse()
-    answer.feed(stream(text("a"), {"choices": [{"text": "", "finish_reason": "stop"}]}), 1.0)
-    assert len(answer.times) == 1
+    response = MeasuredResponse()
+    response.feed(stream(text("a"), {"choices": [{"text": "", "finish_reason": "stop"}]}), 1.0)
+    assert len(response.times) == 1
 
 
 def test_an_event_that_is_no_json_or_an_error_or_endless_ends_the_stream() -> None:
@@ -91,27 +91,27 @@ async def test_connections_are_reused_and_replaced_when_the_server_has_closed_th
 async def test_an_answer_has_its_lengths_and_times() -> None:
     async with fake_api() as api:
         server = api.server(backend="openai-chat", model="fake")
-        answer = await server.ask(server.body("one two three", 4), request_id="me-1")
+        response = await server.ask(server.body("one two three", 4), request_id="me-1")
         server.client.close()
     assert "x-request-id: me-1" in api.heads[-1]
-    assert (answer.prompt_tokens, answer.output_tokens, answer.remote_tokens) == (6, 4, 5)
-    assert len(answer.arrivals) == 4 and answer.sent <= answer.arrivals[0]
-    assert answer.text == " 0 1 2 3"
+    assert (response.prompt_tokens, response.output_tokens, response.remote_tokens) == (6, 4, 5)
+    assert len(response.arrivals) == 4 and response.sent_at <= response.arrivals[0]
+    assert response.text == " 0 1 2 3"
 
 
 async def test_a_refusal_is_in_the_answer() -> None:
     async with fake_api(statuses=[(400, "too long")]) as api:
         server = api.server()
-        answer = await server.ask(server.body("a", 1))
+        response = await server.ask(server.body("a", 1))
         server.client.close()
-    assert (answer.success, answer.error) == (False, "HTTP 400: too long")
+    assert (response.success, response.error) == (False, "HTTP 400: too long")
 
 
 async def test_nobody_listening_is_in_the_answer_and_an_error_of_the_command() -> None:
     async with fake_api() as api:
         server = api.server()
-    answer = await server.ask(server.body("a", 1))
-    assert not answer.success and "Connect call failed" in answer.error
+    response = await server.ask(server.body("a", 1))
+    assert not response.success and "Connect call failed" in response.error
     with pytest.raises(BenchmarkError, match=r"cannot reach 127\.0\.0\.1"):
         await server.first_model()
 

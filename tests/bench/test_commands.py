@@ -1,4 +1,4 @@
-"""The commands as users type them, against a server without a model."""
+"""The commands, run against a server without a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRACE = (
 
 @contextmanager
 def running(**settings: Any) -> Iterator[FakeApi]:
-    """The server in a loop of its own, since commands have theirs."""
+    """The server in its own event loop, since commands have theirs."""
     started: list[tuple[FakeApi, asyncio.Event, asyncio.AbstractEventLoop]] = []
     ready = threading.Event()
 
@@ -55,7 +55,7 @@ def running(**settings: Any) -> Iterator[FakeApi]:
 
 
 def run(*arguments: object) -> str:
-    """What a command printed. Raises its error."""
+    """The output of a command. Raises its error."""
     done = CliRunner().invoke(cli, ["bench", *map(str, arguments)], standalone_mode=False)
     if done.exception:
         raise done.exception
@@ -85,10 +85,10 @@ def test_serve_prints_a_table_and_writes_result_and_plot(tmp_path: Path) -> None
     }
     assert {len(body["prompt"]) for body in api.bodies} == {20}
     assert "x-b: 2" in api.heads[-1] and "x-request-id: bench-" in api.heads[-1]
-    found = json.loads(result.read_text())
-    assert (found["completed"], found["total_output_tokens"]) == (7, 28)
-    assert (found["model_id"], found["kind"], found["request_rate"]) == ("fake", "fake", 500)
-    assert found["request_goodput"] > 0 and len(found["queue_times"]) == 7
+    content = json.loads(result.read_text())
+    assert (content["completed"], content["total_output_tokens"]) == (7, 28)
+    assert (content["model_id"], content["kind"], content["request_rate"]) == ("fake", "fake", 500)
+    assert content["request_goodput"] > 0 and len(content["queue_times"]) == 7
     assert "Successful requests:                     7" in table
     assert "Input tokens prefilled remotely:         133" in table
     assert "<title>" in page.read_text()
@@ -112,8 +112,8 @@ def test_serve_replays_a_trace_at_its_times(tmp_path: Path) -> None:
         )
     first, second = (body["prompt"] for body in api.bodies)
     assert (len(first), len(second)) == (600, 520) and first[:512] == second[:512]
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found["duration"] >= 0.01 and "late_requests" in found and "ttfts" not in found
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["duration"] >= 0.01 and "late_requests" in result and "ttfts" not in result
 
 
 def test_probes_are_sent_beside_the_load_and_reported_apart() -> None:
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_with_a_report_of_what_was_answered(tmp_path: Path) -> None:
         thread.join()
     assert isinstance(done.exception, click.Abort)
     assert "1,000 requests of 3 + 8 tokens on average are sent over " in done.stderr
-    assert "this is about the 1 of 1,000 requests that were answered" in done.stderr
+    assert "the result is of the 1 complete responses to 1,000 requests" in done.stderr
     assert "Successful requests:                     1" in done.stdout and page.exists()
 
 
@@ -161,8 +161,8 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
             for _ in range(1000):
                 clock.now += 1 / 32
                 advance()
-    said = capsys.readouterr().err.splitlines()
-    assert said == [f"Requests: {count} of 2,000" for count in (320, 640, 960)]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"Requests: {count} of 2,000" for count in (320, 640, 960)]
 
 
 def test_serve_chats(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_serve_chats(tmp_path: Path) -> None:
 def test_a_failing_server_is_named_once_and_fails_the_command() -> None:
     with running(statuses=[(503, "busy")] * 4) as api:
         options = ["--num-prompts=4", "--random-input-len=2"]
-        with pytest.raises(TandemError, match="none of the 4 requests was answered"):
+        with pytest.raises(TandemError, match="all 4 requests failed"):
             run("serve", f"--port={api.port}", *options)
 
 
@@ -189,11 +189,11 @@ def test_interference_measures_victims_and_attacker(tmp_path: Path, backend: str
         output = tmp_path / "i.json"
         url = [f"--port={api.port}", f"--backend={backend}", "--victims=2"]
         table = run("interference", *url, *scene, f"--output-json={output}")
-    found = json.loads(output.read_text())
-    assert len(found["rounds"]) == 2 and found["victims"] == 2 and found["prompt_tokens"] == 50
-    assert found["share_kept"] > 0 and found["victim_speed"] > 0
-    assert found["longest_gap_ms"] > 0 and found["attacker_ttft_over_alone"] > 0
-    assert "Share kept meanwhile (%):" in table
+    result = json.loads(output.read_text())
+    assert len(result["rounds"]) == 2 and result["victims"] == 2 and result["prompt_tokens"] == 50
+    assert result["share_kept"] > 0 and result["victim_speed"] > 0
+    assert result["longest_gap_ms"] > 0 and result["attacker_ttft_over_alone"] > 0
+    assert "Share kept during attack (%):" in table
     assert all(body["temperature"] == 0 and body["ignore_eos"] for body in api.bodies[-4:])
 
 
@@ -228,7 +228,7 @@ def test_a_victim_that_ends_too_early_is_an_error_with_the_remedy() -> None:
         (["--request-id-prefix=a\nb"], "--header x-request-id"),
         (["--plot=/dev/null/p.html"], "cannot write /dev/null/p.html"),
         (["--save-result", "--result-filename=."], "it is a folder"),
-        (["--compare-with=x.json"], "give --plot"),
+        (["--compare-with=x.json"], "--compare-with needs --plot"),
         (["--compare-with=x.json", "--plot=p.html"], "cannot read x.json"),
         (["--random-range-ratio=1"], "must be at least 0 and less than 1"),
         (["--profile"], "No such option"),

@@ -1,4 +1,4 @@
-"""Datasets: lengths, shared prefixes and times, and one line for each thing that is wrong."""
+"""Datasets: lengths, shared prefixes and times, and errors of one line."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ async def test_prompts_are_words_for_chats_and_servers_without_tokenizer(setting
 # ---- files -------------------------------------------------------------------------------------
 
 
-def conversation(prompt: int, answer: int) -> dict:
-    texts = [" ".join(["w"] * count) for count in (prompt, answer)]
+def conversation(prompt: int, reply: int) -> dict:
+    texts = [" ".join(["w"] * count) for count in (prompt, reply)]
     return {"conversations": [{"from": "human", "value": text} for text in texts]}
 
 
-def written(folder: Path, content: str, name: str = "data") -> Path:
+def data_file(folder: Path, content: str, name: str = "data") -> Path:
     path = folder / name
     path.write_text(content)
     return path
@@ -84,26 +84,26 @@ def written(folder: Path, content: str, name: str = "data") -> Path:
 async def test_sharegpt_leaves_out_what_vllm_leaves_out(tmp_path: Path) -> None:
     sizes = [(4, 4), (3, 9), (9, 3), (1025, 9), (1000, 1100), (10, 20)]
     items = [{"id": "x"}, *[conversation(*size) for size in sizes]]
-    path = written(tmp_path, json.dumps(items))
-    chosen = Selection(path=path, count=9, shuffle=False, oversample=False)
-    found = await read_sharegpt(chosen, WordTokenizer(), None)
-    assert [(one.prompt_tokens, one.output_tokens) for one in found] == [(4, 4), (10, 20)]
-    found = await read_sharegpt(chosen, WordTokenizer(), 2)
-    assert [one.prompt_tokens for one in found] == [4, 9, 1000, 10]
+    path = data_file(tmp_path, json.dumps(items))
+    selection = Selection(path=path, count=9, shuffle=False, oversample=False)
+    requests = await read_sharegpt(selection, WordTokenizer(), None)
+    assert [(one.prompt_tokens, one.output_tokens) for one in requests] == [(4, 4), (10, 20)]
+    requests = await read_sharegpt(selection, WordTokenizer(), 2)
+    assert [one.prompt_tokens for one in requests] == [4, 9, 1000, 10]
 
 
 async def test_custom_lines_are_texts_ids_or_messages(tmp_path: Path) -> None:
     prompts = ["a b", [1, 2, 3], [{"role": "user", "content": "x"}]]
     lines = "\n".join(json.dumps({"prompt": p, "output_tokens": 5}) for p in prompts)
-    chosen = Selection(path=written(tmp_path, lines), count=0, shuffle=False)
-    found = await read_custom(chosen, -1, None)
-    assert [(one.prompt, one.output_tokens) for one in found] == [(p, 5) for p in prompts]
-    rendered = await read_custom(chosen, 3, WordTokenizer())
+    selection = Selection(path=data_file(tmp_path, lines), count=0, shuffle=False)
+    requests = await read_custom(selection, -1, None)
+    assert [(one.prompt, one.output_tokens) for one in requests] == [(p, 5) for p in prompts]
+    rendered = await read_custom(selection, 3, WordTokenizer())
     assert rendered[0] == PlannedRequest([1, 0, 0], 3, 3)
 
 
 async def test_too_few_prompts_are_used_again(tmp_path: Path) -> None:
-    path = written(tmp_path, '{"prompt": "a"}\n\n{"prompt": "b"}\n')
+    path = data_file(tmp_path, '{"prompt": "a"}\n\n{"prompt": "b"}\n')
     assert len(await read_custom(Selection(path=path, count=5), 1, None)) == 5
     few = Selection(path=path, count=5, oversample=False)
     assert len(await read_custom(few, 1, None)) == 2
@@ -118,13 +118,13 @@ def line(at: float, size: int, out: int, hashes: list[int] | None) -> str:
 
 
 def replayed(path: Path, form: TraceFormat = MOONCAKE, **settings: object) -> list[PlannedRequest]:
-    given = {"count": 0, "speed": 1.0, "seed": 0, "block_tokens": form.block_tokens} | settings
-    return list(planned(read_jsonl_trace(path, form), IDS, path=path, **given))  # type: ignore[arg-type]
+    options = {"count": 0, "speed": 1.0, "seed": 0, "block_tokens": form.block_tokens} | settings
+    return list(planned(read_jsonl_trace(path, form), IDS, path=path, **options))  # type: ignore[arg-type]
 
 
 def test_prompts_of_a_trace_share_what_their_hashes_share(tmp_path: Path) -> None:
     lines = [line(1000, 1100, 5, [1, 2, 3]), line(500, 1300, 6, [1, 2, 9]), line(3000, 40, 1, None)]
-    first, second, third = replayed(written(tmp_path, "\n".join(lines)), speed=2.0)
+    first, second, third = replayed(data_file(tmp_path, "\n".join(lines)), speed=2.0)
     assert [one.at for one in (first, second, third)] == [0, 0.25, 1.25]
     assert [len(one.prompt) for one in (first, second, third)] == [1300, 1100, 40]
     assert first.prompt[:1024] == second.prompt[:1024]
@@ -134,14 +134,14 @@ def test_prompts_of_a_trace_share_what_their_hashes_share(tmp_path: Path) -> Non
 
 def test_tokens_behind_the_hashes_are_a_requests_own(tmp_path: Path) -> None:
     lines = [line(0, 600, 5, [1]), line(0, 600, 5, [1])]
-    first, second = replayed(written(tmp_path, "\n".join(lines)))
+    first, second = replayed(data_file(tmp_path, "\n".join(lines)))
     assert first.prompt[:512] == second.prompt[:512] and first.prompt[512:] != second.prompt[512:]
 
 
 def test_words_of_a_trace_share_prefixes_too(tmp_path: Path) -> None:
     lines = [line(0, 600, 5, [1, 2]), line(0, 700, 5, [1, 3])]
-    trace = read_jsonl_trace(written(tmp_path, "\n".join(lines)), MOONCAKE)
-    made = planned(
+    trace = read_jsonl_trace(data_file(tmp_path, "\n".join(lines)), MOONCAKE)
+    requests = planned(
         trace,
         WordPrompts(1.0),
         count=0,
@@ -150,7 +150,7 @@ def test_words_of_a_trace_share_prefixes_too(tmp_path: Path) -> None:
         block_tokens=512,
         path=tmp_path,
     )
-    first, second = [one.prompt.split() for one in made]  # type: ignore[union-attr]
+    first, second = [one.prompt.split() for one in requests]  # type: ignore[union-attr]
     assert (len(first), len(second)) == (600, 700) and first[:512] == second[:512]
 
 
@@ -160,11 +160,11 @@ def test_azures_times_have_seven_digits_or_a_zone(tmp_path: Path) -> None:
         "2023-11-16 18:15:46.6805900,374,44",
         "2023-11-16 18:15:48.1805900,396,0",
     ]
-    first, second = read_azure_trace(written(tmp_path, "\n".join(rows)))
+    first, second = read_azure_trace(data_file(tmp_path, "\n".join(rows)))
     assert second.at - first.at == pytest.approx(1.5)
     assert (first.prompt_tokens, first.output_tokens, second.output_tokens) == (374, 44, 1)
     rows[1:] = ["2024-05-10 00:00:00.009930+00:00,1,2"]
-    (only,) = read_azure_trace(written(tmp_path, "\n".join(rows)))
+    (only,) = read_azure_trace(data_file(tmp_path, "\n".join(rows)))
     assert only.at == pytest.approx(1715299200.00993)
 
 
@@ -218,7 +218,7 @@ def test_a_broken_csv_file_is_one_line_with_the_place(
     tmp_path: Path, content: str, words: str
 ) -> None:
     with pytest.raises(UsageError, match="data") as raised:
-        read_azure_trace(written(tmp_path, content))
+        read_azure_trace(data_file(tmp_path, content))
     assert words in str(raised.value)
 
 
@@ -235,9 +235,9 @@ def test_a_broken_csv_file_is_one_line_with_the_place(
 async def test_a_broken_file_of_prompts_is_one_line(
     tmp_path: Path, content: str, words: str
 ) -> None:
-    chosen = Selection(path=written(tmp_path, content), count=0)
+    selection = Selection(path=data_file(tmp_path, content), count=0)
     with pytest.raises(UsageError) as raised:
-        await read_custom(chosen, -1, None)
+        await read_custom(selection, -1, None)
     assert words in str(raised.value)
 
 
@@ -252,9 +252,9 @@ async def test_a_broken_file_of_prompts_is_one_line(
     ],
 )
 async def test_a_broken_sharegpt_file_is_one_line(tmp_path: Path, content: str, words: str) -> None:
-    chosen = Selection(path=written(tmp_path, content), count=0)
+    selection = Selection(path=data_file(tmp_path, content), count=0)
     with pytest.raises(UsageError) as raised:
-        await read_sharegpt(chosen, WordTokenizer(), None)
+        await read_sharegpt(selection, WordTokenizer(), None)
     assert words in str(raised.value)
 
 
@@ -266,6 +266,6 @@ async def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path) -> None:
 
 def test_times_of_a_trace_grow(tmp_path: Path) -> None:
     lines = [line(at, 5, 1, [1]) for at in (9, 3, 7, 3)]
-    times = [one.at for one in replayed(written(tmp_path, "\n".join(lines)), count=3)]
+    times = [one.at for one in replayed(data_file(tmp_path, "\n".join(lines)), count=3)]
     assert times == sorted(times) and len(times) == 3  # type: ignore[type-var]
     assert all(b - a in (0.0, 0.004) for a, b in pairwise(times))  # type: ignore[operator]

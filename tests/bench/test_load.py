@@ -1,4 +1,4 @@
-"""Requests are sent when they are planned, whatever becomes of the earlier ones."""
+"""Requests are sent at their planned times, whatever happens to earlier ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.shared.errors import UsageError
 
 
 class JumpingClock:
-    """A clock that jumps to the next moment that somebody waits for, once nothing else runs."""
+    """A clock that jumps to the next time that a task waits for, once nothing else runs."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -39,27 +39,27 @@ class JumpingClock:
                 future.set_result(None)
 
 
-async def sent(times: list[float], seconds: float, limit: int | None = None) -> list[float]:
-    """Queue times of requests whose answers take so many seconds."""
+async def queue_times(times: list[float], seconds: float, limit: int | None = None) -> list[float]:
+    """Queue times of requests whose responses take ``seconds``."""
     clock = JumpingClock()
 
-    async def send(index: int, answer: MeasuredResponse) -> None:
-        answer.sent = clock.now()
+    async def send(index: int, response: MeasuredResponse) -> None:
+        response.sent_at = clock.now()
         await clock.sleep_until(clock.now() + seconds)
 
     work = asyncio.create_task(
-        send_all(times, send, lambda answer: None, max_concurrency=limit, clock=clock)
+        send_all(times, send, lambda response: None, max_concurrency=limit, clock=clock)
     )
     await clock.run(work)
-    return [round(answer.queue_time, 6) for answer in work.result()]
+    return [round(response.queue_time, 6) for response in work.result()]
 
 
 async def test_a_server_that_stalls_gets_its_requests_on_time() -> None:
-    assert await sent([0.0, 0.1, 0.2, 0.3], seconds=100) == [0, 0, 0, 0]
+    assert await queue_times([0.0, 0.1, 0.2, 0.3], seconds=100) == [0, 0, 0, 0]
 
 
 async def test_a_limit_of_requests_delays_them_and_says_so() -> None:
-    assert await sent([0.0, 0.1, 0.2, 0.3], seconds=1, limit=2) == [0, 0, 0.8, 0.8]
+    assert await queue_times([0.0, 0.1, 0.2, 0.3], seconds=1, limit=2) == [0, 0, 0.8, 0.8]
 
 
 @pytest.mark.parametrize("burstiness", [0.5, 1.0, 4.0, inf])

@@ -43,21 +43,25 @@ VLLM_KEYS = [
 ]
 
 
-def answer(sent: float, arrivals: list[float], *, planned: float | None = None) -> MeasuredResponse:
-    made = MeasuredResponse(planned=sent if planned is None else planned, sent=sent, finished=True)
-    made.arrivals = made.times = [sent + at for at in arrivals]
-    made.prompt_tokens, made.output_tokens = 10, len(arrivals)
-    return made
+def response(
+    start: float, arrivals: list[float], *, planned: float | None = None
+) -> MeasuredResponse:
+    measured = MeasuredResponse(
+        planned=start if planned is None else planned, sent_at=start, finished=True
+    )
+    measured.arrivals = measured.times = [start + at for at in arrivals]
+    measured.prompt_tokens, measured.output_tokens = 10, len(arrivals)
+    return measured
 
 
 def failure() -> MeasuredResponse:
-    return MeasuredResponse(sent=1.0, error="HTTP 500: </script><b>", finished=True)
+    return MeasuredResponse(sent_at=1.0, error="HTTP 500: </script><b>", finished=True)
 
 
 ANSWERS = [
-    answer(0.0, [0.2, 0.3, 0.5], planned=-0.1),
-    answer(0.4, [0.1]),
-    answer(0.5, [0.6, 0.7]),
+    response(0.0, [0.2, 0.3, 0.5], planned=-0.1),
+    response(0.4, [0.1]),
+    response(0.5, [0.6, 0.7]),
     failure(),
 ]
 ALL = Evaluation(
@@ -65,8 +69,8 @@ ALL = Evaluation(
 )
 
 
-def result(wanted: Evaluation = ALL) -> dict:
-    return serving_result(ANSWERS, [9, 9, 9, 9], 2.0, wanted)
+def result(evaluation: Evaluation = ALL) -> dict:
+    return serving_result(ANSWERS, [9, 9, 9, 9], 2.0, evaluation)
 
 
 def test_figures_are_those_of_other_implementations() -> None:
@@ -79,32 +83,32 @@ def test_figures_are_those_of_other_implementations() -> None:
 
 
 def test_a_result_has_vllms_names() -> None:
-    found = result(Evaluation())
-    assert list(found)[: len(VLLM_KEYS)] == VLLM_KEYS
+    figures = result(Evaluation())
+    assert list(figures)[: len(VLLM_KEYS)] == VLLM_KEYS
     names = {
         f"{kind}_{metric}_ms"
         for metric in ("ttft", "tpot", "itl")
         for kind in ("mean", "median", "std", "p99")
     }
-    assert set(found) == {*VLLM_KEYS, "remote_prefill_tokens", *names}
-    assert found["request_goodput"] is None and "late_requests" not in found
+    assert set(figures) == {*VLLM_KEYS, "remote_prefill_tokens", *names}
+    assert figures["request_goodput"] is None and "late_requests" not in figures
 
 
 def test_the_figures_of_a_run() -> None:
-    found = result()
-    assert (found["completed"], found["failed"]) == (3, 1)
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (30, 6)
-    assert found["output_lens"] == [3, 1, 2, 0] and found["input_lens"] == [10, 10, 10, 9]
-    assert found["output_throughput"] == 3 and found["total_token_throughput"] == 18
-    assert found["mean_ttft_ms"] == pytest.approx(300)
-    assert found["mean_tpot_ms"] == pytest.approx((150 + 100) / 2)
-    assert found["mean_itl_ms"] == pytest.approx(400 / 3)
-    assert found["median_e2el_ms"] == pytest.approx(500)
-    assert found["mean_ttft_including_client_queue_ms"] == pytest.approx(1000 / 3)
-    assert found["p99.9_ttft_ms"] == pytest.approx(600, rel=0.01)
-    assert found["request_goodput"] == 1.0  # two of three, in two seconds
-    assert (found["late_requests"], round(found["max_send_delay_ms"])) == (2, 1000)
-    assert found["max_output_tokens_per_s"] == 4 and found["max_concurrent_requests"] == 2
+    figures = result()
+    assert (figures["completed"], figures["failed"]) == (3, 1)
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (30, 6)
+    assert figures["output_lens"] == [3, 1, 2, 0] and figures["input_lens"] == [10, 10, 10, 9]
+    assert figures["output_throughput"] == 3 and figures["total_token_throughput"] == 18
+    assert figures["mean_ttft_ms"] == pytest.approx(300)
+    assert figures["mean_tpot_ms"] == pytest.approx((150 + 100) / 2)
+    assert figures["mean_itl_ms"] == pytest.approx(400 / 3)
+    assert figures["median_e2el_ms"] == pytest.approx(500)
+    assert figures["mean_ttft_including_client_queue_ms"] == pytest.approx(1000 / 3)
+    assert figures["p99.9_ttft_ms"] == pytest.approx(600, rel=0.01)
+    assert figures["request_goodput"] == 1.0  # two of three, in two seconds
+    assert (figures["late_requests"], round(figures["max_send_delay_ms"])) == (2, 1000)
+    assert figures["max_output_tokens_per_s"] == 4 and figures["max_concurrent_requests"] == 2
 
 
 def test_the_table_has_vllms_lines() -> None:

@@ -1,4 +1,4 @@
-"""A server with OpenAI's API that is a function: no sockets, no threads."""
+"""A server with OpenAI's API as a function, without sockets and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def delta(**fields: Any) -> dict[str, Any]:
 
 
 def words(text: str) -> Iterator[dict[str, Any]]:
-    """The events of a chat's answer, a word at a time."""
+    """The events of a chat's reply, a word at a time."""
     for word in text.split(" "):
         yield delta(content=word + " ")
     yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -61,10 +61,10 @@ class FakeOpenAI:
             return httpx.Response(200, json={"data": [{"id": "m"}, {"id": "other"}]})
         body = json.loads(request.content)
         self.bodies.append(body)
-        made = self.reply(body)
-        if isinstance(made, httpx.Response):
-            return made
-        self.streams.append(FakeStream(made))
+        response = self.reply(body)
+        if isinstance(response, httpx.Response):
+            return response
+        self.streams.append(FakeStream(response))
         return httpx.Response(200, stream=self.streams[-1])
 
     def server(self, **config: Any) -> OpenAIServer:

@@ -36,11 +36,11 @@ class Typed(LineInput):
 
     def __init__(self, *lines: str | BaseException) -> None:
         self.prompts: list[str] = []
-        left = list(lines)
+        remaining = list(lines)
 
         def read(prompt: str) -> str:
             self.prompts.append(prompt)
-            line = left.pop(0) if left else EOFError()
+            line = remaining.pop(0) if remaining else EOFError()
             if isinstance(line, BaseException):
                 raise line
             return line
@@ -99,7 +99,7 @@ def test_a_message_without_an_answer_is_taken_back() -> None:
     chat = chat_with(FakeOpenAI(lambda body: refused))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages == []
-    assert "400: too long" in output(chat) and "your message is taken back" in output(chat)
+    assert "400: too long" in output(chat) and "your message is removed" in output(chat)
 
 
 def test_an_answer_that_breaks_off_is_kept() -> None:
@@ -107,7 +107,7 @@ def test_an_answer_that_breaks_off_is_kept() -> None:
     chat = chat_with(FakeOpenAI(lambda body: events))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages[-1]["content"] == "fo"
-    assert "[the answer was interrupted: the node died]" in output(chat)
+    assert "[the response was interrupted: the node died]" in output(chat)
 
 
 def test_a_retry_that_fails_leaves_the_former_answer() -> None:
@@ -124,9 +124,9 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
         chat = chat_with(FakeOpenAI(lambda body: words(hostile)), markdown=markdown)
         chat.ask("x")
         run_command(chat, "/show")
-        shown = output(chat)
-        assert "\x1b]0" not in shown and "\x9b" not in shown and "\x07" not in shown
-        assert "<b>bold</b> [red]x[/red]" in shown
+        screen = output(chat)
+        assert "\x1b]0" not in screen and "\x9b" not in screen and "\x07" not in screen
+        assert "<b>bold</b> [red]x[/red]" in screen
 
 
 def test_two_chats_keep_what_was_typed_in_both(
@@ -189,11 +189,11 @@ def test_commands(tmp_path: Path) -> None:
     assert [m["role"] for m in last["messages"]] == ["system", "user", "assistant", "user"]
     assert last["temperature"] == 0.2  # as it was saved
     assert json.loads(file.read_text())["model"] == "other"
-    shown = output(chat)
-    assert "All 3 answers: 3 tokens" in shown
-    assert "Parameters: temperature 0\x1b" in shown
-    assert "Parameters: temperature 0.2, top_k 3\x1b" in shown
-    assert [usage for command in COMMANDS.values() if (usage := command.usage) not in shown] == []
+    screen = output(chat)
+    assert "All 3 replies: 3 tokens" in screen
+    assert "Parameters: temperature 0\x1b" in screen
+    assert "Parameters: temperature 0.2, top_k 3\x1b" in screen
+    assert [usage for command in COMMANDS.values() if (usage := command.usage) not in screen] == []
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_commands(tmp_path: Path) -> None:
         ("/save", "needs the name of one file"),
         ("/save /none/x", "/save /none/x: the folder does not exist"),
         ("/load /none", "/none: No such file"),
-        ("/retry", "nothing was asked yet"),
+        ("/retry", "there is no message yet"),
     ],
 )
 def test_a_wrong_command_says_what_to_do(line: str, words: str) -> None:
@@ -252,11 +252,11 @@ def test_events_of_any_shape_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("option", "key"),
     [("k", "k"), ("a: k,other", "k"), ("a: k rpm=3", "k"), ("sk-a:b", "sk-a:b"), ("", "")],
 )
-def test_the_key_of_a_server_may_be_one_of_its_list(given: str, sent: str) -> None:
-    assert ConnectionConfig(api_key=given).key == sent
+def test_the_key_of_a_server_may_be_one_of_its_list(option: str, key: str) -> None:
+    assert ConnectionConfig(api_key=option).key == key
 
 
 def test_where_the_server_is() -> None:

@@ -36,8 +36,8 @@ def test_prompts_of_the_command_line_are_answered_in_order(
 ) -> None:
     fake = FakeOpenAI(upper)
     complete(fake, {"prompts": "one | two|  | three", "max_concurrency": 2}, temperature=0.0)
-    shown = capsys.readouterr().out.split()
-    assert shown == ["[1]", "one", "ONE", "[2]", "two", "TWO", "[3]", "three", "THREE"]
+    words_printed = capsys.readouterr().out.split()
+    assert words_printed == ["[1]", "one", "ONE", "[2]", "two", "TWO", "[3]", "three", "THREE"]
     assert {body["temperature"] for body in fake.bodies} == {0.0}
     assert fake.paths.count("/v1/completions") == 3
 
@@ -66,10 +66,10 @@ def test_lines_of_jsonl_become_lines_of_jsonl(
     fake = FakeOpenAI(upper)
     files = {"input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out.jsonl")}
     complete(fake, files, max_tokens=9)
-    made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [line["text"] for line in made] == ["PLAIN", "WITH", "CHAT ", "[1, 2]", "\ud800"]
-    assert (made[1]["custom_id"], made[2]["id"], made[0]["index"]) == ("c", 7, 0)
-    assert made[0]["finish_reason"] == "length" and made[2]["usage"]["completion_tokens"] == 1
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in results] == ["PLAIN", "WITH", "CHAT ", "[1, 2]", "\ud800"]
+    assert (results[1]["custom_id"], results[2]["id"], results[0]["index"]) == ("c", 7, 0)
+    assert results[0]["finish_reason"] == "length" and results[2]["usage"]["completion_tokens"] == 1
     assert sorted(body["max_tokens"] for body in fake.bodies) == [3, 9, 9, 9, 9]
     assert capsys.readouterr().out == "" and len(list(tmp_path.iterdir())) == 2
 
@@ -80,12 +80,12 @@ def test_an_error_is_part_of_the_results_and_the_status(capsys: pytest.CaptureFi
             return httpx.Response(400, json={"error": {"message": "no"}})
         return upper(body)
 
-    with pytest.raises(CompletionError, match="1 of 2 prompts have no complete answer"):
+    with pytest.raises(CompletionError, match="1 of 2 completions are missing or incomplete"):
         complete(FakeOpenAI(reply), {"prompts": "bad | good", "json": True})
-    told = capsys.readouterr()
-    first, second = (json.loads(line) for line in told.out.splitlines())
+    printed = capsys.readouterr()
+    first, second = (json.loads(line) for line in printed.out.splitlines())
     assert "400: no" in first["error"] and second["text"] == "GOOD"
-    assert "tandem: prompt 1: " in told.err
+    assert "tandem: prompt 1: " in printed.err
 
 
 def test_wrong_prompts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Formatting of an answer while it grows."""
+"""Formatting of a reply while it grows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_blocks_are_complete_when_nothing_can_change_them(text: str, done: str) 
     assert head == done and text == head + rest.rjust(len(text) - len(head), "\n")
 
 
-def shown(pieces: list[str]) -> str:
+def rendered(pieces: list[str]) -> str:
     console = Console(file=io.StringIO(), width=40, highlight=False)
     view = MarkdownView(console)
     for piece in pieces:
@@ -42,18 +42,18 @@ def shown(pieces: list[str]) -> str:
 
 
 def test_an_answer_looks_the_same_however_it_is_cut() -> None:
-    whole = shown([TEXT])
+    whole = rendered([TEXT])
     assert "Head" in whole and " • b" in whole and whole.endswith("end")
     for size in (1, 2, 7):
-        assert shown([TEXT[i : i + size] for i in range(0, len(TEXT), size)]) == whole
+        assert rendered([TEXT[i : i + size] for i in range(0, len(TEXT), size)]) == whole
 
 
 def test_html_is_text() -> None:
-    assert shown(["<div>kept</div>\n\n<b>x</b>"]) == "<div>kept</div>\n\n<b>x</b>"
+    assert rendered(["<div>kept</div>\n\n<b>x</b>"]) == "<div>kept</div>\n\n<b>x</b>"
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "expected"),
     [
         (r"\[ a_i + b_i \]", r"\[ a_i + b_i \]"),
         (r"\(x\)" + " and *slanted*", r"\(x\) and slanted"),
@@ -63,5 +63,5 @@ def test_html_is_text() -> None:
         (r"\$ 5 *and* \[ 6", "$ 5 and [ 6"),
     ],
 )
-def test_formulas_are_shown_as_their_source(text: str, seen: str) -> None:
-    assert shown([text]) == seen
+def test_formulas_are_shown_as_their_source(text: str, expected: str) -> None:
+    assert rendered([text]) == expected

@@ -33,17 +33,17 @@ def fail(
     prelude: str = "",
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """The command ends with ``status`` and one line on stderr that has ``words``; no process
-    that it started outlives it. It runs ``prelude`` first, with more environment variables."""
+    """Run a command, and check that it ends with ``status`` and one line on stderr with ``words``,
+    and leaves no process behind. ``prelude`` runs first; ``environment`` is added."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1"} | dict(variables or {})
-    with open(os.devnull, "w") as null, tempfile.TemporaryFile("w+") as told:
-        descriptors = null.fileno(), told.fileno(), null.fileno()
+    with open(os.devnull, "w") as null, tempfile.TemporaryFile("w+") as errors:
+        descriptors = null.fileno(), errors.fileno(), null.fileno()
         process = session_forker().start(
             arguments, environment, *descriptors, folder=str(folder), prelude=prelude
         )
         returned = process.wait(seconds)
-        told.seek(0)
-        lines = told.read().splitlines()
+        errors.seek(0)
+        lines = errors.read().splitlines()
     assert returned == status, lines
     (line,) = [line for line in lines if " INFO tandem" not in line]
     assert line.startswith("tandem: ")
@@ -52,7 +52,7 @@ def fail(
 
 
 def _running_in(folder: Path) -> bool:
-    """True while a process is there that was started in the folder of a test."""
+    """True while a process runs that was started in the folder of a test."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.cwd() == str(folder):
@@ -75,7 +75,7 @@ def _running_in(folder: Path) -> bool:
         (["serve", "builtin", "--model", "builtin"], ["twice"]),
         (["serve", "--m", "a/b", "--w", "c/d"], ["twice", "--m, --w are one option"]),
         (["serve", "--m", "a/b", "--f", "c.bin"], ["--f 'c.bin' is not a .gguf file"]),
-        (["serve", "builtin", "--revision", "v1"], ["--revision 'v1' is of a model on a hub"]),
+        (["serve", "builtin", "--revision", "v1"], ["--revision 'v1' is for a model on a hub"]),
         (["serve", "a/b", "--hf-token-path", "none"], ["--hf-token-path none: No such file"]),
         (["serve", "--colour", "red"], ["--colour"]),
         (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),
@@ -186,8 +186,8 @@ def test_no_memory_for_a_single_block(tmp_path: Path) -> None:
 
 def test_cuda_ipc_without_a_gpu(tmp_path: Path) -> None:
     arguments = ["decode-node", "--device", "cpu", "--carrier", "cuda_ipc"]
-    wanted = "--carrier cuda_ipc is not possible here: the KV cache is not on a CUDA device"
-    fail(arguments, tmp_path, 1, wanted, "use --device cuda, or --carrier auto")
+    message = "--carrier cuda_ipc is not possible here: the KV cache is not on a CUDA device"
+    fail(arguments, tmp_path, 1, message, "use --device cuda, or --carrier auto")
 
 
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def test_sigterm_ends_a_node_while_it_loads(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         fail(["decode-node", "--port", port], tmp_path, 1, port)
         fail(["prefill-node", "--kv-port", port], tmp_path, 1, port, "KV", "--kv-port")
         fail(["serve", "--port", port], tmp_path, 1, port)

@@ -25,12 +25,12 @@ COMP_WORDS=(tandem serve --dtype = b) COMP_CWORD=4
 _{PROGRAM}_completion tandem
 echo "${{COMPREPLY[@]}}"
 """
-# Control-G has the line printed, and clears it.
+# Control-G prints the line, and clears it.
 ZSH = """autoload -U compinit; compinit -u -D; eval "$(tandem completion zsh)"
 show() { zle -I; print -r -- "<$BUFFER>"; BUFFER= }; zle -N show; bindkey '^G' show
 print -r -- '<'ready'>'
 """
-# What is on the line, and what the shell makes of it.
+# Lines before and after completion.
 LINES = [
     ("tandem rout", "router"),
     ("tandem serve --dtype=bf", "--dtype=bfloat16"),
@@ -53,7 +53,7 @@ def test_a_shell_gets_a_script(shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "begun", "found"),
+    ("words", "incomplete", "expected"),
     [
         ([], "ro", ["router"]),
         ([], "--max-num-s", ["--max-num-seqs"]),
@@ -66,15 +66,15 @@ def test_a_shell_gets_a_script(shell: str) -> None:
         (["serve"], "mod", ["file mod"]),
     ],
 )
-def test_the_shell_completes(words: list[str], begun: str, found: list[str]) -> None:
-    made = COMPLETIONS["bash"](cli, {}, PROGRAM, VARIABLE)
-    items = made.get_completions(words, begun)
-    assert [i.value if i.type == "plain" else f"{i.type} {i.value}" for i in items] == found
+def test_the_shell_completes(words: list[str], incomplete: str, expected: list[str]) -> None:
+    completer = COMPLETIONS["bash"](cli, {}, PROGRAM, VARIABLE)
+    items = completer.get_completions(words, incomplete)
+    assert [i.value if i.type == "plain" else f"{i.type} {i.value}" for i in items] == expected
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Of a shell that has ``tandem``, in a home without settings."""
+    """The environment of a shell with ``tandem``, in a home without settings."""
     program = tmp_path / "bin" / "tandem"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tandem "$@"\n')
@@ -101,18 +101,18 @@ def test_bash_completes(tmp_path: Path, environment: dict[str, str]) -> None:
 
 
 def test_fish_completes(tmp_path: Path, environment: dict[str, str]) -> None:
-    asked = "; ".join(f"complete --do-complete '{line}'" for line, _ in LINES)
+    script = "; ".join(f"complete --do-complete '{line}'" for line, _ in LINES)
     ran = subprocess.run(
-        [program("fish"), "--no-config", "-c", f"tandem completion fish | source; {asked}"],
+        [program("fish"), "--no-config", "-c", f"tandem completion fish | source; {script}"],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
     )
-    shown = [line.partition("\t") for line in ran.stdout.splitlines()]
-    assert [value for value, _, _ in shown] == [value for _, value in LINES], ran.stderr
-    assert shown[0][2] == "Start a router: HTTP in, tokens out."
+    items = [line.partition("\t") for line in ran.stdout.splitlines()]
+    assert [value for value, _, _ in items] == [value for _, value in LINES], ran.stderr
+    assert items[0][2] == "Start a router: HTTP in, tokens out."
 
 
 class Terminal:
@@ -134,11 +134,11 @@ class Terminal:
     def type(self, text: str, until: str) -> None:
         """Returns when ``until`` is on the screen."""
         os.write(self._end, text.encode())
-        shown, deadline = "", time.monotonic() + PATIENCE_SECONDS
-        while until not in shown:
+        items, deadline = "", time.monotonic() + PATIENCE_SECONDS
+        while until not in items:
             ready, _, _ = select([self._end], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, shown
-            shown += os.read(self._end, 4096).decode(errors="replace")
+            assert ready, items
+            items += os.read(self._end, 4096).decode(errors="replace")
 
     def close(self) -> None:
         self._process.kill()

@@ -1,4 +1,4 @@
-"""A router that may open few files has few connections, and serves those."""
+"""A router with a low limit of open files has few connections, but serves those."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from tandem.__main__ import cli, main
 from tandem.commands import failures
 from tandem.commands.failures import debugging
 from tandem.commands.help_page import option_groups
-from tandem.shared.security.local_token import left_token
+from tandem.shared.security.local_token import token_file
 
 
-def shown(*arguments: str) -> str:
+def help_text(*arguments: str) -> str:
     result = CliRunner().invoke(cli, arguments, prog_name="tandem", terminal_width=80)
     assert result.exit_code == 0, result.output
     return result.output
@@ -25,8 +25,8 @@ def shown(*arguments: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_help_fits_in_80_columns_and_shows_every_option(name: str) -> None:
-    short = shown(name, "--help")
-    every = short if isinstance(cli.commands[name], click.Group) else shown(name, "--help=all")
+    short = help_text(name, "--help")
+    every = short if isinstance(cli.commands[name], click.Group) else help_text(name, "--help=all")
     for text in (short, every):
         assert [line for line in text.splitlines() if len(line) > 80] == []
     flags = [option.opts[0] for option in cli.commands[name].params if option.opts[0][0] == "-"]
@@ -34,7 +34,7 @@ def test_help_fits_in_80_columns_and_shows_every_option(name: str) -> None:
 
 
 def test_the_first_page_shows_how_to_begin_and_every_command() -> None:
-    text = shown("--help")
+    text = help_text("--help")
     assert "tandem serve builtin" in text and "-h, --help" in text
     first = {line.split()[0] for line in text.splitlines() if re.match("  [a-z]", line)}
     assert cli.commands.keys() <= first
@@ -42,11 +42,13 @@ def test_the_first_page_shows_how_to_begin_and_every_command() -> None:
 
 @pytest.mark.parametrize("name", ["chat", "complete", "run-batch"])
 def test_options_of_the_engine_are_left_to_those_who_ask(name: str) -> None:
-    assert "--max-num-seqs" not in shown(name, "--help") and "engine" in shown(name, "--help")
+    assert "--max-num-seqs" not in help_text(name, "--help") and "engine" in help_text(
+        name, "--help"
+    )
 
 
 def test_a_long_help_begins_with_what_most_need() -> None:
-    short = shown("serve", "--help")
+    short = help_text("serve", "--help")
     assert len(short.splitlines()) < 110
     assert "Common options:" in short and "--window-bytes" not in short
     groups = {group.name for group in option_groups(cli.commands["serve"].params)}
@@ -65,7 +67,7 @@ def test_a_long_help_begins_with_what_most_need() -> None:
     ],
 )
 def test_help_about_a_group_or_an_option(topic: str, has: str, lacks: str) -> None:
-    text = shown("serve", f"--help={topic}")
+    text = help_text("serve", f"--help={topic}")
     assert has in text and lacks not in text
 
 
@@ -89,9 +91,9 @@ def test_bench_alone_shows_its_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "bench") == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "Usage: tandem bench [OPTIONS] COMMAND [ARGS]..."
-    assert any(line.startswith("  interference ") for line in told)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Usage: tandem bench [OPTIONS] COMMAND [ARGS]..."
+    assert any(line.startswith("  interference ") for line in lines)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -105,10 +107,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ("arguments", "words"),
     [
         (["serve", "--max-modle-len", "1"], "Did you mean --max-model-len?"),
-        (["router", "--max-model-len", "1"], "It is one of tandem prefill-node, decode-node,"),
+        (
+            ["router", "--max-model-len", "1"],
+            "It is an option of tandem prefill-node, decode-node,",
+        ),
         (
             ["serve", "--prefill", "1"],
-            "tandem serve --help=prefill shows those whose names contain",
+            "tandem serve --help=prefill shows the options that contain",
         ),
         (["serve", "--zzz", "1"], "No such option '--zzz'. tandem serve --help=all lists all."),
         (["serve", "-z", "1"], "No such option '-z'. tandem serve --help=all lists all."),
@@ -117,8 +122,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["chat", "--model-url", "a/b"], "give the repository as MODEL"),
         (["serv"], "Did you mean 'serve'?"),
         (["pull"], "pull needs the MODEL to download"),
-        (["show", "a/b"], "tandem info MODEL tells what a model is"),
-        (["a/b", "--port", "1"], "if that is a model: tandem serve a/b"),
+        (["show", "a/b"], "tandem info MODEL describes a model"),
+        (["a/b", "--port", "1"], "to serve a model: tandem serve a/b"),
         (["--m", "x", "--isq", "q9k"], "--isq"),
         (["router", "--temperature", "nan"], "'nan' is not a number"),
         (["run-batch", "-i", "a", "-o", "a"], "-i and -o are the same file"),
@@ -160,7 +165,7 @@ def test_who_runs_two_routers_hears_of_a_wrong_option_before_choosing_one(
     arguments: list[str],
     words: str,
 ) -> None:
-    with left_token("127.0.0.1:1", "one", ""), left_token("127.0.0.1:2", "two", ""):
+    with token_file("127.0.0.1:1", "one", ""), token_file("127.0.0.1:2", "two", ""):
         assert run(monkeypatch, *arguments) == 2
     assert words in capsys.readouterr().err
 
@@ -177,9 +182,9 @@ def test_a_bug_is_one_line_unless_debugged(
 
     monkeypatch.setattr(cli.commands["router"], "callback", fail)
     assert run(monkeypatch, "router", *level) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert re.match(r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", told[-1])
-    assert (len(told) > 5) == (lines > 5)
+    printed = capsys.readouterr().err.splitlines()
+    assert re.match(r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", printed[-1])
+    assert (len(printed) > 5) == (lines > 5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The options that say which model is meant become one name."""
+"""The options that choose a model become one name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ REPOSITORY = "Qwen/Qwen3-0.6B-GGUF"
 
 
 def values_of(*arguments: str, **environment: str) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
-    command = part_command("part", seen.update, EngineConfig)
+    values: dict[str, Any] = {}
+    command = part_command("part", values.update, EngineConfig)
     with pytest.MonkeyPatch.context() as patched:
         for name, value in environment.items():
             patched.setenv(name, value)
         command.main(list(arguments), standalone_mode=False)
-    return seen
+    return values
 
 
 @pytest.mark.parametrize(

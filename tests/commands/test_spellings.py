@@ -1,4 +1,4 @@
-"""Options as peers spell them."""
+"""Options in the spelling of other servers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tandem.commands.spellings import ALWAYS_SO, RENAMED, SWITCHES, translate
 from tandem.shared.config.refused_options import REFUSED
 from tandem.shared.errors import UsageError
 
-OPTIONS = {name for made in cli.commands["serve"].params for name in made.opts}
+OPTIONS = {name for parameter in cli.commands["serve"].params for name in parameter.opts}
 
 
 @pytest.mark.parametrize(
-    ("given", "own"),
+    ("spelling", "own"),
     [
         ("M --max_model_len 9 --max_num_seqs=3", "M --max-model-len 9 --max-num-seqs=3"),
         ("-tp 2 M", "--tensor-parallel-size 2 M"),
@@ -39,24 +39,26 @@ OPTIONS = {name for made in cli.commands["serve"].params for name in made.opts}
         ),
     ],
 )
-def test_a_peers_spelling_becomes_our_own(given: str, own: str) -> None:
-    assert translate(shlex.split(given), OPTIONS) == shlex.split(own)
+def test_a_peers_spelling_becomes_our_own(spelling: str, own: str) -> None:
+    assert translate(shlex.split(spelling), OPTIONS) == shlex.split(own)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_honoured_is_refused_with_the_alternative(name: str) -> None:
-    for given in ([name, "4"], [name.replace("-", "_").replace("__", "--", 1) + "=4"]):
-        if given[0].startswith("_"):
+    for spelling in ([name, "4"], [name.replace("-", "_").replace("__", "--", 1) + "=4"]):
+        if spelling[0].startswith("_"):
             continue
         with pytest.raises(UsageError, match=f"{name} is not supported: .{{10,}}"):
-            translate(given, OPTIONS)
+            translate(spelling, OPTIONS)
 
 
 def test_translations_lead_to_options_that_exist() -> None:
-    switches = {name for made in cli.commands["serve"].params for name in made.secondary_opts}
-    known = OPTIONS | switches
-    assert {*RENAMED.values(), *(own.partition("=")[0] for own in SWITCHES.values())} <= known
-    assert not known & {*RENAMED, *SWITCHES, *ALWAYS_SO, *REFUSED}
+    switches = {
+        name for parameter in cli.commands["serve"].params for name in parameter.secondary_opts
+    }
+    options = OPTIONS | switches
+    assert {*RENAMED.values(), *(own.partition("=")[0] for own in SWITCHES.values())} <= options
+    assert not options & {*RENAMED, *SWITCHES, *ALWAYS_SO, *REFUSED}
 
 
 def test_vllms_command_lines_parse() -> None:

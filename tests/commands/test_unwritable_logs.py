@@ -1,4 +1,4 @@
-"""A process whose log can no longer be written, or is not read, serves on."""
+"""A process whose log cannot be written, or is not read, continues to serve."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def router(
 
 def ask(client: httpx.Client) -> None:
     """A request that logs a line."""
-    answer = client.post("/v1/completions", json={"prompt": "hi"})
-    assert answer.status_code == 503 and answer.json()["error"]["message"]
+    response = client.post("/v1/completions", json={"prompt": "hi"})
+    assert response.status_code == 503 and response.json()["error"]["message"]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")

@@ -1,9 +1,9 @@
-"""Parts of a decode node that call no other process."""
+"""Parts of a decode node that contact no other process."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
@@ -12,11 +12,13 @@ from tandem.decode_node.peering.peer import Peer
 from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import PrefillSource, Transfers
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.lease import LeaseTrust
 from tandem.tests.support.fake_node import FakeNode
+
+if TYPE_CHECKING:
+    from tandem.proto.tandem_pb2_grpc import PrefillAsyncStub
 
 Prefill = Callable[[Sequence], Awaitable[PrefillSource]]
 
@@ -46,8 +48,8 @@ def fake_peer(
     endpoints: tuple[Endpoints, ...] = (),
     **fields: Any,
 ) -> Peer:
-    """A greeted peer, which must not be called."""
-    stub, channel = cast(PrefillStub, None), cast(grpc.aio.Channel, None)
+    """A greeted peer, which must not be contacted."""
+    stub, channel = cast("PrefillAsyncStub", None), cast(grpc.aio.Channel, None)
     trust = LeaseTrust(10.0, lambda: 0.0)
     fields = {"weight_format": "float32", **fields}
     return Peer(address, node_id, epoch, endpoints, "float32", [], stub, channel, trust, **fields)

@@ -1,4 +1,4 @@
-"""A fake prefill node with scripted replies, which notes its calls."""
+"""A fake prefill node with scripted replies, which records its RPCs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class FakePrefill(PrefillServicer):
         self.lease_seconds = 10.0
         self.curve_keys: list[str] = []
         self.greet_again = False
-        self.held: list[int] = []
-        self.answers = asyncio.Event()  # clear it, and renewals hang
-        self.answers.set()
+        self.live_ids: list[int] = []
+        self.may_reply = asyncio.Event()  # clear it, and renewals hang
+        self.may_reply.set()
         self.hellos = 0
         self.opened: list[pb.OpenRequest] = []
         self.renewed: list[list[int]] = []
@@ -78,11 +78,11 @@ class FakePrefill(PrefillServicer):
 
     async def Renew(self, request: pb.TransferIds, context: Any) -> pb.TransferIds:
         self.renewed.append(list(request.ids))
-        await self.answers.wait()
-        return pb.TransferIds(ids=[i for i in request.ids if i in self.held])
+        await self.may_reply.wait()
+        return pb.TransferIds(ids=[i for i in request.ids if i in self.live_ids])
 
     async def Live(self, request: pb.LiveRequest, context: Any) -> pb.TransferIds:
-        return pb.TransferIds(ids=self.held, greet_again=self.greet_again)
+        return pb.TransferIds(ids=self.live_ids, greet_again=self.greet_again)
 
     async def Release(self, request: pb.TransferIds, context: Any) -> pb.TransferIds:
         self.released += request.ids

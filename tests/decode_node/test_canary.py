@@ -1,4 +1,4 @@
-"""The canary on a decode node: its comparison and its result, and that it leaves nothing behind."""
+"""The canary on a decode node: comparison, result and cleanup."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class DecidedTransfer:
     def __init__(self, node: FakeNode) -> None:
         self.engine, self.inbox = node.engine, node.ranks.inbox
         self.error: TransferError | None = None
-        self.received: list[Sequence] = []
+        self.sequences: list[Sequence] = []
 
     async def receive(self, reception: Reception, *_: Any) -> TransferResult:
-        self.received.append(reception.sequence)
+        self.sequences.append(reception.sequence)
         if self.error is not None:
             raise self.error
         return TransferResult(0, None, 0)
@@ -50,7 +50,7 @@ async def test_equal_kv_passes_and_both_sides_computed_it_themselves() -> None:
     receiving = DecidedTransfer(node)
     node.ranks.excess = 0.9
     await check(node, receiving)
-    [theirs] = receiving.received
+    [theirs] = receiving.sequences
     assert theirs.work.private and len(theirs.prompt) == 31
     [first, second] = node.ranks.of(Compare)
     assert first == second and (first.first_token, first.end_token) == (0, 30)
@@ -63,8 +63,8 @@ async def test_a_mismatch_on_any_rank_names_where_and_how_much() -> None:
     node.ranks.excess = 1.5
     with pytest.raises(PeerRefusedError) as caught:
         await check(node, DecidedTransfer(node))
-    for said in ("10.0.0.1:5", "V of layer 2 differs by 1.5", "float32 allows 1"):
-        assert said in str(caught.value)
+    for part in ("10.0.0.1:5", "V of layer 2 differs by 1.5", "float32 allows 1"):
+        assert part in str(caught.value)
 
 
 async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
@@ -83,17 +83,17 @@ async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
 
 async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
     node = FakeNode("d", 7, blocks=8)
-    taken = node.scheduler.pool.reserve(7)
+    reserved = node.scheduler.pool.reserve(7)
     async with node.running():
         canary = asyncio.create_task(Canary(DecidedTransfer(node)).check(Somewhere()))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert not node.scheduler.waiting  # it does not hold one of the two that it needs
-        node.scheduler.pool.cancel_reservation(taken)
+        node.scheduler.pool.cancel_reservation(reserved)
         await asyncio.wait_for(canary, 10)
 
 
 async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
-    """The prompts would take thousands of steps."""
+    """The waiting prompts would take thousands of steps."""
     node = FakeNode("d", 7, blocks=512)
     node.ranks.says = 5
     waiting = [
@@ -114,7 +114,7 @@ async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
 async def test_a_canary_waits_for_a_long_step_of_any_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The node that is overloaded needs the peer most."""
+    """An overloaded node needs the peer most."""
     monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.01)
     waits, wait = Counter[int](), asyncio.wait
 
@@ -148,8 +148,8 @@ async def test_a_canary_has_a_deadline_if_no_block_becomes_free(
 ) -> None:
     monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.05)
     node = FakeNode("d", 7, blocks=8)
-    taken = node.scheduler.pool.reserve(8)
+    reserved = node.scheduler.pool.reserve(8)
     async with node.running():
         with pytest.raises(TransferError, match="or has no free blocks"):
             await Canary(DecidedTransfer(node)).check(Somewhere())  # type: ignore[arg-type]
-        node.scheduler.pool.cancel_reservation(taken)
+        node.scheduler.pool.cancel_reservation(reserved)

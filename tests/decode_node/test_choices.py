@@ -29,7 +29,9 @@ REQUEST = pb.GenerateRequest(
 
 
 @asynccontextmanager
-async def asked(node: FakeNode) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
+async def running_request(
+    node: FakeNode,
+) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
     """A service with a request for two choices; its events, and ``None`` after the last."""
 
     async def here(sequence: Sequence) -> PrefillSource:
@@ -85,11 +87,11 @@ async def tokens_of(events: asyncio.Queue[Any], *indices: int) -> None:
 
 async def rest(events: asyncio.Queue[Any]) -> list[Any]:
     """The events from now on."""
-    heard = []
+    following = []
     async with asyncio.timeout(20):
         while (event := await events.get()) is not None:
-            heard.append(event)
-    return heard
+            following.append(event)
+    return following
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -98,14 +100,14 @@ async def test_a_choice_that_is_ended_frees_what_it_holds_while_the_other_goes_o
 ) -> None:
     node = FakeNode("d", 7)
     node.ranks.says = 5
-    async with asked(node) as (service, events):
+    async with running_request(node) as (service, events):
         await tokens_of(events, 0, 1)
         await end(service, first)
         await one_left(node)
         (other,) = node.scheduler._queues.running
         assert (other.index, node.held()) == (1 - first, len(other.block_table))
-        heard = await rest(events)
-    ends = [event.finished for event in heard if event.HasField("finished")]
+        remaining = await rest(events)
+    ends = [event.finished for event in remaining if event.HasField("finished")]
     assert [(e.index, e.reason) for e in ends] == [(1 - first, pb.FINISH_REASON_LENGTH)]
     assert service.requests == 0
 
@@ -113,7 +115,7 @@ async def test_a_choice_that_is_ended_frees_what_it_holds_while_the_other_goes_o
 async def test_a_request_whose_choices_are_all_ended_is_over() -> None:
     node = FakeNode("d", 7)
     node.ranks.says = 5
-    async with asked(node) as (service, events):
+    async with running_request(node) as (service, events):
         await tokens_of(events, 0, 1)
         for index in (0, 0, 1):
             await end(service, index)
@@ -124,12 +126,12 @@ async def test_nothing_ends_before_the_prompt_is_computed_nor_what_is_not_there(
     node = FakeNode("d", 7)
     node.ranks.says = 5
     node.ranks.computes.clear()
-    async with asked(node) as (service, events):
+    async with running_request(node) as (service, events):
         await until(lambda: node.scheduler.running == 1)
         await end(service, 0)
         node.ranks.computes.set()
         await tokens_of(events, 0, 1)
         await end(service, 9)
         await end(service, 0, internal_id=78)
-        heard = await rest(events)
-    assert sorted(e.finished.index for e in heard if e.HasField("finished")) == [0, 1]
+        remaining = await rest(events)
+    assert sorted(e.finished.index for e in remaining if e.HasField("finished")) == [0, 1]

@@ -30,13 +30,13 @@ def request(**fields: Any) -> pb.GenerateRequest:
     )
 
 
-async def events_of(node: FakeNode, asked: pb.GenerateRequest) -> list[pb.GenerateEvent]:
+async def events_of(node: FakeNode, message: pb.GenerateRequest) -> list[pb.GenerateEvent]:
     async def here(sequence: Sequence) -> PrefillSource:
         node.core.submit(sequence, node.core._listeners[sequence])
         return PrefillSource()
 
     async with node.running():
-        return [event async for event in call_events(fake_service(node, here), asked)]
+        return [event async for event in call_events(fake_service(node, here), message)]
 
 
 async def test_a_prompt_becomes_a_vector_and_its_blocks_are_freed() -> None:
@@ -62,12 +62,12 @@ async def test_a_node_whose_model_has_no_head_generates_nothing() -> None:
     node = FakeNode("d", 7)
     node.engine = replace(node.engine, generates=False)
     assert len(await events_of(node, request())) == 4
-    asked = request()
-    asked.ClearField("embed")
+    message = request()
+    message.ClearField("embed")
     with pytest.raises(
         RequestEndedError, match="has no lm_head, so that it serves embeddings only"
     ):
-        await events_of(node, asked)
+        await events_of(node, message)
 
 
 def cross_encoder(
@@ -81,7 +81,7 @@ def cross_encoder(
 
 
 @pytest.mark.parametrize(
-    ("activation", "normalize", "wanted"),
+    ("activation", "normalize", "expected"),
     [
         ("sigmoid", True, 1 / (1 + math.exp(-3))),
         ("sigmoid", False, 3),
@@ -90,13 +90,13 @@ def cross_encoder(
     ],
 )
 async def test_a_pair_becomes_a_score(
-    activation: ScoreActivation, normalize: bool, wanted: float
+    activation: ScoreActivation, normalize: bool, expected: float
 ) -> None:
-    asked = request(pooling="", score=True, second_text=8, normalize=normalize)
-    events = await events_of(cross_encoder(activation=activation), asked)
+    message = request(pooling="", score=True, second_text=8, normalize=normalize)
+    events = await events_of(cross_encoder(activation=activation), message)
     [score] = struct.unpack("<f", events[2].embedding.values)
     # The fake ranks' logit is 3.
-    assert score == pytest.approx(wanted)
+    assert score == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("segments", "second"), [(2, 8), (1, 0)])
@@ -113,10 +113,10 @@ async def test_a_cross_encoder_does_nothing_else() -> None:
         RequestEndedError, match="has a classifier, which only scores or labels texts"
     ):
         await events_of(node, request())
-    asked = request()
-    asked.ClearField("embed")
+    message = request()
+    message.ClearField("embed")
     with pytest.raises(RequestEndedError, match="use /v1/score, /v1/rerank or /classify"):
-        await events_of(node, asked)
+        await events_of(node, message)
     with pytest.raises(RequestEndedError, match="second_text is 20; the prompt has 20 tokens"):
         await events_of(node, request(score=True, second_text=20))
     with pytest.raises(RequestEndedError, match="has no classifier that scores or labels texts"):

@@ -20,20 +20,20 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 @pytest.mark.parametrize(
     ("missing", "facts", "where"),
     [
-        # Between idle, equal nodes it is the round trips that set the border.
+        # Between idle, equal nodes the round trips decide.
         (20, EQUAL, FASTER),
         (21, EQUAL, REMOTE),
         (8000, EQUAL, REMOTE),
         # Far away, on a fast node.
         (100, EQUAL | {"trip": 0.05}, FASTER),
         (300, EQUAL | {"trip": 0.05}, REMOTE),
-        # The queue there is as long as the prompt: then it would be better here, ...
+        # The queue there is as long as the prompt: faster here, ...
         (1000, EQUAL | {"queue": 1000}, FASTER),
-        # ... unless this node has a queue too, or streams that would wait.
+        # ... unless this node has a queue too, or streams that would be delayed.
         (1000, EQUAL | {"queue": 1000, "own_queue": 100}, REMOTE),
         (1000, EQUAL | {"queue": 1000, "running": 3}, REMOTE),
         (1000, EQUAL | {"queue": 5000, "running": 3}, FASTER),
-        # A slow prefill node is worth it only for the streams' sake.
+        # A slow prefill node only pays off if this node has streams.
         (1000, EQUAL | {"there": 400.0}, FASTER),
         (1000, EQUAL | {"there": 400.0, "running": 4}, REMOTE),
         (1000, EQUAL | {"there": 9000.0, "queue": 9000}, REMOTE),
@@ -48,7 +48,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (63, {}, BELOW),
         (64, {}, REMOTE),
         (64, {"queue": 10**6, "trip": 9.0}, REMOTE),
-        # Of this node, only that it is no slower: that may be enough to see that the link is.
+        # Only a lower bound of this node's rate, which may show that the link is slower.
         (63, {"bound": 1000.0, "there": 9000.0}, BELOW),
         (1000, {"bound": 1000.0, "there": 9000.0}, REMOTE),
         (1000, {"bound": 1000.0, "there": 9000.0, "link": 600.0}, REMOTE),
@@ -60,7 +60,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (99, EQUAL | {"threshold": 100}, BELOW),
         (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
         (1, {"threshold": 1}, REMOTE),
-        # The request ends before it would be done there.
+        # The deadline passes before remote prefill would end.
         (1000, EQUAL | {"running": 3, "seconds": 1.03}, REMOTE),
         (1000, EQUAL | {"running": 3, "seconds": 1.01}, LATE),
         (1000, EQUAL | {"queue": 1000, "running": 3, "seconds": 1.5}, LATE),
@@ -68,7 +68,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (100, EQUAL | {"threshold": 100, "queue": 10**6, "seconds": 900}, LATE),
         (100, {"there": 50.0, "threshold": 100, "seconds": 1}, LATE),
         (100, {"seconds": 1}, REMOTE),
-        # All of it is cached: however long the queue here, there is nothing to hand over.
+        # All of it is cached, so there is nothing to transfer, however long the queue here.
         (0, {}, NONE),
         (0, EQUAL | {"prompt": 100, "own_queue": 10**6}, NONE),
         (0, {"threshold": 1}, NONE),
@@ -77,7 +77,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
     here = LocalEstimate(
         tokens_per_second=facts.get("rate", 0.0),
-        at_least=facts.get("bound", 0.0),
+        min_tokens_per_second=facts.get("bound", 0.0),
         queued_tokens=facts.get("own_queue", 0),
         running=facts.get("running", 0),
     )
@@ -87,7 +87,7 @@ def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
         round_trip=facts.get("trip", 0.0),
         link_tokens_per_second=facts.get("link", 0.0),
     )
-    found = why_local(
+    reason = why_local(
         here,
         there,
         prompt=facts.get("prompt", missing),
@@ -95,7 +95,7 @@ def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
         threshold=facts.get("threshold"),
         seconds=facts.get("seconds", inf),
     )
-    assert found == where
+    assert reason == where
 
 
 def account(compute: float, exposed: float, size: int = MIN_BYTES) -> pb.OpenDone:
@@ -106,30 +106,30 @@ def test_the_shortest_call_is_the_round_trip() -> None:
     link = MeasuredLink()
     assert link.round_trip == DEFAULT_ROUND_TRIP
     for seconds, shortest in ((0.02, 0.02), (0.01, 0.01), (0.5, 0.01)):
-        link.answered(seconds)
+        link.add_round_trip(seconds)
         assert link.round_trip == shortest
 
 
 def test_a_transfer_that_computed_longer_than_it_moved_shows_only_a_bound() -> None:
     link = MeasuredLink()
-    link.moved(1000, account(1.0, 0.0))
+    link.add_transfer(1000, account(1.0, 0.0))
     assert link.tokens_per_second == 1000
-    link.moved(1000, account(2.0, 0.1))
+    link.add_transfer(1000, account(2.0, 0.1))
     assert link.tokens_per_second == 1000
-    link.moved(1000, account(0.5, 0.0))
+    link.add_transfer(1000, account(0.5, 0.0))
     assert link.tokens_per_second == 2000
 
 
 def test_a_link_that_got_slow_is_noticed() -> None:
     link = MeasuredLink()
-    link.moved(1000, account(0.5, 0.0))
+    link.add_transfer(1000, account(0.5, 0.0))
     for _ in range(20):
-        link.moved(1000, account(0.5, 9.5))
+        link.add_transfer(1000, account(0.5, 9.5))
     assert link.tokens_per_second == pytest.approx(100, rel=0.05)
 
 
 def test_a_small_transfer_does_not_measure_the_link() -> None:
     link = MeasuredLink()
-    link.moved(10, account(0.0, 0.5, size=1000))
-    link.moved(10, account(0.0, 0.0))
+    link.add_transfer(10, account(0.0, 0.5, size=1000))
+    link.add_transfer(10, account(0.0, 0.0))
     assert link.tokens_per_second == 0

@@ -1,4 +1,4 @@
-"""The events of a request, as its router gets them."""
+"""The events of a request, as messages to its router."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ class ExaminedWorld:
             raise self.greeting
         return self.peer
 
-    async def answers(self, candidate: pb.PrefillCandidate) -> float:
+    async def ping(self, candidate: pb.PrefillCandidate) -> float:
         return 0.012
 
     meet = greet
 
-    async def held(self, peer: Peer) -> list[int]:
+    async def live_transfers(self, peer: Peer) -> list[int]:
         await self.held_back.wait()
         return []
 

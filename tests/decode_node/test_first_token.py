@@ -19,14 +19,14 @@ class Time:
 def phases(clock: FirstTokenClock) -> dict[str, float]:
     return {
         field.name.removesuffix("_seconds"): round(value, 6)
-        for field, value in clock.spent.ListFields()
+        for field, value in clock.durations.ListFields()
     }
 
 
 def test_a_prompt_that_another_node_computed() -> None:
     time = Time()
     clock = FirstTokenClock(time)
-    time.now += 0.7  # for blocks to receive it in
+    time.now += 0.7  # waiting for blocks
     clock.reserved()
     time.now += 1.0  # a node that does not answer
     clock.failed()
@@ -34,7 +34,7 @@ def test_a_prompt_that_another_node_computed() -> None:
     clock.greeted()
     time.now += 3.0
     clock.received(pb.OpenDone(compute_seconds=2.0, exposed_seconds=0.5))
-    time.now += 0.3  # of which 0.1 are until the engine takes it
+    time.now += 0.3  # including 0.1 until the engine starts it
     clock.sampled(time.now - 0.2, remote=True)
     expected = {"failed": 1, "greet": 0.2, "queue": 1.3, "prefill": 2, "transfer": 0.5, "step": 0.2}
     assert phases(clock) == expected

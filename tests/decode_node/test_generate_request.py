@@ -12,12 +12,12 @@ from tandem.shared.errors import RequestError
 
 def test_a_thinking_budget_arrives() -> None:
     param = "thinking.budget_tokens"
-    given = pb.ThinkingBudget(tokens=3, end="</think>", calls=["<tool_call>"], param=param)
-    made = sampling_params(pb.Sampling(max_tokens=5, n=1, thinking=given)).thinking
+    message = pb.ThinkingBudget(tokens=3, end="</think>", calls=["<tool_call>"], param=param)
+    thinking = sampling_params(pb.Sampling(max_tokens=5, n=1, thinking=message)).thinking
     expected = ThinkingBudget(
         tokens=3, start="", end="</think>", calls=("<tool_call>",), param=param
     )
-    assert made == expected
+    assert thinking == expected
     assert sampling_params(pb.Sampling(max_tokens=5, n=1)).thinking is None
     with pytest.raises(RequestError, match="no closing marker"):
         sampling_params(pb.Sampling(max_tokens=5, thinking=pb.ThinkingBudget(tokens=3)))

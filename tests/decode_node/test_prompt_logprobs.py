@@ -13,14 +13,14 @@ from tandem.shared.engine.sequence import Sequence
 from tandem.shared.engine.work import Generate
 
 
-def found(token: int, top: list[tuple[int, float]]) -> PositionLogprobs:
+def position(token: int, top: list[tuple[int, float]]) -> PositionLogprobs:
     return PositionLogprobs(token, -1.0, 1, pack_logprobs(top))
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 200])
 def test_prompt_logprobs_travel_in_order_and_in_pieces(count: int) -> None:
     sequence = Sequence(1, [5] * (count + 1), Generate(SamplingParams(prompt_logprobs=1)))
-    sequence.prompt_logprobs = [found(i, [(i, -1.0)]) for i in range(count)]
+    sequence.prompt_logprobs = [position(i, [(i, -1.0)]) for i in range(count)]
     events = list(prompt_logprobs_events(sequence))
     positions = [p for event in events for p in event.prompt_logprobs.positions]
     assert [p.chosen.token for p in positions] == list(range(count))

@@ -1,4 +1,4 @@
-"""One attempt on the receiving side: events in each state, and what it holds afterwards."""
+"""One attempt on the receiving side: events in each state, and cleanup afterwards."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def attempt(
     end: int = 49,
     **config: Any,
 ) -> AsyncIterator[Attempt]:
-    """On leaving, nothing is held, and every rank has released the blocks."""
+    """Check at the end that nothing is held, and that every rank has released the blocks."""
     node = FakeNode("d", 7, layers=(LAYER, WINDOWED, WINDOWED))
     node.ranks.greets = greets
     async with (
@@ -224,7 +224,7 @@ async def test_a_silent_peer_is_lost() -> None:
 async def test_a_peer_is_not_silent_because_this_node_stood_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it sends meanwhile is read afterwards."""
+    """Messages sent during the standstill are read afterwards."""
     pause = pausing(monkeypatch)
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     async with attempt() as one:
@@ -300,11 +300,11 @@ async def test_a_lost_connection_is_explained_by_the_last_word_of_the_peers_head
     word: str, cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "LAST_MESSAGE_SECONDS", 0.2)
-    heard = asyncio.Event()
+    received_event = asyncio.Event()
 
     async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
         yield ACCEPTED
-        await heard.wait()
+        await received_event.wait()
         if word:
             yield pb.OpenEvent(failed=pb.OpenFailed(reason="rank 0 ended", cause=word))
         await asyncio.Event().wait()
@@ -317,7 +317,7 @@ async def test_a_lost_connection_is_explained_by_the_last_word_of_the_peers_head
         reason = "the connection ended"
         lost = ReceiveFailed(**of, reason=reason, retriable=True, cause="peer_lost")
         one.node.ranks.emit(0, lost)
-        heard.set()
+        received_event.set()
         error = await one.error()
         assert error.cause is cause and error.computing
 

@@ -1,5 +1,5 @@
-"""Choices that another node has begun: whatever they are drawn by, they go on as if it had drawn
-the rest too."""
+"""Choices that another node has begun: with any sampling parameters, they continue as they would
+have continued there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tandem.tests.support.waiting import until
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 CONFIG = EngineConfig(dtype="float32", threads=1, num_blocks=512, block_size=8, max_model_len=256)
-# Each is drawn once for each of those before it.
+# Each continuation is drawn again from every state before it.
 MAX_TOKENS = 28
 PROMPT = "Once upon a time there were three of them"
 SCHEMA = (
@@ -85,7 +85,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Drawn:
-    """Everything of one choice."""
+    """The output of one choice."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -114,16 +114,16 @@ def message(engine: Engine, **sampling: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(prompt=prompt, sampling=pb.Sampling(**fields))
 
 
-async def drawn(
-    engine: NodeEngine, request: pb.GenerateRequest, begun: dict[int, Drawn] | None = None
+async def draw_all(
+    engine: NodeEngine, request: pb.GenerateRequest, state: dict[int, Drawn] | None = None
 ) -> list[dict[int, Drawn]]:
-    """The choices after each output. The prompt is done once, before the first."""
+    """The choices after each output. The prompt is computed once, before the first."""
     sequences = await admitted_sequences(request, engine)
     choices = Choices(engine.core, sequences)
     choices.listen()
     engine.core.enqueue(choices.leader)
     n = request.sampling.n
-    states = [{index: Drawn() for index in range(n)} if begun is None else begun]
+    states = [{index: Drawn() for index in range(n)} if state is None else state]
     done = 0
     while (output := await choices.next()) is not None:
         state = {index: one.copy() for index, one in states[-1].items()}
@@ -142,11 +142,13 @@ async def drawn(
 
 
 async def continued(engine: NodeEngine, request: pb.GenerateRequest) -> None:
-    """Assert that the request goes on the same way from the state after each of its outputs."""
-    states = await drawn(engine, request)
-    want, works = states[-1], []
-    assert all(one.end and one.end[0] is not FinishReason.ERROR for one in want.values()), want
-    assert len(states) > 10, want
+    """Assert that the request continues in the same way from the state after each output."""
+    states = await draw_all(engine, request)
+    expected, works = states[-1], []
+    assert all(one.end and one.end[0] is not FinishReason.ERROR for one in expected.values()), (
+        expected
+    )
+    assert len(states) > 10, expected
     for state in states[1:-1]:
         resumed = pb.GenerateRequest()
         resumed.CopyFrom(request)
@@ -155,11 +157,11 @@ async def continued(engine: NodeEngine, request: pb.GenerateRequest) -> None:
             for index, one in state.items()
             if one.end is None
         )
-        works.append(drawn(engine, resumed, state))
+        works.append(draw_all(engine, resumed, state))
     for number, ends in enumerate(await asyncio.gather(*works), 1):
         for index, one in ends[-1].items():
-            assert one.logprobs == pytest.approx(want[index].logprobs, abs=1e-4)
-            assert replace(one, logprobs=[]) == replace(want[index], logprobs=[]), number
+            assert one.logprobs == pytest.approx(expected[index].logprobs, abs=1e-4)
+            assert replace(one, logprobs=[]) == replace(expected[index], logprobs=[]), number
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -179,11 +181,11 @@ def test_resumed_choices_go_first_however_long_the_queue_is() -> None:
     with Engine(config) as engine:
         assert engine._thread is not None
         node = engine._thread.runner.engine
-        ended: list[str] = []
+        finished: list[str] = []
 
         async def run(name: str, request: pb.GenerateRequest) -> None:
-            await drawn(node, request, {0: Drawn()} if request.resume else None)
-            ended.append(name)
+            await draw_all(node, request, {0: Drawn()} if request.resume else None)
+            finished.append(name)
 
         async def all_of_them() -> None:
             running = asyncio.create_task(run("running", message(engine, max_tokens=200)))
@@ -195,14 +197,14 @@ def test_resumed_choices_go_first_however_long_the_queue_is() -> None:
             await asyncio.gather(running, waiting, run("resumed", resumed))
 
         engine._thread.call(all_of_them(), timeout=60)
-        assert ended == ["running", "resumed", "waiting"]
+        assert finished == ["running", "resumed", "waiting"]
 
 
 @pytest.mark.parametrize(
     ("resume", "sampling", "problem"),
     [
         ([(1, [])], {}, "below n"),
-        ([(0, [1]), (0, [1])], {"n": 2}, "stand once"),
+        ([(0, [1]), (0, [1])], {"n": 2}, "and unique"),
         ([(0, [1] * MAX_TOKENS)], {}, "max_tokens"),
         ([(0, [1 << 20])], {}, "vocabulary"),
         ([(0, [1])], {"prompt_logprobs": 1}, "prompt_logprobs"),

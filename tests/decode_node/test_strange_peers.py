@@ -53,7 +53,7 @@ async def _sound(peer: Peer) -> None:
 
 
 class Greeted:
-    """Answers one call with a given reply."""
+    """Answers one RPC with a given reply."""
 
     def __init__(self, reply: pb.HelloReply) -> None:
         self._reply = reply
@@ -74,7 +74,7 @@ def test_a_greeting_of_any_kind_makes_a_peer_or_an_error(reply: pb.HelloReply) -
     node = FakeNode("d", 7)
     peers = Peers(node.engine, node.identity, _sound, node.metrics)
     try:
-        peer = peers._greeter.introduced("127.0.0.1:9", reply, Greeted(reply), None)  # type: ignore[arg-type]
+        peer = peers._greeter.peer_from("127.0.0.1:9", reply, Greeted(reply), None)  # type: ignore[arg-type]
     except TransferError as error:
         assert str(error)
         return
@@ -97,8 +97,8 @@ async def test_a_request_continues_after_a_nonsensical_greeting() -> None:
 @example(pb.OpenDone(bytes=1 << 30, compute_seconds=NAN))
 def test_an_account_of_any_kind_leaves_a_rate(done: pb.OpenDone) -> None:
     link = MeasuredLink()
-    link.moved(100, done)
-    link.moved(100, pb.OpenDone(bytes=1 << 30, compute_seconds=0.1, exposed_seconds=0.1))
+    link.add_transfer(100, done)
+    link.add_transfer(100, pb.OpenDone(bytes=1 << 30, compute_seconds=0.1, exposed_seconds=0.1))
     assert math.isfinite(link.tokens_per_second)
     there = RemoteEstimate(link_tokens_per_second=link.tokens_per_second)
     assert isinstance(
@@ -159,11 +159,11 @@ async def _ask(request: pb.GenerateRequest) -> None:
     service = fake_service(node, _nowhere)
     async with node.running():
         events = call_events(service, request)
-        with pytest.raises(RequestEndedError) as ended:
+        with pytest.raises(RequestEndedError) as caught:
             async with asyncio.timeout(30):
                 assert (await anext(events)).HasField("admitted")
                 assert request.deadline_seconds >= 0
                 await anext(events)
         await events.aclose()
-    assert ended.value.status in MAY_ABORT
+    assert caught.value.status in MAY_ABORT
     assert service.requests == 0

@@ -38,7 +38,7 @@ A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
 
 @dataclass(frozen=True, slots=True)
 class FakeReceivingNode(ReceivingNode):
-    """Attempts are those of a test's ``world``."""
+    """A node whose attempts are scripted by a test's ``world``."""
 
     world: TransferWorld
 
@@ -55,18 +55,18 @@ class FakeReceivingNode(ReceivingNode):
 
 
 class TransferWorld:
-    """Transfers whose peers and attempts end as ``fates`` gives for each address."""
+    """Transfers whose peers and attempts end by ``fates``, for each address."""
 
     def __init__(self, fates: dict[str, Exception | None], threshold: int | None = 1) -> None:
         self.node = FakeNode("d", 7)
         self.fates = fates
         self.refused: set[str] = set()
-        self.seconds = 60.0  # that the request has left
+        self.seconds = 60.0  # until the request's deadline
         self.deaths = PromptDeaths()
-        self.ended: set[str] = set()  # addresses at which no process listens any longer
+        self.dead: set[str] = set()  # addresses at which no process listens any longer
         self.prefill_backoff = PrefillBackoff(time.monotonic)
         self.forgotten: list[str] = []
-        self.met: set[str] = set()
+        self.greeted: set[str] = set()
         self.weight_format = "float32"  # of every peer; this node's own
         self.tried: list[tuple[str, int]] = []
         self.done: pb.OpenDone | None = None  # of each attempt that succeeds
@@ -91,8 +91,8 @@ class TransferWorld:
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
         return candidate.address in self.refused
 
-    def known(self, candidate: pb.PrefillCandidate) -> Peer | None:
-        return self._peer(candidate) if candidate.address in self.met else None
+    def at(self, candidate: pb.PrefillCandidate) -> Peer | None:
+        return self._peer(candidate) if candidate.address in self.greeted else None
 
     def _peer(self, candidate: pb.PrefillCandidate) -> Peer:
         return fake_peer(
@@ -104,11 +104,11 @@ class TransferWorld:
         error = self.fates[candidate.address]
         if isinstance(error, PeerRefusedError):
             raise error
-        self.met.add(candidate.address)
+        self.greeted.add(candidate.address)
         return self._peer(candidate)
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
-        return candidate.address in self.ended
+        return candidate.address in self.dead
 
     async def forget(self, peer: Peer) -> None:
         self.forgotten.append(peer.address)
@@ -149,15 +149,15 @@ async def test_requests_do_not_fill_the_log_during_a_pause(
     world.prefill_backoff.add("a", A.epoch, "gave no sign of life")
     async with world.node.running():
         await world.run(A, B)
-    told = [r.getMessage() for r in caplog.records if "attempt" in r.getMessage()]
-    assert len(told) == 1 and "no blocks there" in told[0]
+    messages = [r.getMessage() for r in caplog.records if "attempt" in r.getMessage()]
+    assert len(messages) == 1 and "no blocks there" in messages[0]
     assert world.local("failed: other") == 1
 
 
 async def test_requests_do_not_fill_the_log_until_routers_miss_a_node(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each finds that it is gone, and the first says so; so does the first after a success."""
+    """Each request fails there, but only the first is logged, and the first after a success."""
     world = TransferWorld({"a": PeerLostError("connection refused")})
 
     async def failures(count: int) -> int:
@@ -186,7 +186,7 @@ async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> Non
         world.sequence = Sequence(number, list(range(100)), Generate(SamplingParams()))
         assert (await world.run(A)).reason == "failed: no_place"
     assert world.tried == [("a", 0)]
-    with pytest.raises(TransferError, match=f"not called for .*: {full}"):
+    with pytest.raises(TransferError, match=f"not contacted for .*: {full}"):
         world.prefill_backoff.check("a", A.epoch)
 
 
@@ -199,12 +199,14 @@ async def test_the_first_node_that_can_fills_the_prompt() -> None:
     assert world.node.metric("tandem_transfer_bytes_total") == 1000
 
 
-@pytest.mark.parametrize(("told", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)])
+@pytest.mark.parametrize(
+    ("reported", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)]
+)
 async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
-    told: int, cached: int
+    reported: int, cached: int
 ) -> None:
     world = TransferWorld({"a": None})
-    world.done = pb.OpenDone(cached_tokens=told)
+    world.done = pb.OpenDone(cached_tokens=reported)
     scheduler = world.node.scheduler
     scheduler.add(Sequence(0, list(range(33)), Generate(SamplingParams(max_tokens=1))))
     while (plan := scheduler.schedule()) is not None and plan.sequences:
@@ -219,28 +221,28 @@ def run_here(world: TransferWorld) -> None:
     scheduler = world.node.scheduler
     world.sequence.work = Generate(SamplingParams(max_tokens=1))
     while (plan := scheduler.schedule()) is not None:
-        drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
-        scheduler.apply(StepResult(plan.step, drawn))
+        sampled = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+        scheduler.apply(StepResult(plan.step, sampled))
 
 
-@pytest.mark.parametrize("met", [True, False])
+@pytest.mark.parametrize("greeted", [True, False])
 async def test_of_other_weights_only_the_blocks_are_taken_that_a_repeated_prompt_finds(
-    met: bool,
+    greeted: bool,
 ) -> None:
-    """So the tokens after them are computed here each time, whether the peer is known or not."""
+    """The tokens after them are computed here each time, whether or not the peer is known."""
     world = TransferWorld({"a": None})
     world.weight_format = "bfloat16"
     assert (await world.run(A)).node == "a"
     size = world.node.engine.resolved.block_size
     assert 99 % size
-    received = 99 // size * size
-    assert (world.sequence.computed, world.sequence.received) == (received, received)
+    count = 99 // size * size
+    assert (world.sequence.computed, world.sequence.received) == (count, count)
     run_here(world)
-    if not met:
-        world.met.clear()
+    if not greeted:
+        world.greeted.clear()
     world.sequence = Sequence(2, list(range(100)), Generate(SamplingParams()))
     assert (await world.run(A)).reason == "nothing missing"
-    assert (world.sequence.cached, world.sequence.computed) == (received, received)
+    assert (world.sequence.cached, world.sequence.computed) == (count, count)
     assert world.sequence.received == 0 and world.tried == [("a", 0)]
     run_here(world)
     assert world.node.held() == 0
@@ -317,13 +319,13 @@ async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
     """Neither the third candidate nor this node computes it."""
     died = TransferError("running: its rank ended", cause=Cause.DIED)
     world = TransferWorld({"a": died, "b": _lost(computing=True), "c": None})
-    world.ended = {"b"}
+    world.dead = {"b"}
     with pytest.raises(GivenUpError, match="2 processes ended while they computed"):
         await world.run(A, B, C)
     assert world.tried == [("a", 0), ("b", 1)]
     assert world.sequence.phase is Phase.FINISHED and world.node.held() == 0
-    told = [world.deaths.events.get_nowait() for _ in range(world.deaths.events.qsize())]
-    assert [event.prefill_died.node_id for event in told if event] == ["a", "b"]
+    deaths = [world.deaths.events.get_nowait() for _ in range(world.deaths.events.qsize())]
+    assert [event.prefill_died.node_id for event in deaths if event] == ["a", "b"]
 
 
 async def test_deaths_on_other_nodes_count_too() -> None:
@@ -335,7 +337,7 @@ async def test_deaths_on_other_nodes_count_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "ended"),
+    ("error", "is_dead"),
     [
         (_lost(computing=True), False),  # a broken connection to a process that lives
         (_lost(computing=False), True),  # before it had the prompt
@@ -344,10 +346,10 @@ async def test_deaths_on_other_nodes_count_too() -> None:
     ],
 )
 async def test_failures_unrelated_to_the_prompt_are_no_deaths(
-    error: TransferError, ended: bool
+    error: TransferError, is_dead: bool
 ) -> None:
     world = TransferWorld({"a": error, "b": error, "c": None})
-    world.ended = {"a", "b"} if ended else set()
+    world.dead = {"a", "b"} if is_dead else set()
     assert await world.run(A, B, C) == PrefillSource(node="c")
     assert world.deaths.events.empty()
 
@@ -373,10 +375,10 @@ async def waiting_for_blocks(
     """A prompt that waits for blocks, and a function that frees them."""
     scheduler = world.node.scheduler
     async with world.node.running():
-        held = scheduler.pool.allocate(60)
+        blocks = scheduler.pool.allocate(60)
 
         def give_back() -> None:
-            scheduler.pool.release(held)
+            scheduler.pool.release(blocks)
             world.node.core._wake()
 
         filling = asyncio.create_task(world.run(A))
@@ -397,7 +399,7 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer(
         give_back()
         source = await filling
         assert source.node == "a"
-        assert source.clock.spent.queue_seconds > 0
+        assert source.clock.durations.queue_seconds > 0
         await until(lambda: bool(waited))
         assert waited[0] >= 2.0
 

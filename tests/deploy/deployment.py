@@ -16,7 +16,7 @@ import click
 import yaml
 
 from tandem.__main__ import cli
-from tandem.commands.option_variables import option_variables
+from tandem.commands.part_command import option_variables
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -24,8 +24,8 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError, StartupError, UsageError
 from tandem.shared.kv.planning import RankDevice
-from tandem.shared.weights.kept_memory import kept_bytes
 from tandem.shared.weights.load import load_model
+from tandem.shared.weights.memory import resident_bytes
 from tandem.shared.weights.obtain import obtain_model
 from tandem.tests.shared.text.vocabulary.test_files import every_kind
 from tandem.tests.support.checkpoints import tiny_models
@@ -69,14 +69,14 @@ def describe(name: str, *gpus: RankDevice, cpu: RankDevice = CPU, **options: Any
 def test_a_model_on_the_hub_is_described_by_its_headers(
     hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
-    """As it is once it is here."""
+    """The description is the same after the download."""
     hub.put_folder(NAME, tiny_models.cached(model, root))
     there = json.loads(run(capsys, "info", NAME, "--json"))
     assert not hub.weights_given
     obtain_model(EngineConfig(model=NAME))
-    given = len(hub.given)
+    count = len(hub.given)
     here = json.loads(run(capsys, "info", NAME, "--json"))
-    assert len(hub.given) == given
+    assert len(hub.given) == count
     for report in (there, here):
         report.pop("fits")
         report.pop("machine")
@@ -117,19 +117,19 @@ def test_the_blocks_of_a_gguf_file_are_counted_as_such(hub: FakeHub, root: Path)
 def test_what_is_told_is_what_the_weights_take(
     tmp_path: Path, model: str, changes: dict[str, Any]
 ) -> None:
-    """Also of what expands latents, which becomes numbers, and of embeddings for each layer."""
+    """Also for weights that expand latents, which are dequantised, and per-layer embeddings."""
     tiny_models.build(model, tmp_path / "model", **changes)
     file = write_gguf(tmp_path / "model", tmp_path / "model.gguf", "Q8_0")
-    told = []
+    reports = []
     for path, isq in ((tmp_path / "model", "q8_0"), (file, None)):
         about = describe(str(path), dtype="bfloat16", isq=isq)
-        kept = kept_bytes([load_model(path, dtype="bfloat16", isq=isq)])
-        assert kept == pytest.approx(about["memory"], rel=0.01)
-        told.append((about["memory_by_format"], about["memory_by_part"]))
-    assert told[0] == told[1]
+        size = resident_bytes([load_model(path, dtype="bfloat16", isq=isq)])
+        assert size == pytest.approx(about["memory"], rel=0.01)
+        reports.append((about["memory_by_format"], about["memory_by_part"]))
+    assert reports[0] == reports[1]
     if changes:
         numbers = describe(str(tmp_path / "model"), dtype="bfloat16")["memory_by_part"]
-        assert told[0][1][LAYERS] == pytest.approx(numbers[LAYERS] * 8.5 / 16, rel=0.01)
+        assert reports[0][1][LAYERS] == pytest.approx(numbers[LAYERS] * 8.5 / 16, rel=0.01)
 
 
 def test_kv_follows_its_dtype_and_the_context(root: Path) -> None:
@@ -205,15 +205,15 @@ def test_info_refuses_what_no_server_would_start_with(hub: FakeHub, root: Path) 
 
 
 def test_headers_are_kept_apart_from_the_cache(hub: FakeHub, root: Path) -> None:
-    """Also those of layers over vectors, which are in folders."""
+    """Also headers of layers over vectors, which are in subfolders."""
     files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
     hidden = json.loads(files["config.json"])["hidden_size"]
     modules = [{"type": f"models.{kind}", "path": f"1_{kind}"} for kind in ("Pooling", "Dense")]
     dense: dict[str, Any] = {"in_features": hidden, "out_features": 8, "bias": False}
     dense["activation_function"] = "torch.nn.modules.linear.Identity"
     linear = save({"linear.weight": torch.ones(8, hidden)})
-    made: dict[str, Any] = {"modules.json": json.dumps(modules), "1_Dense/config.json": dense}
-    hub.put(NAME, files | made | {"1_Dense/model.safetensors": linear})
+    own_files: dict[str, Any] = {"modules.json": json.dumps(modules), "1_Dense/config.json": dense}
+    hub.put(NAME, files | own_files | {"1_Dense/model.safetensors": linear})
     about = describe(NAME)
     assert (
         about["parameters"]
@@ -241,15 +241,17 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 def test_the_kind_of_a_tokenizer_is_told_and_why_one_is_refused(
     hub: FakeHub, root: Path, file: str, kind: str
 ) -> None:
-    """Before any weights are here."""
+    """Before any weights are downloaded."""
     files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
     del files["tokenizer.json"], files["tokenizer_config.json"]
-    made = {file: every_kind()[file], "merges.txt": b"t h\n", "chat_template.jinja": TEMPLATE}
-    hub.put(NAME, files | made | {"tokenizer_config.json": {"add_bos_token": False}})
+    own_files = {file: every_kind()[file], "merges.txt": b"t h\n", "chat_template.jinja": TEMPLATE}
+    hub.put(NAME, files | own_files | {"tokenizer_config.json": {"add_bos_token": False}})
     hub.put("owner/broken", files | {file: b'{"config": '})
-    found = describe(NAME)["tokenizer"]
-    assert (found["kind"], found["file"]) == (kind, file)
-    assert found["tokens"] > 4 and found["templates"] == {"default": "chat_template.jinja"}
+    description = describe(NAME)["tokenizer"]
+    assert (description["kind"], description["file"]) == (kind, file)
+    assert description["tokens"] > 4 and description["templates"] == {
+        "default": "chat_template.jinja"
+    }
     problem = describe("owner/broken")["tokenizer"]["problem"]
     assert problem.startswith(file) and "\n" not in problem
     assert not hub.weights_given
@@ -278,8 +280,8 @@ def test_where_a_template_comes_from(
     )
     gguf = write_gguf(folder, root / "t-Q8_0.gguf", "Q8_0").read_bytes()
     hub.put("owner/gguf", {"t-Q8_0.gguf": gguf})
-    found = describe("owner/gguf")["tokenizer"]
-    assert (found["kind"], found["file"]) == ("GGUF", "t-Q8_0.gguf")
+    description = describe("owner/gguf")["tokenizer"]
+    assert (description["kind"], description["file"]) == ("GGUF", "t-Q8_0.gguf")
 
 
 # -- this machine ------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_tokenizer_of_another_model_is_refused(
     hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One with more tokens than the model has embeddings."""
+    """A tokenizer with more tokens than the model has embeddings."""
     files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
     large = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{n}": n for n in range(5000)}))
     hub.put(NAME, files | {"tokenizer.json": large.to_str().encode()})
@@ -321,7 +323,7 @@ def test_the_kernels_that_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_kernels_of_each_format(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the operators have them, which know the CPU; none are asked about tables."""
+    """The operators know the CPU; formats of tables of embeddings do not matter."""
     jit.prepare()
     from tandem.kernels.cpu.operators import CompiledOperators
 
@@ -357,9 +359,9 @@ def test_a_model_that_was_pulled_is_listed(
     hub.put_folder(NAME, tiny_models.cached("qwen3", root))
     file = write_gguf(tiny_models.cached("qwen3", root), tmp_path / "m.gguf", "Q8_0")
     hub.put("owner/gguf", {"m-Q8_0.gguf": file.read_bytes()})
-    told = run(capsys, "pull", NAME)
-    assert told.startswith(f"{tmp_path}/cache/models--owner--model/snapshots/{COMMIT}  ")
-    assert "KB" in told or "MB" in told
+    line = run(capsys, "pull", NAME)
+    assert line.startswith(f"{tmp_path}/cache/models--owner--model/snapshots/{COMMIT}  ")
+    assert "KB" in line or "MB" in line
     assert "/m-Q8_0.gguf  " in run(capsys, "pull", "owner/gguf", "--f", "m-Q8_0.gguf")
     listed = {model["name"]: model for model in json.loads(run(capsys, "list", "--json"))}
     assert set(listed) == {NAME, "owner/gguf"}
@@ -378,25 +380,25 @@ def test_what_is_not_whole_is_listed_as_such(hub: FakeHub, root: Path) -> None:
     assert [model.whole for model in cached_models()] == [True]
     next(path.glob("model-*.safetensors")).unlink()
     assert [model.whole for model in cached_models()] == [False]
-    assert "safetensors, not whole" in as_table(cached_models())
+    assert "safetensors, incomplete" in as_table(cached_models())
 
 
 def test_a_model_is_not_pulled_that_no_router_could_serve(
     hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither if it is here."""
+    """Even if it is already downloaded."""
     folder = tiny_models.cached("qwen3", root)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     hub.put(NAME, files)
     path = Path(run(capsys, "pull", NAME).split()[0])
-    given = len(hub.weights_given)
+    count = len(hub.weights_given)
     hub.put("owner/broken", files | {"tokenizer.json": b'{"model": '})
     (path / "tokenizer.json").unlink()
     (path / "tokenizer.json").write_bytes(b'{"model": ')
     for name in ("owner/broken", str(path)):
         with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer"):
             run(capsys, "pull", name)
-    assert len(hub.weights_given) == given
+    assert len(hub.weights_given) == count
 
 
 def test_a_model_that_is_here_needs_no_pull(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,8 +423,8 @@ def test_kv_of_an_unknown_format_is_no_reason_not_to_pull(
 
 def test_the_commands_have_few_options() -> None:
     for name in ("pull", "info", "list"):
-        made = cli.commands[name]
-        assert isinstance(made, HelpfulCommand)
-        options = [each for each in made.params if isinstance(each, click.Option)]
+        command = cli.commands[name]
+        assert isinstance(command, HelpfulCommand)
+        options = [each for each in command.params if isinstance(each, click.Option)]
         assert len(options) < 20
         assert "revision" in {each.name for each in options} or name == "list"

@@ -48,7 +48,7 @@ async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Confirmin
     await ranks.admitted_peers.admit(Tenant("a", 1), ["old"])
     await ranks.admitted_peers.admit(Tenant("a", 2), ["new"])
     assert ranks.keys[0] == ("new",)
-    assert ranks.admitted_peers.seen(Tenant("a", 2)) and not ranks.admitted_peers.seen(
+    assert ranks.admitted_peers.note_alive(Tenant("a", 2)) and not ranks.admitted_peers.note_alive(
         Tenant("a", 1)
     )
 
@@ -57,12 +57,12 @@ async def test_silent_tenants_are_removed_and_others_stay(ranks: ConfirmingRanks
     for name in ("a", "b"):
         await ranks.admitted_peers.admit(Tenant(name, 1), [name])
     ranks.now = module.SILENCE_SECONDS
-    assert ranks.admitted_peers.seen(Tenant("b", 1))
+    assert ranks.admitted_peers.note_alive(Tenant("b", 1))
     assert ranks.admitted_peers.remove_silent() == []
     ranks.now += 1
     assert ranks.admitted_peers.remove_silent() == ["a"]
     assert ranks.keys == {0: ("b",), 1: ("b",)}
-    assert not ranks.admitted_peers.seen(Tenant("a", 1))
+    assert not ranks.admitted_peers.note_alive(Tenant("a", 1))
 
 
 async def test_a_rank_that_does_not_confirm_is_named(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -30,6 +30,9 @@ from tandem.tests.support.fake_node import ATTENTION, LAYER, RANKS, FakeNode
 from tandem.tests.support.grpc_server import served
 from tandem.tests.support.waiting import until
 
+if TYPE_CHECKING:
+    from tandem.proto.tandem_pb2_grpc import PrefillAsyncStub
+
 ME, EPOCH = "d", 7
 PROMPT = list(range(100))
 
@@ -38,7 +41,7 @@ class ServedPrefill(FakeNode):
     """A prefill node and a stub for it."""
 
     service: PrefillService
-    stub: PrefillStub
+    stub: PrefillAsyncStub
 
     def open(self, transfer_id: int = 1, attempt: int = 0, **fields: Any) -> Any:
         values: dict[str, Any] = {"node_id": ME, "epoch": EPOCH, "peer_epoch": 3, "prompt": PROMPT}
@@ -48,7 +51,7 @@ class ServedPrefill(FakeNode):
         return self.stub.Open(request)
 
     def confirm(self, count: int = RANKS) -> None:
-        """Every rank of the newest transfer has sent all."""
+        """Report that every rank of the newest transfer has sent everything."""
         newest = self.ranks.of(OpenSend)[count - 1]
         self.ranks.emit_all(SendFinished, newest, bytes=500, exposed_seconds=0.25)
 
@@ -180,8 +183,8 @@ async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> 
         assert (await call.read()).HasField("accepted")
         await node.ranks.wait(OpenSend)
         # This one is renewed until the other has ended.
-        kept = node.open(2)
-        assert (await kept.read()).HasField("accepted")
+        renewed = node.open(2)
+        assert (await renewed.read()).HasField("accepted")
         expire = asyncio.create_task(node.service.expire_leases())
         while 1 in node.service._sending:
             assert (await node.stub.Renew(ids(2, 9))).ids == [2]
@@ -190,7 +193,7 @@ async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> 
         assert node.metric("tandem_transfers_total", outcome="cancelled", cause="lease") == 1
         expire.cancel()
         node.ranks.computes.set()
-        kept.cancel()
+        renewed.cancel()
 
 
 async def test_only_the_tenant_itself_ends_its_transfer() -> None:
@@ -219,9 +222,9 @@ async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
 async def test_a_greeting_has_the_advertised_addresses_of_the_ranks() -> None:
     async with prefill_node(kv_advertise="nat.example:8200") as node:
         reply = await node.stub.Hello(introduction(node.engine, node.identity))
-        told = [(rank.bulk, rank.control) for rank in reply.ranks]
+        endpoints = [(rank.bulk, rank.control) for rank in reply.ranks]
         ports = [(8200 + 2 * rank, 8201 + 2 * rank) for rank in range(RANKS)]
-        assert told == [(f"tcp://nat.example:{a}", f"tcp://nat.example:{b}") for a, b in ports]
+        assert endpoints == [(f"tcp://nat.example:{a}", f"tcp://nat.example:{b}") for a, b in ports]
 
 
 KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
@@ -248,7 +251,7 @@ async def test_a_locked_node_admits_the_keys_of_peers_that_greet_it() -> None:
 
 @pytest.mark.parametrize("locked", [True, False])
 async def test_a_peer_with_more_ranks_than_the_model_has_heads_cannot_greet(locked: bool) -> None:
-    """Even with as many valid keys: messages to ranks have a limit."""
+    """Even with that many valid keys: messages to ranks have a limit."""
     async with prefill_node(curve_keys=("p0", "p1") if locked else ()) as node:
         keys = [KEY] * 1000 if locked else []
         with pytest.raises(grpc.aio.AioRpcError, match="a peer with 1000 ranks"):
@@ -296,13 +299,13 @@ async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
         calls = [node.open(number, prompt=[number] * 289, **of) for number in (1, 2)]
         for call in calls:
             assert (await call.read()).HasField("accepted")
-        await until(lambda: node.service._held_by(Tenant(ME, EPOCH)) == 36)
+        await until(lambda: node.service._unsent_blocks(Tenant(ME, EPOCH)) == 36)
         code, reason = await refusal(node.open(3, prompt=[3] * 289, **of))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert reason == "peer has 36 unsent blocks, more than the 28 free ones; retry later"
         other = node.open(4, prompt=[4] * 289, node_id="e", **of)
         assert (await other.read()).HasField("accepted")
-        await until(lambda: node.service._held_by(Tenant("e", EPOCH)) == 18)
+        await until(lambda: node.service._unsent_blocks(Tenant("e", EPOCH)) == 18)
         for call in (*calls, other):
             call.cancel()
         await until(lambda: node.service.live == 0)
@@ -318,11 +321,11 @@ async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
             ({"prompt": [1] * 600}, grpc.StatusCode.INVALID_ARGUMENT, "context"),
         ]
         for fields, code, reason in cases:
-            got, words = await refusal(node.open(**fields))
-            assert got is code and reason in words, words
+            status, words = await refusal(node.open(**fields))
+            assert status is code and reason in words, words
         node.service.draining = True
-        got, words = await refusal(node.open())
-        assert got is grpc.StatusCode.RESOURCE_EXHAUSTED and "draining" in words
+        status, words = await refusal(node.open())
+        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED and "draining" in words
 
 
 async def test_a_failed_rank_or_a_failed_step_fails_the_attempt_in_its_state() -> None:

@@ -107,8 +107,8 @@ def test_invalid_ids_match_no_node(request: pb.TransferIds) -> None:
         async with serving() as (service, _):
             for call in (service.Renew, service.Release):
                 assert not (await call(request, CONTEXT)).ids
-            asked = pb.LiveRequest(node_id=request.node_id, epoch=request.epoch)
-            assert not (await service.Live(asked, CONTEXT)).ids
+            live_request = pb.LiveRequest(node_id=request.node_id, epoch=request.epoch)
+            assert not (await service.Live(live_request, CONTEXT)).ids
 
     asyncio.run(ask())
 

@@ -1,4 +1,4 @@
-"""Logprobs in eight bytes each, as ranks make them and routers read them."""
+"""Logprobs in eight bytes each, packed by ranks and unpacked by routers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.packed_logprobs import ENTRY_BYTES, pack_logprobs, unpack_logprobs
 from tandem.router.errors import NodeError
-from tandem.router.node_streams.logprobs import alternatives, check_logprobs, listed
+from tandem.router.node_streams.logprobs import alternatives, check_logprobs, count_alternatives
 from tandem.shared.engine.rank.logprobs import logprobs_of, position_logprobs
 
 ENTRIES = st.lists(st.tuples(st.integers(0, (1 << 32) - 1), st.floats(width=32, allow_nan=False)))
@@ -29,7 +29,9 @@ def test_bytes_of_a_node_are_entries_or_its_error(data: bytes) -> None:
             check_logprobs([pb.PositionLogprobs(), position])
     else:
         check_logprobs([position])
-        assert len(alternatives(position)) == listed(position) == len(data) // ENTRY_BYTES
+        assert (
+            len(alternatives(position)) == count_alternatives(position) == len(data) // ENTRY_BYTES
+        )
 
 
 def test_a_rank_packs_what_the_router_reads() -> None:

@@ -1,4 +1,4 @@
-"""The committed stubs are what the files in proto/ give."""
+"""The committed stubs match the files in proto/."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 def test_committed_stubs_are_fresh(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
-    # In a process of its own: protoc and NIXL bring the same C++ libraries and cannot share one.
+    # In its own process: protoc and NIXL contain the same C++ libraries and cannot share one.
     command = [sys.executable, "-m", "tandem.proto.generate", str(tmp_path)]
     subprocess.run(command, check=True, timeout=60)
     for made in sorted(tmp_path.iterdir()):
         committed = Path(__file__).parents[2] / "proto" / made.name
         assert made.read_text() == committed.read_text(), "run python -m tandem.proto.generate"
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6

@@ -1,4 +1,4 @@
-"""Recorded streams: what a client reads, byte for byte, but for ids and times.
+"""Recorded responses and streams, byte for byte except ids and times.
 
 ``TANDEM_TEST_REFRESH=1 pytest tests/router -k golden`` records them anew.
 """
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 STREAMS = Path(__file__).with_name("golden_streams")
-# What differs between two runs, and what is written in its place.
+# What differs between two runs, and its replacement.
 VARYING = (
     (re.compile(r'"(msg|toolu|chatcmpl|cmpl|call|resp|rs|fc)([_-])[\w-]+"'), r'"\1\2ID"'),
     (re.compile(r'"(created|created_at|completed_at)":[\d.]+'), r'"\1":0'),

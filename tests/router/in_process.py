@@ -1,7 +1,7 @@
-"""Requests answered by functions: what the router does between a body and its answer, without
+"""Requests served by functions: what the router does between a body and its response, without
 connections, processes and the choice of nodes.
 
-    body -> surface.parse -> serve, over the events of a scripted node -> the answer's text
+    body -> surface.parse -> serve, over the events of a scripted node -> the response's text
 
 It is the router's own code, all but what writes to a socket, and takes milliseconds where a
 ``cluster`` takes a hundred of them.
@@ -19,27 +19,37 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import httpx
+import openai
+
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.anthropic.request import count_prompt_tokens
 from tandem.router.anthropic.surface import AnthropicMessages
 from tandem.router.app import APIS
+from tandem.router.cluster import pinned_model
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.dispatch import Dispatcher
+from tandem.router.embeddings.surfaces import Classify, Embeddings, Rerank, Score
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
+from tandem.router.handler import UnknownFields, Work
 from tandem.router.http.access_log import AccessRecord
 from tandem.router.http.encoding import dump
 from tandem.router.http.exchange import HttpExchange
 from tandem.router.http.json_body import parse_json
 from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.node_streams.events import NodeEvent, PlainTokens
+from tandem.router.ollama import surfaces as ollama
+from tandem.router.ollama.models import show
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
-from tandem.router.requests.unknown_fields import UnknownFields
 from tandem.router.serve_request import serve
 from tandem.router.served_model import ServedModel, system_fingerprint
 from tandem.router.surface import ErrorShape, Surface
 from tandem.router.telemetry.metrics import Metrics
 from tandem.router.telemetry.request_metrics import RequestMetrics
+from tandem.router.tokenization.to_text import detokenize
+from tandem.router.tokenization.to_tokens import tokenize
 from tandem.router.write_outputs import collect_outputs, stream_outputs
 from tandem.shared.config.sampling_defaults import read_defaults
 from tandem.shared.node.caller import Caller
@@ -55,12 +65,22 @@ from tandem.tests.router.support import (
 )
 
 CHAT, COMPLETIONS, MESSAGES = ChatCompletions(), Completions(), AnthropicMessages()
+SURFACES: tuple[Surface, ...] = (
+    *(CHAT, COMPLETIONS, MESSAGES, Embeddings(), Score(), Rerank(), Classify()),
+    *(ollama.CHAT, ollama.GENERATE, ollama.EMBED, ollama.EMBEDDINGS),
+)
+# Routes that need no node.
+WORKS: dict[str, Work] = {
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/v1/messages/count_tokens": count_prompt_tokens,
+}
 HI = {"role": "user", "content": "hi"}
 
 
 @dataclass
-class Answered:
-    """An answer, under the names that an HTTP response has for it."""
+class Response:
+    """A response, under the names that ``httpx`` has for its parts."""
 
     status_code: int
     text: str
@@ -79,8 +99,13 @@ def tiny(
 ) -> Tokenizer:
     """The tokenizer of ``make_model``, made once for all tests."""
     with TemporaryDirectory() as folder:
-        made = make_model(Path(folder), template, special, **generation_config)
-        return Tokenizer.load(read_tokenizer_files(made), 320)
+        return load_tokenizer(make_model(Path(folder), template, special, **generation_config))
+
+
+def load_tokenizer(folder: Path, **options: Any) -> Tokenizer:
+    """The tokenizer of a model's folder, as a router with these options loads it."""
+    files = read_tokenizer_files(folder)
+    return asyncio.run(pinned_model.load_tokenizer(files, 320, RouterOptions(**options)))
 
 
 class InProcess:
@@ -93,6 +118,8 @@ class InProcess:
         *,
         reply: str = "hello world",
         context: int = CONTEXT,
+        scoring: str = "",
+        labels: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         self.options = RouterOptions(**options)
@@ -110,8 +137,13 @@ class InProcess:
             defaults=defaults.for_model(self.tokenizer.generation_config),
             template_variables=self.options.template_variables,
             eos_token_ids=frozenset([0]),
+            scoring=scoring,
+            labels=labels,
         )
         self.node = FakeDecodeNode("decode-0", self.encode(reply))
+        self.node.labels = len(labels) or 1
+        self.surfaces = {surface.path: surface for surface in SURFACES}
+        self.works = WORKS | {"/api/show": self._show}
         self._unknown = UnknownFields(strict=self.options.strict_parameters)
 
     def encode(self, text: str) -> list[int]:
@@ -122,36 +154,63 @@ class InProcess:
         """The prompt that the node got last, as text."""
         return self.tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
-    def chat(self, content: Any = "hi", **fields: Any) -> Answered:
-        return self.answered(CHAT, {"messages": [HI | {"content": content}], **fields})
+    def chat(self, content: Any = "hi", **fields: Any) -> Response:
+        return self.post(CHAT.path, messages=[HI | {"content": content}], **fields)
 
-    def complete(self, prompt: Any = "hi", **fields: Any) -> Answered:
-        return self.answered(COMPLETIONS, {"prompt": prompt, **fields})
+    def complete(self, prompt: Any = "hi", **fields: Any) -> Response:
+        return self.post(COMPLETIONS.path, prompt=prompt, **fields)
 
-    def answered(self, surface: Surface, body: Any) -> Answered:
-        """The answer of a surface to a body."""
-        return asyncio.run(self._answer(surface, body))
+    def post(self, path: str, /, **body: Any) -> Response:
+        """The response of a path to a body of these fields."""
+        if path in self.works:
+            return self._compute(path, body)
+        return self.respond(self.surfaces[path], body)
 
-    def computed(self, work: Callable[[Any, ServedModel, set[str]], Any], body: Any) -> Answered:
-        """The answer of a route that needs no node, as ``/tokenize``."""
+    def respond(self, surface: Surface, body: Any) -> Response:
+        """The response of a surface to a body."""
+        return asyncio.run(self._respond(surface, body))
+
+    def client(self, library: Any = httpx) -> Any:
+        """A client whose requests are served here, for an SDK over ``httpx`` or ``httpx2``."""
+
+        def respond(request: Any) -> Any:
+            body = json.loads(request.content)
+            response = self.post(request.url.path, **body)
+            is_stream = body.get("stream") and response.status_code == 200
+            kind = "text/event-stream" if is_stream else "application/json"
+            headers = {"content-type": kind}
+            return library.Response(response.status_code, text=response.text, headers=headers)
+
+        return library.Client(transport=library.MockTransport(respond))
+
+    def openai(self) -> Any:
+        """OpenAI's client of this router."""
+        return openai.OpenAI(
+            base_url="http://router/v1", api_key="x", max_retries=0, http_client=self.client()
+        )
+
+    def _compute(self, path: str, body: Any) -> Response:
         ignored: set[str] = set()
         try:
-            made = work(self._parsed(body), self.model, ignored)
+            value = self.works[path](self._parsed(body), self.model, ignored)
             self._unknown.note(ignored)
         except Exception as error:
-            return _failed(error, _errors_of(CHAT))
-        return Answered(200, dump(made).decode())
+            return _failed(error, _error_shapes()[path])
+        return Response(200, dump(value).decode())
 
-    async def _answer(self, surface: Surface, body: Any) -> Answered:
+    async def _respond(self, surface: Surface, body: Any) -> Response:
         sink = _Sink(AccessRecord("POST", surface.path))
-        errors = _errors_of(surface)
+        errors = _error_shapes()[surface.path]
         try:
             request = surface.parse(self._parsed(body), self.model, self.options)
             self._unknown.note(request.ignored)
-            return Answered(200, await self._served(surface, request, sink))
+            return Response(200, await self._served(surface, request, sink))
         except Exception as error:
             failed = _failed(error, errors, streaming=sink.started)
-            return Answered(failed.status_code, sink.text + failed.text)
+            return Response(failed.status_code, sink.text + failed.text)
+
+    def _show(self, body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
+        return show(body, model, self.options, ignored)
 
     def _parsed(self, body: Any) -> Any:
         return parse_json(json.dumps(body).encode())
@@ -172,13 +231,15 @@ class InProcess:
         ):
             async with aclosing(outputs):
                 if request.stream:
-                    formatter.hold(memory)
+                    formatter.account_in(memory)
                     await stream_outputs(cast(HttpExchange, sink), outputs, metrics, formatter)
                     return sink.text
                 collector = formatter.collector(request, memory)
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
-        return dump(formatter.whole(collector.result(usage))).decode()
+        body = dump(formatter.whole(collector.result(usage))).decode()
+        await formatter.store()
+        return body
 
 
 class _Sink:
@@ -238,16 +299,16 @@ def _metrics() -> Metrics:
     return Metrics(NodeTable(3.0))
 
 
-def _errors_of(surface: Surface) -> ErrorShape:
-    paths = {route.path: api.errors for api in APIS for route in api.router.routes}  # type: ignore[attr-defined]
-    return paths[surface.path]
+@cache
+def _error_shapes() -> dict[str, ErrorShape]:
+    return {route.path: api.errors for api in APIS for route in api.router.routes}  # type: ignore[attr-defined]
 
 
-def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Answered:
+def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Response:
     failure = to_api_error(error, retry_after=1)
     if failure is None:
         raise error
     failure.request_id = "request"
     if streaming:
-        return Answered(200, shape.error_event(failure).decode())
-    return Answered(failure.status, dump(shape.error_body(failure)).decode())
+        return Response(200, shape.error_event(failure).decode())
+    return Response(failure.status, dump(shape.error_body(failure)).decode())

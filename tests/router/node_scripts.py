@@ -21,7 +21,7 @@ def refuse(code: grpc.StatusCode, details: str) -> Any:
 
 
 async def hang(request: Any, context: Any) -> Any:
-    """A node that never answers."""
+    """A node that never responds."""
     await asyncio.sleep(60)
     yield
 

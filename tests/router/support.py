@@ -41,8 +41,7 @@ CONTEXT = 512
 
 
 class _Impatient:
-    """asyncio as uvicorn has it, which checks every 100 ms whether to stop, and then waits for as
-    long again."""
+    """uvicorn's asyncio with shorter sleeps: its server polls every 100 ms whether to stop."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -65,7 +64,7 @@ def make_model(
     special: Sequence[str] = (),
     **generation_config: Any,
 ) -> Path:
-    """A byte-level tokenizer of a few hundred tokens, with ``special`` ones besides its own."""
+    """A byte-level tokenizer with a few hundred tokens, and further ``special`` ones."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -100,15 +99,15 @@ def usage(request: pb.GenerateRequest, **fields: Any) -> pb.GenerateEvent:
 
 
 def logprobs(token: int, count: int) -> pb.PositionLogprobs:
-    """Arbitrary logprobs, the same for a token at any position."""
-    chosen = pb.TokenLogprob(token=token, logprob=-0.5, rank=1)
+    """Arbitrary logprobs that depend on the token only."""
+    token_logprob = pb.TokenLogprob(token=token, logprob=-0.5, rank=1)
     entries = [((token + i) % 300, -0.5 - i) for i in range(count)]
-    return pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(entries))
+    return pb.PositionLogprobs(chosen=token_logprob, packed_top=pack_logprobs(entries))
 
 
 def tokens_event(index: int, tokens: list[int], count: int | None = None) -> pb.GenerateEvent:
-    made = [] if count is None else [logprobs(token, count) for token in tokens]
-    return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=made))
+    positions = [] if count is None else [logprobs(token, count) for token in tokens]
+    return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=positions))
 
 
 def finished(index: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> pb.GenerateEvent:
@@ -130,7 +129,7 @@ def score(prompt: Sequence[int]) -> float:
 
 
 def embedded(request: pb.GenerateRequest, labels: int) -> list[pb.GenerateEvent]:
-    """The events of a prompt that becomes a vector, or scores of so many labels."""
+    """The events of a prompt that becomes a vector, or scores of this many labels."""
     values = vector(request.prompt)[: request.embed.dimensions or None]
     if request.embed.score:
         values = [score(request.prompt[label:]) for label in range(labels)]
@@ -140,7 +139,7 @@ def embedded(request: pb.GenerateRequest, labels: int) -> list[pb.GenerateEvent]
 
 
 class StreamedContext:
-    """The context that a script sees of a call on a stream."""
+    """The RPC context for a script, for one request of a stream."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -150,7 +149,7 @@ class StreamedContext:
 
 
 class FakeStatus(PrefillServicer):
-    """The status of a node that was given the role of a prefill node."""
+    """The status of a node whose role has changed to prefill."""
 
     def __init__(self, node: FakeDecodeNode) -> None:
         self._node = node
@@ -168,9 +167,9 @@ class FakeDecodeNode(DecodeServicer):
         self.reply = reply
         self.script: Script | None = None
         self.requests: list[pb.GenerateRequest] = []
-        self.ended: list[tuple[int, int]] = []  # call and choice
+        self.ended: list[tuple[int, int]] = []  # internal id and choice
         self.calls = 0  # of Status
-        self.streams: list[RouterStream] = []  # also those that have ended
+        self.streams: list[RouterStream] = []  # including closed ones
         self.open_streams = 0
         self.cancelled = 0
         self.active = 0
@@ -182,7 +181,9 @@ class FakeDecodeNode(DecodeServicer):
         self.port = 0
         self.beat: asyncio.Task[None] | None = None
 
-    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
+    async def Stream(  # type: ignore[override]  # writes to its context
+        self, requests: AsyncIterator[pb.StreamRequest], context: Any
+    ) -> None:
         stream = RouterStream(self._serve)
         self.streams.append(stream)
         self.open_streams += 1
@@ -192,7 +193,7 @@ class FakeDecodeNode(DecodeServicer):
             self.open_streams -= 1
 
     async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: RequestOutput) -> None:
-        """Serve a call, event by event."""
+        """Yield the events of one request."""
         self.requests.append(request)
         self.active += 1
         try:
@@ -202,7 +203,7 @@ class FakeDecodeNode(DecodeServicer):
                     out.tokens(tokens.index, tokens.tokens)
                 else:
                     out.event(event)
-                await out.taken()
+                await out.drain()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -210,7 +211,7 @@ class FakeDecodeNode(DecodeServicer):
             self.active -= 1
 
     def events(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
-        """What the node sends for a request."""
+        """The events that the node sends for a request."""
         return (self.script or self._talk)(request, context)
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
@@ -235,15 +236,17 @@ class FakeDecodeNode(DecodeServicer):
         if sampling.HasField("prompt_logprobs"):
             count_of_prompt, scored = sampling.prompt_logprobs, request.prompt[1:]
             for start in range(0, max(1, len(scored)), 50):
-                made = [logprobs(token, count_of_prompt) for token in scored[start : start + 50]]
-                yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
+                positions = [
+                    logprobs(token, count_of_prompt) for token in scored[start : start + 50]
+                ]
+                yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
         reply = self.reply[: sampling.max_tokens]
         done = {choice.index: len(choice.tokens) for choice in request.resume}
         done = done or dict.fromkeys(range(sampling.n), 0)
         for start in range(min(done.values()), len(reply), self.chunk):
             await asyncio.sleep(self.delay)
-            for index, known in done.items():
-                if tokens := reply[max(start, known) : start + self.chunk]:
+            for index, tokens_so_far in done.items():
+                if tokens := reply[max(start, tokens_so_far) : start + self.chunk]:
                     yield tokens_event(index, tokens, count)
         for index in done:
             if len(self.reply) >= sampling.max_tokens:
@@ -289,7 +292,7 @@ class FakeDecodeNode(DecodeServicer):
 
 
 class Cluster:
-    """A router and the fake nodes that have joined it."""
+    """A router with fake nodes that have joined it."""
 
     def __init__(self, router: Router, model: Path, client: httpx.AsyncClient) -> None:
         self.router = router
@@ -313,7 +316,7 @@ class Cluster:
         return Tokenizer.from_file(str(self.model / "tokenizer.json")).encode(text).ids
 
     def prompt(self) -> str:
-        """The prompt that the first node got last, as text."""
+        """The last prompt of the first node, as text."""
         tokenizer = self.router.registry.model().tokenizer
         return tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
@@ -327,7 +330,7 @@ class Cluster:
         scoring: str = "",
         labels: Sequence[str] = ("LABEL_0",),
     ) -> FakeDecodeNode:
-        """A node that has joined; one that prefills is only seen by the router."""
+        """Join a node. A prefill node is known to the router only, and serves nothing."""
         node = (node_type or FakeDecodeNode)(node_id, self.encode(reply))
         node.epoch = node.epoch if epoch is None else epoch
         node.labels = len(labels)
@@ -343,11 +346,11 @@ class Cluster:
         return node
 
     async def enter(self, request: pb.JoinRequest) -> None:
-        """Enter a node that nothing listens for, as if the router had met it."""
+        """Add a node without a server, as if the router had reached it."""
         await self.router.registry.enter(request, request.address, met=True)
 
     async def replace(self, node: FakeDecodeNode, **fields: Any) -> FakeDecodeNode:
-        """Stop a node and start its successor, as an update does."""
+        """Stop a node and start its successor, like an update."""
         await node.stop()
         return await self.add(node.node_id, epoch=node.epoch + 1, **fields)
 
@@ -365,8 +368,8 @@ class Cluster:
         return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})
 
     async def first_tokens(self, count: int = 1) -> None:
-        """Wait until the router has read the first token of each of ``count`` requests, which are
-        all that are in progress. A node that serves a request tells no such thing."""
+        """Wait until the router has read the first token of each of the ``count`` requests in
+        progress. A node cannot tell that."""
         metrics = self.router.metrics
         await until(lambda: metrics.requests.total() == count and not metrics.unstarted.total())
 
@@ -380,7 +383,7 @@ class Cluster:
 async def cluster(
     tmp_path: Path, nodes: int = 1, context: int = CONTEXT, **options: Any
 ) -> AsyncIterator[Cluster]:
-    """A running router with ``nodes`` fake decode nodes; everything is gone afterwards."""
+    """A running router with ``nodes`` fake decode nodes, all stopped at the end."""
     model = (
         make_model(tmp_path / "model") if not (tmp_path / "model").exists() else tmp_path / "model"
     )
@@ -388,37 +391,37 @@ async def cluster(
     router = Router(RouterOptions(**(defaults | options)))
     await router.start()
     try:
-        # Without ``verify=False`` each client would read all authorities of the web: 25 ms.
+        # Otherwise each client would load all certificate authorities, which takes 25 ms.
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{router.http_port}", timeout=20, verify=False
         ) as client:
-            made = Cluster(router, model, client)
-            made.context = context
+            cluster = Cluster(router, model, client)
+            cluster.context = context
             try:
                 for number in range(nodes):
-                    await made.add(f"decode-{number}")
-                yield made
+                    await cluster.add(f"decode-{number}")
+                yield cluster
             finally:
-                await made.stop()
+                await cluster.stop()
     finally:
         await router.stop()
 
 
 def events(text: str) -> list[Any]:
     """The data of a server-sent stream; ``[DONE]`` stays a string."""
-    found = []
+    parsed = []
     for block in text.split("\n\n"):
         if block:
             assert block.startswith("data: "), block
             data = block.removeprefix("data: ")
-            found.append(data if data == "[DONE]" else json.loads(data))
-    return found
+            parsed.append(data if data == "[DONE]" else json.loads(data))
+    return parsed
 
 
 @dataclass
 class Hold:
-    """The longest time that one task held the loop, in seconds of this thread's CPU: other
-    processes may make it last longer."""
+    """The longest time that one task blocked the loop, in CPU seconds of this thread, so that
+    other processes do not count."""
 
     seconds: float = 0.0
 
@@ -430,38 +433,38 @@ async def longest_hold() -> AsyncIterator[Hold]:
 
     async def watch() -> None:
         while True:
-            begun = time.thread_time()
+            start = time.thread_time()
             await asyncio.sleep(0.001)
-            hold.seconds = max(hold.seconds, time.thread_time() - begun)
+            hold.seconds = max(hold.seconds, time.thread_time() - start)
 
-    # What earlier tests have left would be looked at by each full collection.
+    # Otherwise each full collection would scan the objects of earlier tests.
     gc.collect()
     gc.freeze()
     watching = asyncio.create_task(watch())
     try:
         yield hold
     finally:
-        await asyncio.sleep(0.002)  # what was held up sees how long
+        await asyncio.sleep(0.002)  # let the watching task run once more
         watching.cancel()
 
 
-# Of CPU on the loop's thread. 20 ms are meant; the fake node shares the thread, and a core that
-# others use too takes half as long again.
+# CPU seconds of the loop's thread. The aim is 20 ms; the fake node shares the thread, and a shared
+# core takes half as long again.
 HELD_SECONDS = 0.03
-# By the largest bodies and answers that are permitted.
+# For the largest allowed bodies and responses.
 HELD_BY_LARGEST = 0.1
 TRIES = 3
 
 
 async def held_briefly(ask: Callable[[], T], seconds: float = HELD_SECONDS) -> T:
-    """What ``ask`` returns, a client in a thread of its own. Asserts that no task holds the loop
-    for ``seconds`` meanwhile, in one of a few tries: what the code does shows in each of them, a
-    first import or a full garbage collection in one."""
+    """The result of ``ask``, a client in its own thread. Asserts that no task blocks the loop
+    for ``seconds`` in at least one of a few tries: a first import or a full garbage collection
+    delays only one of them."""
     holds = []
     for _ in range(TRIES):
         async with longest_hold() as hold:
-            answer = await asyncio.to_thread(ask)
+            response = await asyncio.to_thread(ask)
         if hold.seconds < seconds:
-            return answer
+            return response
         holds.append(hold.seconds)
     raise AssertionError(f"the loop was held for {holds} seconds, at best {min(holds):.3f}")

@@ -1,4 +1,4 @@
-"""Clients that disconnect or stall, and more of them than a router takes."""
+"""Clients that disconnect or stall, and more connections than the limit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def test_a_client_that_goes_away_frees_the_node(
         message = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
         body = message if "chat" in path else {"prompt": ["x", "y"], "stream": stream}
         writers = [await _send(c, path, body) for _ in range(3)]
-        wanted = 3 if "chat" in path else 6
-        await until(lambda: c.node.active == wanted)
+        tokens = 3 if "chat" in path else 6
+        await until(lambda: c.node.active == tokens)
         for writer in writers:
             writer.close()
         await until(lambda: c.node.active == 0)
@@ -39,7 +39,8 @@ async def test_a_client_that_goes_away_frees_the_node(
 
 async def _send(c: Cluster, path: str, body: Any) -> asyncio.StreamWriter:
     sock = socket.socket()
-    # Before connect, to have effect: a client that stops reading need not be sent megabytes first.
+    # Takes effect only before connect. With a small buffer, a stalled client need not get megabytes
+    # first.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", c.router.http_port))
@@ -87,15 +88,15 @@ async def test_no_more_requests_than_the_limit(tmp_path: Path) -> None:
 
 async def test_no_more_connections_than_the_limit(tmp_path: Path) -> None:
     async with cluster(tmp_path, max_connections=5) as c:
-        held = [await asyncio.open_connection("127.0.0.1", c.router.http_port) for _ in range(5)]
+        streams = [await asyncio.open_connection("127.0.0.1", c.router.http_port) for _ in range(5)]
         connections = c.router._http.connections
         await until(lambda: len(connections) == 5)
         reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
         async with asyncio.timeout(20):
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
-        for _, held_writer in held:
-            held_writer.close()
+        for _, each in streams:
+            each.close()
         writer.close()
         await until(lambda: not connections)
         assert (await c.client.get("/health")).status_code == 200

@@ -1,4 +1,4 @@
-"""Drains of a router and of its nodes: what runs may finish, and clients are told."""
+"""Draining a router and its nodes: running requests may finish, and clients get an error code."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ async def test_sigterm_lets_a_router_serve_for_its_delay_then_close_then_finish(
             ready = await another.get("/ready")
             assert ready.status_code == 503 and ready.headers["retry-after"]
             assert ready.json()["error"]["code"] == "server_draining"
-            answer = await c.chat()
-            assert answer.status_code == 200
-            assert answer.headers["connection"] == "close", "clients go elsewhere"
+            response = await c.chat()
+            assert response.status_code == 200
+            assert response.headers["connection"] == "close", "clients go elsewhere"
         retiring.cancel()  # the hour is over
         stopping = asyncio.create_task(c.router.stop())
         assert events((await running).text)[-1]["error"]["code"] == "server_draining"
@@ -73,9 +73,9 @@ async def test_sigterm_lets_a_router_serve_for_its_delay_then_close_then_finish(
         with pytest.raises(httpx.ConnectError):
             await c.client.get("/ready")
     await asyncio.gather(retiring, return_exceptions=True)
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     steps = ("stopping: no longer ready", "closing the listener; 1 requests have 1 s", "ended")
-    assert [any(line.startswith(step) for line in said) for step in steps] == [True] * 3
+    assert [any(line.startswith(step) for line in messages) for step in steps] == [True] * 3
 
 
 @pytest.mark.parametrize("planned", [True, False])
@@ -99,14 +99,15 @@ async def test_a_client_can_tell_a_drained_node_from_a_crash(tmp_path: Path, pla
 
 
 async def test_a_request_outlives_nodes_that_drain_one_after_the_other(tmp_path: Path) -> None:
-    """As in a rolling restart. Nodes that died would end it with the second."""
-    asked: list[pb.GenerateRequest] = []
+    """As in a rolling restart. If the nodes crashed instead, the second one would end the
+    request."""
+    requests: list[pb.GenerateRequest] = []
 
     async def ends(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
-        asked.append(request)
+        requests.append(request)
         yield admitted()
         yield usage(request)
-        if len(asked) <= 2:
+        if len(requests) <= 2:
             details = "this node is draining, and its time is over"
             await context.abort(grpc.StatusCode.UNAVAILABLE, details)
         yield tokens_event(0, [20])
@@ -116,4 +117,4 @@ async def test_a_request_outlives_nodes_that_drain_one_after_the_other(tmp_path:
         for node in c.nodes:
             node.script = ends
         assert (await c.chat()).status_code == 200
-    assert [request.deaths for request in asked] == [0, 0, 0]
+    assert [request.deaths for request in requests] == [0, 0, 0]

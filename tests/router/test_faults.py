@@ -1,4 +1,4 @@
-"""Nodes that refuse, fail and vanish."""
+"""Nodes that reject requests, fail, or disappear."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_refusal_of_the_node_keeps_its_status(tmp_path: Path, stream: bo
         assert "secret" not in response.text
 
 
-async def test_a_node_behind_a_black_hole_fails_its_calls_although_its_heartbeats_come(
+async def test_a_node_behind_a_black_hole_fails_its_requests_although_its_heartbeats_come(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as c:
@@ -55,11 +55,11 @@ async def test_a_node_behind_a_black_hole_fails_its_calls_although_its_heartbeat
             address = f"127.0.0.1:{wire.port}"
             await c.registry.Join(c.node.join_request(c.model, address=address))
             c.node.script = silent
-            answer = asyncio.create_task(c.chat())
+            work = asyncio.create_task(c.chat())
             await until(lambda: c.node.active == 1)
             wire.hole(*BOTH)
             async with asyncio.timeout(10):
-                response = await answer
+                response = await work
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "unavailable"
 
@@ -86,7 +86,7 @@ async def test_another_node_takes_what_one_refuses_or_fails_at(
         assert ("retry-after" in response.headers) == (status == 503)
 
 
-async def test_a_node_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
+async def test_a_node_that_does_not_respond_is_skipped(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2, admission_timeout=0.3) as c:
         c.nodes[0].script = hang
         assert (await c.chat()).status_code == 200
@@ -114,8 +114,8 @@ async def test_a_node_that_falls_silent_ends_its_streams(tmp_path: Path) -> None
         await c.first_tokens()
         assert c.node.beat is not None
         c.node.beat.cancel()
-        found = events((await work).text)
-        assert found[-1]["error"]["code"] == "node_failed"
+        chunks = events((await work).text)
+        assert chunks[-1]["error"]["code"] == "node_failed"
         assert (await c.client.get("/ready")).status_code == 503
 
 
@@ -133,18 +133,18 @@ async def test_a_failure_in_mid_stream_is_one_error_event(tmp_path: Path, how: s
 
         for node in c.nodes:
             node.script = script
-        found = events((await c.chat(stream=True, max_tokens=9)).text)
-        # Each node adds a token, unless the call ends as if all were well.
+        chunks = events((await c.chat(stream=True, max_tokens=9)).text)
+        # Each node adds a token, unless the request ends without an error.
         tries = 1 if how == "end" else 4
-        assert [("error" in event) for event in found] == [False] * (1 + tries) + [True]
-        assert "[DONE]" not in found
-        asked = sum(len(node.requests) for node in c.nodes)
-        assert asked == tries
+        assert [("error" in event) for event in chunks] == [False] * (1 + tries) + [True]
+        assert "[DONE]" not in chunks
+        requests = sum(len(node.requests) for node in c.nodes)
+        assert requests == tries
         response = await c.chat(max_tokens=9)
         assert response.status_code == (503 if how == "abort" else 500)
         assert ("retry-after" in response.headers) == (how == "abort")
         assert response.json()["error"]["type"] == "server_error"
-        assert sum(len(node.requests) for node in c.nodes) == 2 * asked
+        assert sum(len(node.requests) for node in c.nodes) == 2 * requests
         if how == "error":
             assert "finite" in response.json()["error"]["message"]
 
@@ -167,7 +167,7 @@ async def test_a_request_that_kills_its_nodes_is_not_passed_round(tmp_path: Path
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
         assert sum(len(node.requests) for node in c.nodes) == 2
-        # One that gets further on each of them ends with --migration-limit.
+        # A request that makes progress on each node ends at --migration-limit.
         for node in c.nodes:
             node.requests.clear()
             node.script = dies_after(tokens_event(0, [5]))
@@ -190,8 +190,8 @@ async def test_the_next_node_gets_the_number_of_deaths(tmp_path: Path) -> None:
         c.nodes[0].script = dies_after(tokens_event(0, [5]))
         await c.complete(["hello"])
         await c.complete(["hello"])
-        asked = [request.deaths for node in c.nodes for request in node.requests]
-        assert sorted(asked)[-1] == 1
+        deaths = [request.deaths for node in c.nodes for request in node.requests]
+        assert sorted(deaths)[-1] == 1
 
 
 async def test_all_attempts_share_one_deadline(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_all_attempts_share_one_deadline(tmp_path: Path) -> None:
         assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
-async def test_without_a_decode_node_the_answer_is_503(tmp_path: Path) -> None:
+async def test_without_a_decode_node_the_response_is_503(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         assert (await c.client.get("/live")).status_code == 200
         assert (await c.client.get("/health")).status_code == 503

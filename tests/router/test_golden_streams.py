@@ -11,7 +11,9 @@ import grpc
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.golden import check_golden
-from tandem.tests.router.support import admitted, cluster, make_model, tokens_event, usage
+from tandem.tests.router.in_process import tiny
+from tandem.tests.router.in_process_responses import InProcessResponses
+from tandem.tests.router.support import admitted, cluster, tokens_event, usage
 
 TEMPLATE = (
     "{% for t in tools or [] %}<tool_call> {{ t | tojson }}\n{% endfor %}"
@@ -32,7 +34,7 @@ TOOL = {"type": "function", **FUNCTION}
 SCORED = {"logprobs": True, "top_logprobs": 1, **IDS}
 
 # Name, path, reply of the model, body.
-ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+REQUESTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("chat_whole", CHATS, "hello world", {**CHAT, **SCORED}),
     ("chat_stream", CHATS, "hello world", {**CHAT, **STREAM, "n": 2}),
     (
@@ -53,16 +55,13 @@ ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 
 
-async def test_answers_and_streams_are_the_golden_ones(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        for name, path, reply, body in ASKED:
+def test_responses_and_streams_are_the_golden_ones() -> None:
+    with InProcessResponses(tiny(TEMPLATE), reasoning_parser="qwen3") as c:
+        for name, path, reply, body in REQUESTS:
             c.node.reply = c.encode(reply)
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            kind = "text/event-stream" if "stream" in body else "application/json"
-            assert answer.headers["content-type"].startswith(kind)
-            check_golden(name, answer.text)
+            response = c.post(path, **body)
+            assert response.status_code == 200, response.text
+            check_golden(name, response.text)
 
 
 async def test_streams_that_fail_end_as_the_golden_ones(tmp_path: Path) -> None:
@@ -74,6 +73,11 @@ async def test_streams_that_fail_end_as_the_golden_ones(tmp_path: Path) -> None:
             yield tokens_event(0, c.encode("hello"))
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
+        for path, body in ((CHATS, CHAT), (TEXTS, TEXT), (RESPONSES, {"input": "hi"})):
+            whole = await c.client.post(path, json=body)
+            assert whole.headers["content-type"].startswith("application/json")
         c.node.script = dying
         for name, path, body in (("chat", CHATS, CHAT), ("completion", TEXTS, TEXT)):
-            check_golden(f"{name}_error", (await c.client.post(path, json=body | STREAM)).text)
+            stream = await c.client.post(path, json=body | STREAM)
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            check_golden(f"{name}_error", stream.text)

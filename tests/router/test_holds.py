@@ -1,6 +1,5 @@
-"""The longest that each surface holds the event loop, with bodies and answers near their bounds.
-
-The client runs in a thread of its own, so that its work does not count.
+"""The longest time that each API blocks the event loop, with bodies and responses near their
+limits. The client runs in its own thread, so that its work does not count.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ANTHROPIC_F = [{"name": "f", "input_schema": {"type": "object"}}]
 LONG = "wor " * 25_000
 ECHO = {"echo": True, "max_tokens": 1, "stream": True, "return_token_ids": True}
 
-# Path, body, and what the node answers.
+# Path, body, and the node's output.
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "messages": (
         "/v1/messages",
@@ -94,12 +93,12 @@ async def test_large_requests_hold_the_loop_for_milliseconds(
     make_model(tmp_path / "model", OFFERING)
     async with cluster(tmp_path, context=CONTEXT, **ON) as c:
         c.node.reply = c.encode("hi")
-        # The first request of a kind imports much.
+        # The first request of a kind imports modules.
         await asyncio.to_thread(post, f"{c.url}/v1/messages", CASES["messages"][1])
         for case, (path, body, reply) in CASES.items():
             c.node.reply, c.node.chunk = c.encode(reply), 8
-            answer = await held_briefly(partial(post, c.url + path, body))
-            assert answer.status_code == 200, (case, answer.text[:500])
+            response = await held_briefly(partial(post, c.url + path, body))
+            assert response.status_code == 200, (case, response.text[:500])
 
 
 async def test_a_list_of_ten_thousand_files_holds_the_loop_for_milliseconds(
@@ -114,8 +113,8 @@ async def test_a_list_of_ten_thousand_files_holds_the_loop_for_milliseconds(
                 [(f"file-{number}",) for number in range(10_000)],
             )
         url = f"{c.url}/v1/files?limit=10000"
-        answer = await held_briefly(partial(httpx.get, url, timeout=60))
-        assert len(answer.json()["data"]) == 10_000, answer.text[:300]
+        response = await held_briefly(partial(httpx.get, url, timeout=60))
+        assert len(response.json()["data"]) == 10_000, response.text[:300]
 
 
 async def test_a_burst_of_tokens_holds_the_loop_for_milliseconds(tmp_path: Path) -> None:
@@ -133,5 +132,5 @@ async def test_a_burst_of_tokens_holds_the_loop_for_milliseconds(tmp_path: Path)
         c.node.script = burst
         stops = [f"hello worlds{i}" for i in range(64)]
         body = {"prompt": "hi", "n": 64, "max_tokens": 400, "stop": stops}
-        answer = await held_briefly(partial(post, f"{c.url}/v1/completions", body))
-        assert answer.json()["choices"][63]["text"] == "hello world " * 20
+        response = await held_briefly(partial(post, f"{c.url}/v1/completions", body))
+        assert response.json()["choices"][63]["text"] == "hello world " * 20

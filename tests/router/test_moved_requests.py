@@ -1,5 +1,5 @@
-"""Requests that another node takes over: it continues the output that there is, and nobody sees
-where one node has ended."""
+"""Requests that another node takes over: it continues the output so far, and clients cannot see
+where the first node failed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tandem.tests.router.support import (
 
 HI = [{"role": "user", "content": "hi"}]
 THOUGHT = "<think>one two</think>"
-CALLS = '[{"name":"weather","parameters":{}}]'
+TOOL_CALLS = '[{"name":"weather","parameters":{}}]'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 REASONED: dict[str, Any] = {"thinking_token_budget": 9}
-# Path, body, answer of the model, and a field of the request to the node.
-ASKED: dict[str, tuple[str, dict[str, Any], str, str]] = {
+# Path, body, output of the model, and a field of the request to the node.
+REQUESTS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "calls": (
         "/v1/chat/completions",
         {"messages": HI, "tools": [WEATHER], "tool_choice": "required"} | REASONED,
-        THOUGHT + CALLS,
+        THOUGHT + TOOL_CALLS,
         "structured_outputs",
     ),
     "a format and logprobs": (
@@ -73,7 +73,7 @@ ASKED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "max_tokens",
     ),
 }
-# Ids, times, and where the request was served.
+# Ids, times, and nodes.
 VARYING = re.compile(
     r'"(id|internal_id|item_id|signature|created\w*|completed_at|\w+_duration|decode_nodes)":'
     r'\s*("[^"]*"|[\d.]+|\[[^]]*\])'
@@ -81,12 +81,12 @@ VARYING = re.compile(
 
 
 class Dying:
-    """Nodes of which the first to be asked dies after ``count`` events."""
+    """Nodes; the first one that gets a request dies after ``count`` events."""
 
     def __init__(self, c: Cluster, count: int) -> None:
         self._count = count
         self.requests: list[pb.GenerateRequest] = []
-        self.sent = 0
+        self.events = 0
         for node in c.nodes:
             node.script = partial(self._serve, node)
 
@@ -96,9 +96,9 @@ class Dying:
         first = not self.requests
         self.requests.append(request)
         async for event in node._talk(request, context):
-            if first and self.sent == self._count:
+            if first and self.events == self._count:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-            self.sent += first
+            self.events += first
             yield event
 
     @property
@@ -106,33 +106,38 @@ class Dying:
         return len(self.requests) > 1
 
 
-async def shown(c: Cluster, path: str, body: dict[str, Any]) -> str:
-    answer: httpx.Response = await c.client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return VARYING.sub(r'"\1":0', answer.text)
+async def response_text(c: Cluster, path: str, body: dict[str, Any]) -> str:
+    response: httpx.Response = await c.client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return VARYING.sub(r'"\1":0', response.text)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTS)
 async def test_a_request_is_continued_wherever_its_node_dies(
     tmp_path: Path, name: str, stream: bool
 ) -> None:
-    """Events, text, calls, logprobs, ends and usage are those of an undisturbed request."""
+    """Events, text, tool calls, logprobs, finish reasons and usage equal those of an undisturbed
+    request."""
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, nodes=2, reasoning_parser="qwen3") as c:
-        path, fields, reply, field = ASKED[name]
+        path, fields, reply, field = REQUESTS[name]
         body = fields | {"stream": stream}
         for node in c.nodes:
             node.reply = c.encode(reply)
-        want = await shown(c, path, body)
+        want = await response_text(c, path, body)
         count = 0
-        while (dying := Dying(c, count)) and await shown(c, path, body) == want and dying.moved:
+        while (
+            (dying := Dying(c, count))
+            and await response_text(c, path, body) == want
+            and dying.moved
+        ):
             first, second = dying.requests
             assert second.prompt == first.prompt and second.internal_id != first.internal_id
             assert field in {field.name for field, _ in second.sampling.ListFields()}
             assert second.sampling.seed == first.sampling.seed
             count += 1
-        assert not dying.moved, f"another answer after {count} events"
+        assert not dying.moved, f"another response after {count} events"
         assert count > len(c.node.reply), "it died after each event"
 
 
@@ -152,7 +157,7 @@ async def test_a_choice_that_has_ended_is_not_continued(tmp_path: Path) -> None:
         for node in c.nodes:
             node.reply, node.script = [70, 71, 75], dies
         body = {"n": 3, "return_token_ids": True, "max_tokens": 5}
-        choices = (answer := (await c.complete("hi", **body)).json())["choices"]
+        choices = (response := (await c.complete("hi", **body)).json())["choices"]
         assert [choice["token_ids"] for choice in choices] == [
             [70, 71, 75, 0],
             [72, 73, 74],
@@ -160,9 +165,9 @@ async def test_a_choice_that_has_ended_is_not_continued(tmp_path: Path) -> None:
         ]
         (resumed,) = [request for node in c.nodes for request in node.requests if request.resume]
         assert [(one.index, list(one.tokens)) for one in resumed.resume] == [(0, [70, 71]), (2, [])]
-        # Of the prompt, those that the first node had.
-        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
-        assert answer["usage"]["completion_tokens"] == 11
+        # Prompt tokens that the first node had cached.
+        assert response["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+        assert response["usage"]["completion_tokens"] == 11
 
 
 async def test_no_node_is_asked_for_what_lacks_only_its_end(tmp_path: Path) -> None:
@@ -176,23 +181,25 @@ async def test_no_node_is_asked_for_what_lacks_only_its_end(tmp_path: Path) -> N
 
         for node in c.nodes:
             node.script = dies
-        answer = (await c.complete("hi", max_tokens=2, return_token_ids=True)).json()
-        assert answer["choices"][0]["finish_reason"] == "length"
-        assert answer["choices"][0]["token_ids"] == [70, 71]
+        response = (await c.complete("hi", max_tokens=2, return_token_ids=True)).json()
+        assert response["choices"][0]["finish_reason"] == "length"
+        assert response["choices"][0]["token_ids"] == [70, 71]
         assert sum(len(node.requests) for node in c.nodes) == 1
 
 
 async def test_logprobs_of_a_prompt_are_shown_once(tmp_path: Path) -> None:
-    """They come in pieces, of which the next node sends the first ones again."""
+    """They come in pieces, and the next node sends the first ones again."""
     async with cluster(tmp_path, nodes=2) as c:
         body = {"prompt": list(range(3, 203)), "prompt_logprobs": 1, "max_tokens": 3}
         want = (await c.client.post("/v1/completions", json=body)).json()
         for count in range(9):
             dying = Dying(c, count)
-            got = (await c.client.post("/v1/completions", json=body)).json()
-            assert got["choices"] == want["choices"]
-            asked = dying.requests[1].sampling.HasField("prompt_logprobs")
-            assert asked == (count < 6), "once all four pieces have come, they are left out"
+            body_back = (await c.client.post("/v1/completions", json=body)).json()
+            assert body_back["choices"] == want["choices"]
+            has_prompt_logprobs = dying.requests[1].sampling.HasField("prompt_logprobs")
+            assert has_prompt_logprobs == (count < 6), (
+                "once all four pieces have come, they are left out"
+            )
 
 
 async def test_a_stream_ends_with_its_node_where_the_limit_is_0(tmp_path: Path) -> None:
@@ -224,5 +231,5 @@ async def test_migrations_are_counted_by_reason(tmp_path: Path, drains: bool) ->
         reason = "draining" if drains else "failed"
         line = f'tandem_requests_migrated_total{{reason="{reason}"}} 1.0'
         assert line in c.router.metrics.render().decode()
-        asked = [request for node in c.nodes for request in node.requests]
-        assert sorted(request.deaths for request in asked) == [0, 0 if drains else 1]
+        requests = [request for node in c.nodes for request in node.requests]
+        assert sorted(request.deaths for request in requests) == [0, 0 if drains else 1]

@@ -14,7 +14,9 @@ from tandem.shared.config import RouterConfig
 from tandem.shared.config.sampling_defaults import read_defaults
 from tandem.shared.errors import ModelError, UsageError
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
-from tandem.tests.router.support import Cluster, cluster, make_model
+from tandem.tests.router.in_process import InProcess, tiny
+from tandem.tests.router.in_process_responses import InProcessResponses
+from tandem.tests.router.support import cluster, make_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 # A request of each API, and the same with temperature 0.75.
@@ -36,60 +38,58 @@ SURFACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-async def sampling(c: Cluster, path: str, body: dict[str, Any]) -> Any:
-    answer = await c.client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
+def sampling(c: InProcess, path: str, body: dict[str, Any]) -> Any:
+    response = c.post(path, **body)
+    assert response.status_code == 200, response.text
     return c.node.requests[-1].sampling
 
 
-async def test_defaults_act_on_every_surface_and_requests_win(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", temperature=0.1, top_k=3, max_new_tokens=6)
+def test_defaults_act_on_every_surface_and_requests_win() -> None:
+    tokenizer = tiny(temperature=0.1, top_k=3, max_new_tokens=6)
     options: dict[str, Any] = {
         "temperature": 0.5,
         "override_generation_config": '{"top_p": 0.25, "temperature": 0.3}',
         "presence_penalty": 1.5,
     }
-    async with cluster(tmp_path, **options) as c:
+    with InProcessResponses(tokenizer, **options) as c:
         for path, body, own in SURFACES:
-            got = await sampling(c, path, body)
-            assert (got.temperature, got.top_p, got.top_k) == (0.5, 0.25, 3), path
-            assert (got.presence_penalty, got.max_tokens) == (1.5, 6), path
-            assert (await sampling(c, path, body | own)).temperature == 0.75, path
-        [card] = (await c.client.get("/v1/models")).json()["data"]
-        shown = card["default_sampling_params"]
+            sent = sampling(c, path, body)
+            assert (sent.temperature, sent.top_p, sent.top_k) == (0.5, 0.25, 3), path
+            assert (sent.presence_penalty, sent.max_tokens) == (1.5, 6), path
+            assert sampling(c, path, body | own).temperature == 0.75, path
+        shown = c.model.card().default_sampling_params
         assert (shown["temperature"], shown["top_p"], shown["top_k"]) == (0.5, 0.25, 3)
         assert (shown["presence_penalty"], shown["min_p"], shown["max_tokens"]) == (1.5, 0, 6)
 
 
-async def test_max_tokens_is_a_default_and_max_new_tokens_a_limit(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "max_tokens": 20,
-        "override_generation_config": '{"max_new_tokens": 30}',
-    }
-    async with cluster(tmp_path, **options) as c:
-        for path, body, _ in SURFACES[:2]:
-            for asked, granted in ((None, 20), (25, 25), (40, 30)):
-                got = await sampling(c, path, body | {"max_tokens": asked})
-                assert got.max_tokens == granted
+def test_max_tokens_is_a_default_and_max_new_tokens_a_limit() -> None:
+    c = InProcess(max_tokens=20, override_generation_config='{"max_new_tokens": 30}')
+    for path, body, _ in SURFACES[:2]:
+        for limit, granted in ((None, 20), (25, 25), (40, 30)):
+            assert sampling(c, path, body | {"max_tokens": limit}).max_tokens == granted
 
 
-async def test_template_variables_have_defaults(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", template="{{ word }} {{ messages[0].content }}")
-    async with cluster(tmp_path, default_chat_template_kwargs='{"word": "stop"}') as c:
-        await c.chat()
-        await c.chat(chat_template_kwargs={"word": "fox"})
-        counted = await c.client.post("/tokenize", json={"messages": MESSAGES})
-        first, second = (list(request.prompt) for request in c.node.requests)
-        assert first == c.encode("stop hi") == counted.json()["tokens"]
-        assert second == c.encode("fox hi")
+def test_template_variables_have_defaults() -> None:
+    tokenizer = tiny("{{ word }} {{ messages[0].content }}")
+    c = InProcess(tokenizer, default_chat_template_kwargs='{"word": "stop"}')
+    c.chat()
+    c.chat(chat_template_kwargs={"word": "fox"})
+    counted = c.post("/tokenize", messages=MESSAGES).json()
+    first, second = (list(request.prompt) for request in c.node.requests)
+    assert first == c.encode("stop hi") == counted["tokens"]
+    assert second == c.encode("fox hi")
 
 
-async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
+async def test_operators_settings_reach_the_model_that_joins(tmp_path: Path) -> None:
+    """A template in place of the model's own, in a file or as it is, and a default."""
     (tmp_path / "own.jinja").write_text("stop {{ messages[0].content }}")
-    for given in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
-        async with cluster(tmp_path, chat_template=given) as c:
+    for template in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
+        async with cluster(tmp_path, chat_template=template, temperature=0.5) as c:
             await c.chat()
             assert list(c.node.requests[0].prompt) == c.encode("stop hi")
+            assert c.node.requests[0].sampling.temperature == 0.5
+            [card] = (await c.client.get("/v1/models")).json()["data"]
+            assert card["default_sampling_params"]["temperature"] == 0.5
 
 
 async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ async def test_a_default_of_the_models_that_is_no_number_is_told_once(
     async with cluster(tmp_path) as c:
         await c.chat()
         assert c.node.requests[0].sampling.temperature == 1
-    words = "temperature is 'hot', which is no number, and is ignored: correct it, or set it by"
-    told = [message for message in caplog.messages if "which is no number" in message]
+    words = "temperature is 'hot', which is not a number, and is ignored: correct it, or set it by"
+    told = [message for message in caplog.messages if "which is not a number" in message]
     assert [line.startswith(f"{file}: {words} --override") for line in told] == [True]
     read_defaults(RouterOptions(generation_config=str(file)))
     assert f"--generation-config {file}: {words} --override" in caplog.messages[-1]
     options = RouterOptions(generation_config="vllm")
     await load_tokenizer(read_tokenizer_files(folder), 0, options)
-    assert sum("which is no number" in message for message in caplog.messages) == 2
+    assert sum("which is not a number" in message for message in caplog.messages) == 2
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ from tandem.tests.router.support import cluster, until
 
 async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        for taken in (
+        for options in (
             RouterOptions(port=c.router.http_port, registry_port=0),
             RouterOptions(port=0, registry_port=c.router.registry_port),
         ):
             with pytest.raises(StartupError, match="cannot listen"):
-                await Router(taken).start()
+                await Router(options).start()
 
 
 async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> None:
@@ -38,7 +38,7 @@ async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> N
         await run_router(options, stop, lambda router: stop.set())
 
 
-async def test_probes_are_answered_while_the_model_is_read(
+async def test_probes_get_responses_while_the_model_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read, stop = threading.Event(), asyncio.Event()
@@ -62,7 +62,7 @@ async def test_probes_are_answered_while_the_model_is_read(
 
 
 async def test_a_router_whose_clients_port_is_full_is_alive_at_its_metrics_port() -> None:
-    """A kubelet restarts a router that it cannot reach."""
+    """A kubelet would restart a router that it cannot reach."""
     router = Router(RouterOptions(port=0, registry_port=0, metrics_port=0, max_connections=1))
     await router.start()
     try:
@@ -123,14 +123,14 @@ async def test_nodes_may_know_the_port_of_a_registry_that_does_not_serve_yet() -
         stop.set()
 
     async with asyncio.timeout(10):
-        asked: list[asyncio.Task[None]] = []
+        probes: list[asyncio.Task[None]] = []
         await run_router(
             options,
             stop,
-            lambda router: asked.append(asyncio.create_task(ask_and_stop())),
+            lambda router: probes.append(asyncio.create_task(ask_and_stop())),
             registry_server=front,
         )
-        await asked[0]
+        await probes[0]
 
 
 async def test_an_empty_key_or_a_wrong_address_is_a_usage_error() -> None:
@@ -155,10 +155,10 @@ assert sys.getswitchinterval() < 0.001, "threads would keep the loop from the in
 
 
 def test_a_router_starts_light(tmp_path: Path) -> None:
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", START], capture_output=True, text=True, check=True, timeout=60
     )
-    megabytes, *heavy = made.stdout.split()
+    megabytes, *heavy = process.stdout.split()
     assert not heavy
     assert int(megabytes) < 120
 

@@ -1,4 +1,4 @@
-"""A surface of another shape than OpenAI's."""
+"""A surface with another format than OpenAI's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tandem.tests.router.support import cluster
 
 
 class Plain(Surface):
-    """A surface with named events, and errors of one field."""
+    """A surface with named events, and errors with one field."""
 
     path = "/plain"
 
@@ -80,8 +80,8 @@ async def test_a_surface_has_its_own_results_events_and_errors(tmp_path: Path) -
         blocks = [block.split("\n") for block in stream.text.split("\n\n") if block]
         names = [name.removeprefix("event: ") for name, _ in blocks]
         assert [*dict.fromkeys(names)] == ["open", "text", "usage", "end"]
-        said = "".join(data.removeprefix("data: ") for name, data in blocks if "text" in name)
-        assert said == "hello world"
+        text = "".join(data.removeprefix("data: ") for name, data in blocks if "text" in name)
+        assert text == "hello world"
         wrong = await c.client.post("/plain", json={"prompt": 5})
         assert wrong.status_code == 400 and list(wrong.json()) == ["plain_error"]
         other = await c.client.post("/v1/completions", json={"prompt": 5})
@@ -93,9 +93,11 @@ async def test_a_failing_stream_ends_with_the_error_of_its_surface(tmp_path: Pat
         c.node.delay = 0.01
         c.node.reply = c.encode("hello world ") * 20
 
-        async with c.client.stream("POST", "/plain", json={"prompt": "hi", "stream": True}) as got:
+        async with c.client.stream(
+            "POST", "/plain", json={"prompt": "hi", "stream": True}
+        ) as response:
             text = ""
-            async for part in got.aiter_text():
+            async for part in response.aiter_text():
                 if not text:
                     c.router.app.handler.abort()
                 text += part

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
+from tandem.tests.router.in_process import InProcess, tiny
+from tandem.tests.router.in_process_responses import InProcessResponses
+from tandem.tests.router.support import TEMPLATE
 
 
-def sent(c: Cluster) -> pb.ThinkingBudget | None:
+def sent(c: InProcess) -> pb.ThinkingBudget | None:
     """The budget in the last request to the node."""
     sampling = c.node.requests[-1].sampling
     return sampling.thinking if sampling.HasField("thinking") else None
@@ -26,37 +27,33 @@ def sent(c: Cluster) -> pb.ThinkingBudget | None:
         ("deepseek_r1", "", ""),
     ],
 )
-async def test_a_budget_has_the_markers_of_the_output(
-    tmp_path: Path, parser: str, ending: str, start: str
-) -> None:
-    make_model(tmp_path / "model", TEMPLATE + ending)
-    async with cluster(tmp_path, reasoning_parser=parser) as c:
-        for budget, wanted in ((7, 7), (0, 0), (-1, None), (None, None)):
-            assert (await c.chat(thinking_token_budget=budget)).status_code == 200
-            found = sent(c)
-            assert (None if found is None else found.tokens) == wanted
-            assert found is None or (found.start, found.end) == (start, "</think>")
-        asked = {"input": "hi", "thinking_token_budget": 4}
-        assert (await c.client.post("/v1/responses", json=asked)).status_code == 200
-        found = sent(c)
-        assert found is not None and found.tokens == 4
+def test_a_budget_has_the_markers_of_the_output(parser: str, ending: str, start: str) -> None:
+    with InProcessResponses(tiny(TEMPLATE + ending), reasoning_parser=parser) as c:
+        for tokens, expected in ((7, 7), (0, 0), (-1, None), (None, None)):
+            assert c.chat(thinking_token_budget=tokens).status_code == 200
+            budget = sent(c)
+            assert (None if budget is None else budget.tokens) == expected
+            assert budget is None or (budget.start, budget.end) == (start, "</think>")
+        c.create(input="hi", thinking_token_budget=4)
+        budget = sent(c)
+        assert budget is not None and budget.tokens == 4
 
 
-async def test_a_budget_ends_the_analysis_of_channels(tmp_path: Path) -> None:
+def test_a_budget_ends_the_analysis_of_channels() -> None:
     options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
-    async with cluster(tmp_path, **options) as c:
-        assert (await c.chat(thinking_token_budget=3)).status_code == 200
-        found = sent(c)
-    assert found is not None
-    assert (found.start, found.end) == ("<|channel|>analysis<|message|>", "<|end|>")
+    c = InProcess(**options)
+    assert c.chat(thinking_token_budget=3).status_code == 200
+    budget = sent(c)
+    assert budget is not None
+    assert (budget.start, budget.end) == ("<|channel|>analysis<|message|>", "<|end|>")
 
 
-async def test_a_budget_needs_a_parser_of_the_reasoning(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        answer = await c.chat(thinking_token_budget=3)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "thinking_token_budget"
-        assert (await c.chat(thinking_token_budget=-1)).status_code == 200
-    async with cluster(tmp_path / "parsed", reasoning_parser="qwen3") as c:
-        answer = await c.chat(thinking_token_budget=3, use_beam_search=True, n=2, temperature=0)
-        assert "not available with 'use_beam_search'" in answer.json()["error"]["message"]
+def test_a_budget_needs_a_parser_of_the_reasoning() -> None:
+    c = InProcess()
+    response = c.chat(thinking_token_budget=3)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "thinking_token_budget"
+    assert c.chat(thinking_token_budget=-1).status_code == 200
+    c = InProcess(reasoning_parser="qwen3")
+    response = c.chat(thinking_token_budget=3, use_beam_search=True, n=2, temperature=0)
+    assert "not available with 'use_beam_search'" in response.json()["error"]["message"]

@@ -46,15 +46,15 @@ class _Conversation:
     def __init__(self, rng: Random, length: int, course: int) -> None:
         self.rng = rng
         self.course = course
-        self.left = length
+        self.remaining = length
         self.turns: list[Turn] = []
         self.unasked: list[Fact] = []
-        self.taken: set[tuple[str, str]] = set()
+        self.used: set[tuple[str, str]] = set()
         self.name = ""
 
     def say(self, question: str, answer: str) -> None:
         self.turns += [Turn("user", question), Turn("assistant", answer)]
-        self.left -= 2 * _TURN_TOKENS + rough_tokens(question) + rough_tokens(answer)
+        self.remaining -= 2 * _TURN_TOKENS + rough_tokens(question) + rough_tokens(answer)
 
     def text(self, length: int) -> str:
         """A passage of about `length` tokens with new facts, few or many of them."""
@@ -62,7 +62,7 @@ class _Conversation:
         share = int(sentences * self.rng.choice(SHARES if length > 300 else DENSE))
         number = min(sentences, 60, max(self.rng.randint(1, 6), share))
         three = THREE_DIGITS[self.course]
-        facts = [make_fact(self.rng, self.taken, three) for _ in range(number)]
+        facts = [make_fact(self.rng, self.used, three) for _ in range(number)]
         self.unasked += facts
         return passage(self.rng, facts, max(0, sentences - len(facts)))
 
@@ -100,15 +100,15 @@ def conversation(rng: Random, length: int, only_chat: bool = False, course: int 
     if rng.random() < 0.2:
         talk.turns.append(Turn("system", rng.choice(SYSTEMS)))
     if only_chat or (length <= 256 and rng.random() < 0.25):
-        while talk.left > 0:
+        while talk.remaining > 0:
             talk.chat()
         return talk.turns
     if rng.random() < 0.3:
         talk.chat()
     # The long text leaves room for many questions: each is a lesson, the text alone is none.
-    room = max(talk.left * 9 // 20, talk.left - max(250, length // 5))
+    room = max(talk.remaining * 9 // 20, talk.remaining - max(250, length // 5))
     talk.read(int(rng.uniform(0.4, 1.0) * room))
-    while talk.left > 0:
+    while talk.remaining > 0:
         kind = rng.random()
         if kind < 0.06 or (kind < 0.7 and not talk.unasked):
             talk.read(rng.randint(10, 120))

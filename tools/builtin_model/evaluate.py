@@ -49,9 +49,9 @@ def recall_case(
     rng: Random, tokenizer: Any, length: int, position: float | None, others: int
 ) -> Case:
     """A prompt of about `length` tokens with a fact at `position` (0 start, 1 end, None any)."""
-    taken: set[tuple[str, str]] = set()
-    fact = _code(rng, taken)
-    distractors = [_code(rng, taken).sentence for _ in range(others)]
+    used: set[tuple[str, str]] = set()
+    fact = _code(rng, used)
+    distractors = [_code(rng, used).sentence for _ in range(others)]
     question = f"What is the {fact.attribute} of the {fact.key}?"
     sentences = list(distractors)
     size = len(tokenizer.encode(" ".join([*sentences, fact.sentence, question])))
@@ -64,10 +64,10 @@ def recall_case(
     return Case(" ".join([*sentences, question]), fact.sentence)
 
 
-def _code(rng: Random, taken: set[tuple[str, str]]) -> Fact:
+def _code(rng: Random, used: set[tuple[str, str]]) -> Fact:
     """A fact whose value is digits, which no model can guess: a code."""
     while True:
-        fact = make_fact(rng, taken)
+        fact = make_fact(rng, used)
         if fact.attribute == "code":
             return fact
 
@@ -89,11 +89,11 @@ def recall_score(model: Any, tokenizer: Any, options: argparse.Namespace) -> int
     right = 0
     for _ in range(options.cases):
         case = recall_case(rng, tokenizer, options.length, options.position, options.others)
-        said, size = answer(model, tokenizer, case.prompt, limit=24)
-        if said == case.answer:
+        words, size = answer(model, tokenizer, case.prompt, limit=24)
+        if words == case.answer:
             right += 1
         else:
-            print(f"  wrong at {size} tokens: wanted {case.answer!r}, got {said!r}")
+            print(f"  wrong at {size} tokens: wanted {case.answer!r}, got {words!r}")
     return right
 
 
@@ -102,12 +102,12 @@ def arithmetic_score(model: Any, tokenizer: Any, options: argparse.Namespace) ->
     rng = Random(options.seed)
     right = 0
     for _ in range(options.cases):
-        question, wanted = reckoning(rng)
-        said, _ = answer(model, tokenizer, question, limit=24)
-        if said == wanted:
+        question, expected = reckoning(rng)
+        words, _ = answer(model, tokenizer, question, limit=24)
+        if words == expected:
             right += 1
         else:
-            print(f"  wrong: {question!r}: wanted {wanted!r}, got {said!r}")
+            print(f"  wrong: {question!r}: wanted {expected!r}, got {words!r}")
     return right
 
 

@@ -43,7 +43,7 @@ def pseudo_word(rng: Random) -> str:
     return "".join(rng.choice(w.SYLLABLES) for _ in range(rng.choice((2, 2, 3))))
 
 
-def make_fact(rng: Random, taken: set[tuple[str, str]], three_digits: float = 1.0) -> Fact:
+def make_fact(rng: Random, used: set[tuple[str, str]], three_digits: float = 1.0) -> Fact:
     """Make a fact whose attribute and key are not in `taken`, and add them.
 
     `three_digits` is the share of numbers with that many; the others have two, four or five.
@@ -54,9 +54,9 @@ def make_fact(rng: Random, taken: set[tuple[str, str]], three_digits: float = 1.
         if rng.random() < 0.06:
             noun = pseudo_word(rng)
         key = f"{rng.choice(w.ADJECTIVES)} {noun}"
-        if (attribute, key) not in taken:
+        if (attribute, key) not in used:
             break
-    taken.add((attribute, key))
+    used.add((attribute, key))
     if attribute == "keeper":
         return Fact(attribute, key, rng.choice(w.NAMES))
     digits = 3 if rng.random() < three_digits else rng.choice((2, 4, 5))

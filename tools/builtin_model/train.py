@@ -119,13 +119,13 @@ def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[float]]:
     Only what the model says counts, and digits count most: they are the few tokens of an answer
     that cannot be guessed from the question.
     """
-    texts, said = [], []
+    texts, spoken_counts = [], []
     for turn in turns:
         texts += [f"<|im_start|>{turn.role}\n", f"{turn.content}<|im_end|>", "\n"]
-        said += [False, turn.role == "assistant", False]
+        spoken_counts += [False, turn.role == "assistant", False]
     ids: list[int] = []
     weights: list[float] = []
-    for encoding, counts in zip(tokenizer.encode_batch(texts), said, strict=True):
+    for encoding, counts in zip(tokenizer.encode_batch(texts), spoken_counts, strict=True):
         ids += encoding.ids
         weights += [
             (DIGIT_WEIGHT if token.isdigit() else 1.0) if counts else 0.0
@@ -153,10 +153,10 @@ def batches(
 def answer_loss(model: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted cross entropy of the assistant's tokens; no logits are computed elsewhere."""
     hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
-    wanted, weight = rows[:, 1:], weights[:, 1:]
+    expected, weight = rows[:, 1:], weights[:, 1:]
     spoken = weight > 0
     logits = model.lm_head(hidden[spoken]).float()
-    losses = functional.cross_entropy(logits, wanted[spoken], reduction="none")
+    losses = functional.cross_entropy(logits, expected[spoken], reduction="none")
     return (losses * weight[spoken]).sum() / weight[spoken].sum()
 
 
@@ -218,7 +218,7 @@ def take(course: Course, model: Any, tokenizer: Any, out: Path, device: str, sca
     model.train()
     optimizer = optimizer_for(model, course.peak_rate)
     total = course.steps(scale)
-    step, began, seen = 0, time.monotonic(), 0
+    step, start, tokens_seen = 0, time.monotonic(), 0
     for index, stage in enumerate(course.stages):
         source = batches(stage, course.seed + index, tokenizer, course.number)
         rehearsal = batches(REHEARSAL, course.seed - 1 - index, tokenizer, course.number)
@@ -236,12 +236,12 @@ def take(course: Course, model: Any, tokenizer: Any, out: Path, device: str, sca
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            step, seen = step + 1, seen + rows.numel()
+            step, tokens_seen = step + 1, tokens_seen + rows.numel()
             if step % 20 == 0:
-                spent = time.monotonic() - began
+                elapsed = time.monotonic() - start
                 print(
                     f"step {step}/{total} length {stage.length} loss {loss.item():.3f} "
-                    f"{spent:.0f} s {seen / spent:.0f} tok/s",
+                    f"{elapsed:.0f} s {tokens_seen / elapsed:.0f} tok/s",
                     flush=True,
                 )
         save(model, tokenizer, out)

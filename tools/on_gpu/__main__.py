@@ -56,7 +56,7 @@ _CLUSTER = (
     *("fastapi", "grpc", "uvicorn", "httptools", "prometheus_client", "rich", "pydantic"),
     *("transformers", "pytest_asyncio", "llguidance", "limits", "cryptography", "click", "yaml"),
 )
-# Where a package is installed by another name than it is imported by.
+# Distributions whose name is not that of their module.
 _DISTRIBUTIONS = {
     "zmq": "pyzmq",
     "grpc": "grpcio",
@@ -65,17 +65,17 @@ _DISTRIBUTIONS = {
     "pytest_asyncio": "pytest-asyncio",
     "xdist": "pytest-xdist",
 }
-# Generated stubs ask for these as new as here, whatever the machine has.
+# Generated stubs require these at the versions installed here.
 _AS_NEW = ("grpcio", "protobuf")
 _PLATFORMS = tuple(
     f"--platform manylinux{kind}_x86_64"
     for kind in ("_2_35", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014", "1")
 )
-# Kept of ``--seconds`` for the table.
+# Part of ``--seconds`` reserved for the table.
 RESERVE_SECONDS = 5.0
-# Less is not worth the start of a part.
+# A part is not started with less.
 MIN_SECONDS = 8.0
-# As ranks have it, so that what is computed here is what they would compute.
+# As in ranks, so that results are those that ranks compute.
 ENVIRONMENT = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "TRITON_DEFAULT_FP_FUSION": "1",
@@ -234,15 +234,15 @@ class Run:
 
     def run(self, parts: Sequence[GpuPart]) -> None:
         """Run them all, or until the run is told to end."""
-        left = list(parts)
+        remaining = list(parts)
         try:
-            while left:
-                print(f"== {left[0].name}", flush=True)
-                outcome = self._one(left[0])
+            while remaining:
+                print(f"== {remaining[0].name}", flush=True)
+                outcome = self._one(remaining[0])
                 self._note(outcome)
-                left.pop(0)
+                remaining.pop(0)
         except RunEndedError:
-            first, *rest = left
+            first, *rest = remaining
             self._note(Outcome(first.name, ENDED, 0.0, f"with the run; {self._last_line(first)}"))
             for part in rest:
                 self._note(Outcome(part.name, NOT_RUN, 0.0, "the run was ended"))
@@ -256,17 +256,17 @@ class Run:
         """Run a part to its end or its limit, unless something that it needs is not there."""
         if reason := self._unfit(part):
             return Outcome(part.name, NOT_RUN, 0.0, reason)
-        left = self._end - time.monotonic()
-        if left < min(part.seconds, MIN_SECONDS):
+        remaining = self._end - time.monotonic()
+        if remaining < min(part.seconds, MIN_SECONDS):
             return Outcome(part.name, NOT_RUN, 0.0, "no time is left")
-        limit, begun = min(part.seconds, left), time.monotonic()
+        limit, start = min(part.seconds, remaining), time.monotonic()
         status = self._process(part, limit)
-        spent, last = time.monotonic() - begun, self._last_line(part)
+        elapsed, last = time.monotonic() - start, self._last_line(part)
         if status is None:
-            return Outcome(part.name, TOO_LONG, spent, f"over {limit:.0f} s; {last}")
+            return Outcome(part.name, TOO_LONG, elapsed, f"over {limit:.0f} s; {last}")
         if status:
-            return Outcome(part.name, FAILED, spent, f"exit status {status}; {last}")
-        return Outcome(part.name, PASSED, spent, last)
+            return Outcome(part.name, FAILED, elapsed, f"exit status {status}; {last}")
+        return Outcome(part.name, PASSED, elapsed, last)
 
     def _unfit(self, part: GpuPart) -> str:
         if absent := missing(part.needs):
@@ -334,14 +334,14 @@ class Run:
         log = self._log(part)
         text = log.read_text(errors="replace") if log.is_file() else ""
         lines = [line.strip() for line in text.splitlines()]
-        said = next((line for line in reversed(lines) if line), "no output")
-        return re.sub(r"^=+ | =+$", "", said)[:160]
+        last_line = next((line for line in reversed(lines) if line), "no output")
+        return re.sub(r"^=+ | =+$", "", last_line)[:160]
 
 
 def _pass_on(source: IO[bytes], log: IO[bytes], deadline: float) -> None:
     """Copy what a part prints to its log and to our output, until it ends or has no more time."""
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([source], [], [], left)[0]:
+    while (remaining := deadline - time.monotonic()) > 0:
+        if not select.select([source], [], [], remaining)[0]:
             return
         data = os.read(source.fileno(), 1 << 16)
         if not data:
@@ -408,24 +408,24 @@ def lacking(parts: Sequence[GpuPart], python: str) -> list[str]:
     from packaging.requirements import Requirement
 
     has = there()
-    wanted = [_DISTRIBUTIONS.get(name, name) for part in parts for name in part.needs]
-    left = [*_AS_NEW, *(name for name in wanted if _normal(name) not in has)]
-    found: dict[str, str] = {}
-    while left:
-        name = _normal(left.pop())
-        if name in found:
+    distributions = [_DISTRIBUTIONS.get(name, name) for part in parts for name in part.needs]
+    remaining = [*_AS_NEW, *(name for name in distributions if _normal(name) not in has)]
+    versions: dict[str, str] = {}
+    while remaining:
+        name = _normal(remaining.pop())
+        if name in versions:
             continue
         package = importlib.metadata.distribution(name)
-        found[name] = package.version
+        versions[name] = package.version
         needs = [Requirement(each) for each in package.requires or ()]
         environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-        left += [
+        remaining += [
             each.name
             for each in needs
             if _normal(each.name) not in has
             and (each.marker is None or each.marker.evaluate(environment))
         ]
-    return [f"{name}=={version}" for name, version in sorted(found.items())]
+    return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
 def download(parts: Sequence[GpuPart], python: str) -> str:
@@ -451,9 +451,9 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
     parser.add_argument("--only", choices=names, nargs="+", help="these parts alone")
     parser.add_argument("--wheels", metavar="PYTHON", help="print how to fetch what is missing")
     options = parser.parse_args(arguments)
-    chosen = [part for part in parts if part.name in (options.only or names)]
+    selected = [part for part in parts if part.name in (options.only or names)]
     if options.wheels:
-        print(download(chosen, options.wheels))
+        print(download(selected, options.wheels))
         return 0
     if options.out is None:
         parser.error("--out: which folder?")
@@ -465,9 +465,9 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
         before = signal.signal(signal.SIGTERM, _told_to_end)
         try:
             if here:
-                run.run(chosen)
+                run.run(selected)
             else:
-                run.leave_out(chosen, "no CUDA device")
+                run.leave_out(selected, "no CUDA device")
         finally:
             signal.signal(signal.SIGTERM, before)
         print(run.report(), flush=True)

@@ -75,8 +75,8 @@ def describe(device: str) -> None:
     if device != CUDA:
         return
     if (tool := shutil.which("nvidia-smi")) is not None:
-        asked = "name,driver_version,memory.total,clocks.sm,clocks.mem,power.limit"
-        command = [tool, f"--query-gpu={asked}", "--format=csv,noheader"]
+        fields = "name,driver_version,memory.total,clocks.sm,clocks.mem,power.limit"
+        command = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
         subprocess.run(command, check=False, timeout=30)
     free, total = torch.cuda.mem_get_info()
     capability = torch.cuda.get_device_capability()
@@ -128,8 +128,8 @@ def segments(device: str) -> str:
     """The allocator's expandable segments, which need the driver's virtual memory."""
     _only_on_gpu(device)
     torch.empty(64 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
-    found = {segment.get("is_expandable", False) for segment in torch.cuda.memory_snapshot()}
-    assert found == {True}, "PYTORCH_ALLOC_CONF asks for them, and torch has made none"
+    values = {segment.get("is_expandable", False) for segment in torch.cuda.memory_snapshot()}
+    assert values == {True}, "PYTORCH_ALLOC_CONF asks for them, and torch has made none"
     return "used"
 
 
@@ -143,13 +143,13 @@ def fp8_attention(device: str) -> str:
     config = AttentionConfig(
         torch.device("cuda"), torch.bfloat16, FP8, 32, 8, 128, 16, AttentionParams(0.09)
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     error = decode_trial.largest_error(config)
     assert error < decode_trial.limit(config), f"{error:g} off"
     from tandem.kernels.gpu.paged_decode import converts_fp8
 
     how = "by hardware" if converts_fp8() else "by bits"
-    return f"{error:.2g} off, converted {how}, {time.monotonic() - begun:.1f} s with compiling"
+    return f"{error:.2g} off, converted {how}, {time.monotonic() - start:.1f} s with compiling"
 
 
 def quantized(device: str) -> str:
@@ -165,14 +165,14 @@ def quantized(device: str) -> str:
 
 def pidfds(device: str) -> str:
     """A descriptor of another process."""
-    with _owner(device, "descriptor") as (process, said):
+    with _owner(device, "descriptor") as (process, words):
         owner = os.pidfd_open(process.pid)
         try:
             library = ctypes.CDLL(None, use_errno=True)
-            taken = library.syscall(_PIDFD_GETFD, owner, int(said[0]), 0)
-            if taken < 0:
+            descriptor = library.syscall(_PIDFD_GETFD, owner, int(words[0]), 0)
+            if descriptor < 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            os.close(taken)
+            os.close(descriptor)
         finally:
             os.close(owner)
     return "taken"
@@ -180,8 +180,8 @@ def pidfds(device: str) -> str:
 
 def memory_files(device: str) -> str:
     """A memory file of another process, as carriers open it."""
-    with _owner(device, "descriptor") as (process, said):
-        descriptor = open_memfd(process.pid, int(said[0]), MEMORY)
+    with _owner(device, "descriptor") as (process, words):
+        descriptor = open_memfd(process.pid, int(words[0]), MEMORY)
         assert os.read(descriptor, 5) == b"hello"
         os.close(descriptor)
     return "opened"
@@ -193,11 +193,11 @@ def pinned(device: str) -> str:
     descriptor = os.memfd_create(MEMORY)
     os.ftruncate(descriptor, MIB)
     with mmap.mmap(descriptor, MIB) as mapped:
-        held = ctypes.c_char.from_buffer(mapped)
-        address = ctypes.addressof(held)
+        view = ctypes.c_char.from_buffer(mapped)
+        address = ctypes.addressof(view)
         driver.pin(address, MIB)
         driver.unpin(address)
-        del held
+        del view
     os.close(descriptor)
     return "pinned"
 
@@ -206,12 +206,12 @@ def ipc(device: str) -> str:
     """Memory of another process's GPU, whose owner is killed while it is copied, and the use of
     the GPU after that."""
     driver = _driver(device)
-    with _owner(device, "memory") as (process, said):
-        there = driver.open(bytes.fromhex(said[0]), 64 * MIB)
+    with _owner(device, "memory") as (process, words):
+        there = driver.open(bytes.fromhex(words[0]), 64 * MIB)
         here = driver.allocate(64 * MIB)
         driver.copy(here, there, 64 * MIB)
-        found = torch.as_tensor(driver.array(here, 64 * MIB), device=_torch(device))
-        assert bool((found == 7).all()), "the bytes are others"
+        values = torch.as_tensor(driver.array(here, 64 * MIB), device=_torch(device))
+        assert bool((values == 7).all()), "the bytes are others"
         for number in range(20):
             if number == 5:
                 process.kill()
@@ -252,11 +252,11 @@ def _seconds(work: Callable[[], Any], device: str) -> float:
     for _ in range(3):
         work()
     settle()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(10):
         work()
     settle()
-    return (time.perf_counter() - begun) / 10
+    return (time.perf_counter() - start) / 10
 
 
 @cache
@@ -265,14 +265,14 @@ def _driver(device: str) -> DeviceDriver:
     from tandem.tests.shared.handoff.support.fake_driver import FAKE, REAL, device_named
 
     if device == CUDA:
-        torch.zeros(1, device="cuda")  # the context that both share
+        torch.zeros(1, device="cuda")  # creates the context that both share
     driver = device_named(REAL if device == CUDA else FAKE).driver
     driver.enter()
     return driver
 
 
-# Of a process that owns a descriptor, which needs no torch. Without rights of its own, another
-# process of this user may ask for it.
+# The code of a process with a descriptor that another process of this user may take. It needs no
+# torch, unlike this module.
 OWN_DESCRIPTOR = f"""
 import os, sys
 descriptor = os.memfd_create({MEMORY!r})
@@ -293,9 +293,9 @@ def _owner(device: str, what: str) -> Iterator[tuple[subprocess.Popen[str], list
     ) as process:
         assert process.stdout is not None
         try:
-            said = process.stdout.readline().split()
-            assert said, f"a process with {what} has ended"
-            yield process, said
+            words = process.stdout.readline().split()
+            assert words, f"a process with {what} has ended"
+            yield process, words
         finally:
             process.kill()
 
@@ -321,7 +321,7 @@ def probe(device: str, out: Path) -> None:
         except NeedsGpuError:
             print(f"probe {name}: left out, without a GPU", flush=True)
             continue
-        except Exception as error:  # whatever it is, it is the answer
+        except Exception as error:  # any failure is the result
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             answers[name] = False
         print(f"probe {name}: {'yes' if answers[name] else 'no'}: {detail}", flush=True)

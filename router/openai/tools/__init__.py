@@ -1,1 +1,1 @@
-"""The tools of a chat: definitions, tool_choice, and the constraints that follow from it."""
+"""The tools of a chat: definitions, ``tool_choice``, and the constraints on tool calls."""

@@ -1,4 +1,4 @@
-"""``tool_choice`` of the type ``allowed_tools``: a part of the tools, of which the model may or
+"""``tool_choice`` of the type ``allowed_tools``: a subset of the tools, of which the model may or
 must call one."""
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ _PARAM = "tool_choice.allowed_tools"
 
 
 class AllowedTools(BodyModel):
-    """``tools`` name functions as ``{"type": "function", "function": {"name": ...}}``."""
+    """``tools`` are of the form ``{"type": "function", "function": {"name": ...}}``."""
 
     mode: Literal["auto", "required"]
     tools: list[Any]
 
 
 class AllowedToolsChoice(BodyModel):
-    """The model sees and calls only some of the tools."""
+    """Restricts the model to some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 class Allowed(NamedTuple):
-    """The names of the tools that may be called, and the ``tool_choice`` among them."""
+    """The names of the allowed tools, and the ``tool_choice`` among them."""
 
     names: list[str]
     mode: str
 
 
-def allowed_tools(choice: Any, known: Collection[str], ignored: set[str]) -> Allowed | None:
-    """The part of the tools that ``choice`` allows; ``None`` if it allows all. Raises
+def allowed_tools(choice: Any, functions: Collection[str], ignored: set[str]) -> Allowed | None:
+    """The subset of ``functions`` that ``choice`` allows; ``None`` if it allows all. Raises
     ``RequestError``."""
     if not isinstance(choice, dict) or choice.get("type") != KIND:
         return None
-    asked = AllowedTools.read(choice.get(KIND), ignored, f"{_PARAM}.", at=_PARAM)
-    names = [_name(tool, f"{_PARAM}.tools[{i}]", known) for i, tool in enumerate(asked.tools)]
+    subset = AllowedTools.read(choice.get(KIND), ignored, f"{_PARAM}.", at=_PARAM)
+    names = [_name(tool, f"{_PARAM}.tools[{i}]", functions) for i, tool in enumerate(subset.tools)]
     if not names:
         raise invalid(f"Invalid '{_PARAM}.tools': empty array.", f"{_PARAM}.tools", "empty_array")
-    return Allowed(names, asked.mode)
+    return Allowed(names, subset.mode)
 
 
-def _name(tool: Any, param: str, known: Collection[str]) -> str:
+def _name(tool: Any, param: str, functions: Collection[str]) -> str:
     if not isinstance(tool, dict):
         raise wrong_type(param, "an object", tool)
     function = tool.get("function")
@@ -55,7 +55,7 @@ def _name(tool: Any, param: str, known: Collection[str]) -> str:
     if not isinstance(name, str) or tool.get("type") != "function":
         message = f"'{param}' must be {{'type': 'function', 'function': {{'name': ...}}}}."
         raise invalid(message, param, "invalid_value")
-    if name not in known:
+    if name not in functions:
         message = f"'{param}' names the function '{name[:64]}', which is not in 'tools'."
         raise invalid(message, param, "invalid_value")
     return name

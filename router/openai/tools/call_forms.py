@@ -1,5 +1,5 @@
-"""How models write calls, in the terms of the grammar that calls in free text follow
-(``shared/engine/structured/calls_in_text.py``): a table by the names of parsers."""
+"""The formats of tool calls, by parser name, in the terms of the grammar that calls in free text
+follow (``shared/engine/structured/calls_in_text.py``)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from functools import partial
 from typing import Any
 
 from ....shared.text.tool_parsers import (
-    deepseek_calls,
+    deepseek,
     gemma,
     glm45,
     hermes,
     json_call,
     json_list,
     kimi_k2,
-    mistral_calls,
+    mistral,
     pythonic,
     qwen3_xml,
 )
 from .plain_fields import FieldForm
 
 Parts = list[Any]
-# Python's literals, as a call has them. Names are those of constants, or strings without quotes.
+# Python literals in a call. Names are constants, or strings without quotes.
 PYTHON_ARGUMENTS = r"""
 start: (argument ("," SPACE? argument)*)?
 argument: NAME "=" value
@@ -41,8 +41,8 @@ SPACE: /[ \n]/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallList:
-    """Calls after a ``trigger``, or a match of ``opening``, with a separator unless there is only
-    one; ``head`` comes before the arguments of one, ``close`` after them."""
+    """Calls after a ``trigger``, or after a match of ``opening``, with a ``separator`` unless there
+    can only be one. ``head`` precedes the arguments of a call, ``close`` follows them."""
 
     trigger: str = ""
     opening: str = ""
@@ -55,10 +55,10 @@ class CallList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """The lists that a parser reads. ``anywhere`` says whether they may follow other text, ``tags``
-    what they may be behind otherwise. Arguments are JSON, unless there are ``fields``; then those
-    of any other function are ``free``: a grammar of them, or any text up to the end of the call.
-    ``text_opening`` comes before the text of an argument."""
+    """The lists that a parser reads. With ``anywhere`` they may follow other text, otherwise only
+    one of the ``tags``. Arguments are JSON, unless there are ``fields``; the arguments of other
+    functions are then ``free``: a grammar, or any text up to the end of the call. ``text_opening``
+    precedes the text of an argument."""
 
     lists: Sequence[CallList]
     anywhere: bool = True
@@ -72,7 +72,7 @@ def _object(name: str, *, key: str = "arguments", brace: str = "{") -> Parts:
     return [f'{brace}"name": {json.dumps(name)}, "{key}": ']
 
 
-def _written(name: str, *, before: str = "", after: str = "") -> Parts:
+def _name_head(name: str, *, before: str = "", after: str = "") -> Parts:
     return [f"{before}{name}{after}"]
 
 
@@ -82,7 +82,7 @@ _HERMES = CallForm(
 
 
 def _after_object(key: str) -> CallForm:
-    """An answer that is an object, or an array of them."""
+    """Output that is an object, or an array of objects."""
     head = partial(_object, key=key, brace="")
     one = CallList(opening=r"\{", head=head, close="}")
     return CallForm(
@@ -98,7 +98,7 @@ _LLAMA = replace(
 
 
 def _phi4() -> CallForm:
-    """A list after a word, which may be one of the text unless an object follows it."""
+    """A list after a word that counts as text unless an object follows it."""
     one, several = _after_object("arguments").lists
     word = rf"{json_list.PHI4}\s*"
     lists = [replace(each, opening=word + each.opening) for each in (one, several)]
@@ -110,7 +110,7 @@ def _granite(trigger: str) -> CallList:
 
 
 def _sections(start: str, call: str, one: CallList) -> CallForm:
-    """Calls between the markers of a section, or without them."""
+    """Calls between section markers, or without them."""
     section = replace(one, trigger=start, begin=call)
     return CallForm(lists=[section, replace(one, trigger=call, separator=None, end="")])
 
@@ -118,11 +118,11 @@ def _sections(start: str, call: str, one: CallList) -> CallForm:
 def _deepseek(head: Callable[[str], Parts], close: str, between: str) -> CallForm:
     one = CallList(
         head=head,
-        close=close + deepseek_calls.CALL_END,
-        separator=between + deepseek_calls.CALL,
-        end=deepseek_calls.END,
+        close=close + deepseek.CALL_END,
+        separator=between + deepseek.CALL,
+        end=deepseek.END,
     )
-    return _sections(deepseek_calls.START, deepseek_calls.CALL, one)
+    return _sections(deepseek.START, deepseek.CALL, one)
 
 
 def _kimi_head(name: str) -> Parts:
@@ -130,23 +130,21 @@ def _kimi_head(name: str) -> Parts:
 
 
 def _mistral_id_head(name: str) -> Parts:
-    return [name + mistral_calls.CALL_ID, {"regex": "[a-zA-Z0-9]{9}"}, mistral_calls.ARGUMENTS]
+    return [name + mistral.CALL_ID, {"regex": "[a-zA-Z0-9]{9}"}, mistral.ARGUMENTS]
 
 
 def _mistral() -> CallForm:
-    """An array of calls, or a name with or without an id."""
-    array = _granite(mistral_calls.START)
-    arguments = partial(_written, after=mistral_calls.ARGUMENTS)
-    heads = (_written, arguments, _mistral_id_head)
-    return CallForm(
-        lists=[array, *(CallList(trigger=mistral_calls.START, head=head) for head in heads)]
-    )
+    """An array of calls, or a name with an optional id."""
+    array = _granite(mistral.START)
+    arguments = partial(_name_head, after=mistral.ARGUMENTS)
+    heads = (_name_head, arguments, _mistral_id_head)
+    return CallForm(lists=[array, *(CallList(trigger=mistral.START, head=head) for head in heads)])
 
 
 def _gemma(markers: gemma.GemmaMarkers) -> CallForm:
     one = CallList(
         trigger=markers.start,
-        head=partial(_written, before="call:", after="{"),
+        head=partial(_name_head, before="call:", after="{"),
         close="}" + markers.end,
     )
     return CallForm(
@@ -164,7 +162,7 @@ _KIMI = _sections(
 )
 _QWEN_FUNCTION = CallList(
     trigger=qwen3_xml.FUNCTION,
-    head=partial(_written, after=">"),
+    head=partial(_name_head, after=">"),
     close=f"\n{qwen3_xml.FUNCTION_END}",
 )
 _QWEN_XML = CallForm(
@@ -183,7 +181,7 @@ _QWEN_XML = CallForm(
         before="\n",
         end=qwen3_xml.PARAMETER_END,
         raw=True,
-        breaks=tuple(qwen3_xml.VALUE_END.breaks),
+        breaks=tuple(qwen3_xml.END_OF_VALUE.breaks),
     ),
     free={
         "until": qwen3_xml.FUNCTION_END,
@@ -191,7 +189,7 @@ _QWEN_XML = CallForm(
     },
 )
 _GLM = CallForm(
-    lists=[CallList(trigger=glm45.START, head=partial(_written, after="\n"), close=glm45.END)],
+    lists=[CallList(trigger=glm45.START, head=partial(_name_head, after="\n"), close=glm45.END)],
     text_opening=glm45.text_opening,
     fields=FieldForm(
         begin=f"{glm45.KEY}{{}}{glm45.KEY_END}\n{glm45.VALUE}",
@@ -205,7 +203,7 @@ _GLM = CallForm(
 _PYTHONIC = CallForm(
     lists=[
         CallList(
-            opening=r"\[", head=partial(_written, after="("), close=")", separator=", ", end="]"
+            opening=r"\[", head=partial(_name_head, after="("), close=")", separator=", ", end="]"
         )
     ],
     anywhere=False,
@@ -215,14 +213,14 @@ _PYTHONIC = CallForm(
     free={"lark": PYTHON_ARGUMENTS},
 )
 
-# The form that messages in channels have is the node's.
+# The form of calls in channels is defined on the node.
 FORMS: dict[str, CallForm] = {
     "deepseek_v3": _deepseek(
-        partial(_written, before=f"function{deepseek_calls.SEPARATOR}", after="\n```json\n"),
-        f"\n{deepseek_calls.FENCE}",
+        partial(_name_head, before=f"function{deepseek.SEPARATOR}", after="\n```json\n"),
+        f"\n{deepseek.FENCE}",
         "\n",
     ),
-    "deepseek_v31": _deepseek(partial(_written, after=deepseek_calls.SEPARATOR), "", ""),
+    "deepseek_v31": _deepseek(partial(_name_head, after=deepseek.SEPARATOR), "", ""),
     "functiongemma": _gemma(gemma.FUNCTION_GEMMA),
     "gemma4": _gemma(gemma.GEMMA4),
     "glm45": _GLM,

@@ -1,4 +1,4 @@
-"""The tools of a chat request: checked, for the template, and for the parser of the output."""
+"""The tools of a chat request: checked, and converted for the template and the output parser."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...options import RouterOptions
 from ...requests.body_errors import wrong_type
 from ...requests.body_model import BodyModel, DocumentedAs
 from ...requests.json_size import fits
-from ...requests.mcp_fields import McpToolChoice, McpToolRequest
-from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
+from ...requests.mcp_tools import McpToolChoice, McpToolRequest
+from ...requests.tool_text import TEXT_FORMAT, supports_tools
 from ...served_model import ServedModel
 from .allowed import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
@@ -33,14 +33,14 @@ from .grammars import (
 from .guided_calls import CHANNELS, GuidedTools
 
 MAX_TOOLS = 1024
-# Characters and values of all tools of a request.
+# Characters and values in all tools of a request.
 MAX_SIZE = 1 << 20
 CHOICES = ("none", "auto", "required")
 
 
 class FunctionDefinition(BodyModel):
-    """A function that the model may call; ``parameters`` is a JSON schema, which calls follow if it
-    is ``strict``, or if the call is forced."""
+    """A function that the model may call. Calls follow ``parameters``, a JSON schema, if it is
+    ``strict`` or the call is forced."""
 
     name: str
     description: str | None = None
@@ -49,7 +49,7 @@ class FunctionDefinition(BodyModel):
 
 
 class Tool(BodyModel):
-    """A tool. Others than functions are rejected."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -78,18 +78,18 @@ FunctionChoice = Annotated[Any, DocumentedAs(Literal["none", "auto"] | NamedFunc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest:
-    """What a request wants of tools: ``shown`` are those that the template gets, ``use`` is
-    ``None`` if the output has no calls, ``forced`` constrains it to calls, and ``guided``
-    constrains the calls that it may have."""
+    """The tools of a request: ``definitions`` for the template; ``use``, which is ``None`` if the
+    output has no calls; ``forced``, which constrains the output to calls; and ``guided``, which
+    constrains calls that the model chooses to make."""
 
-    shown: list[dict[str, Any]] | None = None
+    definitions: list[dict[str, Any]] | None = None
     use: ToolUse | None = None
     forced: pb.StructuredOutputs | None = None
     guided: pb.StructuredOutputs | None = None
 
     def constrain(self, sampling: pb.Sampling) -> None:
-        """Let the output be calls, if they are forced. A format of the answer's text no longer
-        matters then; otherwise it matters more than the calls that there may be."""
+        """Add the constraint on calls. Forced calls replace the client's constraint on the text;
+        otherwise the client's takes precedence."""
         if self.forced is not None:
             sampling.structured_outputs.CopyFrom(self.forced)
         elif self.guided is not None and not sampling.HasField("structured_outputs"):
@@ -111,48 +111,47 @@ def read_tools(
     *,
     schema_place: str = "tools[{}].function.parameters",
 ) -> ToolRequest:
-    """Check ``tools`` and ``tool_choice``, for ``template`` or the model's. The ``grammars`` are
-    those of functions by their names; ``schema_place`` names a schema in errors. Raises
-    ``RequestError``."""
+    """Check ``tools`` and ``tool_choice``, for ``template`` or the model's own. ``grammars`` are
+    keyed by function name; ``schema_place`` names a schema in errors. Raises ``RequestError``."""
     if not tools:
         if choice not in (None, "none", "auto"):
             message = "When using 'tool_choice', 'tools' must be set."
             raise invalid(message, "tool_choice", "missing_required_parameter")
         return NO_TOOLS
-    known = _known(tools, ignored, schema_place)
-    allowed = allowed_tools(choice, known.schemas, ignored)
+    functions = _functions(tools, ignored, schema_place)
+    allowed = allowed_tools(choice, functions.schemas, ignored)
     if allowed is not None:
-        known, choice = known.only(allowed.names), allowed.mode
-    named = _named(choice, known)
+        functions, choice = functions.only(allowed.names), allowed.mode
+    name = _function_name(choice, functions)
     if choice == "none":
-        hidden = options.exclude_tools_when_tool_choice_none
-        return NO_TOOLS if hidden else ToolRequest(shown=known.shown)
+        excluded = options.exclude_tools_when_tool_choice_none
+        return NO_TOOLS if excluded else ToolRequest(definitions=functions.definitions)
     if choice in (None, "auto"):
         _check_automatic(options)
     use = ToolUse(
         parser=_parser(template or model.tokenizer.tool_template, options),
-        schemas=with_grammars(known.schemas, grammars),
+        schemas=with_grammars(functions.schemas, grammars),
         parallel=parallel,
         required=choice == "required",
-        named=named,
+        named=name,
     )
-    asked = ToolRequest(shown=known.shown, use=use)
+    request = ToolRequest(definitions=functions.definitions, use=use)
     if use.parser == CHANNELS and (use.named or use.required):
-        return _in_channels(asked, grammars, known.strict)
+        return _in_channels(request, grammars, functions.strict)
     if use.named or use.required:
-        return _forced(asked, grammars)
-    return _guided(asked, grammars, known.strict)
+        return _forced(request, grammars)
+    return _guided(request, grammars, functions.strict)
 
 
 def _parser(template: ChatTemplate | None, options: RouterOptions) -> str:
     source = "" if template is None else template.source
-    if not shows_tools(source):
-        return WRITTEN_FORMAT
+    if not supports_tools(source):
+        return TEXT_FORMAT
     return tool_parser(options.tool_call_parser, source)
 
 
 def _forced(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
-    """The constraint to calls, and how they are found in an output that follows it."""
+    """Constrain the output to calls, and adapt the parsing to that constraint."""
     use = tools.use
     assert use is not None
     schemas = {use.named: use.schemas[use.named]} if use.named else use.schemas
@@ -170,8 +169,8 @@ def _forced(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
 def _in_channels(
     tools: ToolRequest, grammars: ToolGrammars, strict: Mapping[str, str]
 ) -> ToolRequest:
-    """Calls that are forced, of a model that writes channels: an answer that is nothing but calls
-    would have no reasoning."""
+    """Force calls from a model that writes channels: output that consists of calls only would have
+    no reasoning."""
     use = tools.use
     assert use is not None
     schemas = {use.named: use.schemas[use.named]} if use.named else use.schemas
@@ -188,16 +187,16 @@ def _guided(
     *,
     required: bool = False,
 ) -> ToolRequest:
-    """The constraint of calls that the model may make."""
+    """Constrain the calls that the model may make."""
     use = tools.use
     assert use is not None
     own = {name: grammar for name, grammar in grammars.items() if name in use.schemas}
     guided = GuidedTools(parser=use.parser, schemas=use.schemas, grammars=own, strict=strict)
-    wanted = guided.constraint(required=required)
-    if wanted is None:
+    constraint = guided.constraint(required=required)
+    if constraint is None:
         return tools
     arguments = _arguments(guided.texts())
-    return replace(tools, use=replace(use, verbatim=arguments), guided=wanted)
+    return replace(tools, use=replace(use, verbatim=arguments), guided=constraint)
 
 
 def _arguments(texts: ToolGrammars) -> dict[str, str]:
@@ -205,28 +204,28 @@ def _arguments(texts: ToolGrammars) -> dict[str, str]:
 
 
 def shown_tools(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]] | None:
-    """Check tools that are only shown to the model. Raises ``RequestError``."""
+    """Check tools that the template only shows to the model. Raises ``RequestError``."""
     if not tools:
         return None
-    return _known(tools, ignored).shown
+    return _functions(tools, ignored).definitions
 
 
-def _known(tools: list[Any], ignored: set[str], schema_place: str = "") -> _Functions:
+def _functions(tools: list[Any], ignored: set[str], schema_place: str = "") -> _Functions:
     if not fits(tools, MAX_SIZE):
         message = f"Invalid 'tools': they have more than {MAX_SIZE} characters and values."
         raise invalid(message, "tools", "too_large")
-    known = _Functions()
+    functions = _Functions()
     for i, tool in enumerate(tools):
-        known.add(tool, f"tools[{i}]", schema_place.format(i), ignored)
-    return known
+        functions.add(tool, f"tools[{i}]", schema_place.format(i), ignored)
+    return functions
 
 
 @dataclass(slots=True)
 class _Functions:
-    """The functions of a request: in the form that templates expect, their schemas, and the places
-    of those that are strict."""
+    """The functions of a request in the form that templates expect, their schemas, and the places
+    of strict schemas."""
 
-    shown: list[dict[str, Any]] = field(default_factory=list)
+    definitions: list[dict[str, Any]] = field(default_factory=list)
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     strict: dict[str, str] = field(default_factory=dict)
 
@@ -257,21 +256,21 @@ class _Functions:
         self.schemas[function.name] = function.parameters or {}
         if function.strict and function.parameters:
             self.strict[function.name] = schema_place
-        shown = {"name": function.name}
+        definition = {"name": function.name}
         for name in ("description", "parameters"):
             if (value := getattr(function, name)) is not None:
-                shown[name] = value
-        self.shown.append({"type": "function", "function": shown})
+                definition[name] = value
+        self.definitions.append({"type": "function", "function": definition})
 
     def only(self, names: Collection[str]) -> _Functions:
-        """Some of the functions; a model never calls one that it does not see."""
-        shown = [tool for tool in self.shown if tool["function"]["name"] in names]
+        """A subset of the functions, for the template and the parser alike."""
+        definitions = [tool for tool in self.definitions if tool["function"]["name"] in names]
         strict = {name: place for name, place in self.strict.items() if name in names}
-        return _Functions(shown, {name: self.schemas[name] for name in names}, strict)
+        return _Functions(definitions, {name: self.schemas[name] for name in names}, strict)
 
 
-def _named(choice: Any, known: _Functions) -> str:
-    """The function that ``tool_choice`` names, if it names one."""
+def _function_name(choice: Any, functions: _Functions) -> str:
+    """The name of the function that ``tool_choice`` forces; empty if none."""
     if choice is None or choice in CHOICES:
         return ""
     function = choice.get("function") if isinstance(choice, dict) else None
@@ -283,7 +282,7 @@ def _named(choice: Any, known: _Functions) -> str:
             "tool_choice",
             "invalid_value",
         )
-    if name not in known.schemas:
+    if name not in functions.schemas:
         message = f"'tool_choice' names the function '{name[:64]}', which is not in 'tools'."
         raise invalid(message, "tool_choice", "invalid_value")
     return name

@@ -1,5 +1,4 @@
-"""The constraint of ``tool_choice``: a schema of the calls that an output must consist of, so that
-any model makes them."""
+"""The constraint of ``tool_choice``: a JSON schema of calls that the whole output follows."""
 
 from __future__ import annotations
 
@@ -11,35 +10,37 @@ from ..structured_outputs import constraint
 
 _PARAM = "tool_choice"
 _ANY_OBJECT = {"type": "object"}
-# What else would say to where the references in a schema lead.
+# Keywords that would rebase the references in a schema.
 _NAMES = ("$schema", "$id", "id")
 
 
 def named_call(schema: Mapping[str, Any], param: str = _PARAM) -> pb.StructuredOutputs:
-    """An output that is the arguments of one function. Errors name ``param``."""
+    """Output that is the arguments of one function. Errors name ``param``."""
     return _compact(dict(schema or _ANY_OBJECT), param)
 
 
 def required_calls(
     schemas: Mapping[str, Mapping[str, Any]], *, parallel: bool, param: str = _PARAM
 ) -> pb.StructuredOutputs:
-    """An output that is an array of calls, of a single one unless they may be ``parallel``. Errors
-    of the node name ``param``. Raises ``RequestError``."""
+    """Output that is an array of calls: a single one unless ``parallel``. The node's errors name
+    ``param``. Raises ``RequestError``."""
     calls = [_call(name, schema, i) for i, (name, schema) in enumerate(schemas.items())]
-    most = {} if parallel else {"maxItems": 1}
-    array = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
+    array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not parallel:
+        array["maxItems"] = 1
     return _compact(array, param)
 
 
 def _compact(schema: dict[str, Any], param: str) -> pb.StructuredOutputs:
-    """Without optional white space: some models would write nothing else until the end."""
-    made = constraint("json", schema, param)
-    made.compact = True
-    return made
+    """The constraint without optional white space, which some models would write until the end."""
+    outputs = constraint("json", schema, param)
+    outputs.compact = True
+    return outputs
 
 
 def _call(name: str, schema: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A call; the references of its schema lead to that schema, which has an id of its own."""
+    """The schema of a call. The function's schema has an id of its own, so that its references stay
+    within it."""
     parameters = {key: value for key, value in schema.items() if key not in _NAMES} or _ANY_OBJECT
     return {
         "type": "object",

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ...errors import invalid
-from ...requests.body_errors import wrong_type
-from ...requests.renamed_errors import fields_renamed
+from ...requests.body_errors import fields_renamed, wrong_type
 
 _NAMES = (
     (re.compile(r"^tools(\[\d+\])\.function"), r"functions\1"),
@@ -30,7 +29,7 @@ class _ChatWithFunctions(Protocol):
 
 
 def asks_for_functions(chat: _ChatWithFunctions) -> bool:
-    """True if a request uses the former names, by which it is then answered. Raises
+    """True if a request uses the former names, which its response then uses too. Raises
     ``RequestError`` if it uses both."""
     if chat.functions and chat.tools:
         message = "'functions' is the former name of 'tools'; set one of them."
@@ -56,6 +55,6 @@ def as_tool_choice(choice: Any) -> Any:
 
 @contextmanager
 def functions_in_errors(*, former: bool) -> Iterator[None]:
-    """Use the ``former`` names in errors of the block."""
+    """Use the ``former`` field names in errors raised in the block."""
     with fields_renamed(_NAMES if former else ()):
         yield

@@ -1,7 +1,7 @@
 """Tools whose only argument is a text that follows a grammar: OpenAI's custom tools.
 
-A regular expression is followed inside a JSON string. A context-free grammar cannot be, so the text
-of such a call is written as it is, as the last of the output.
+A regular expression applies inside a JSON string. A context-free grammar cannot, so the text of
+such a call is written verbatim, at the end of the output.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..structured_outputs import constraint
 
 Schemas = Mapping[str, Mapping[str, Any]]
 _ANY_OBJECT = {"type": "object"}
-# Parts of a regular expression whose parentheses are text.
+# Parts of a regular expression in which parentheses are literal.
 _LITERAL = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolGrammar:
-    """What the text of ``argument`` matches as a whole; errors name its ``place``."""
+    """The grammar of the whole text of ``argument``; errors name its ``place``."""
 
     syntax: Literal["regex", "lark"]
     definition: str
@@ -46,7 +46,8 @@ class ToolGrammar:
 
 
 def closes_only_its_groups(pattern: str) -> bool:
-    """True if a group around a regular expression ends where that does."""
+    """True if the pattern never closes a group that it has not opened, so that it can stand in a
+    group."""
     open_groups = 0
     for character in re.sub("[^()]", "", _LITERAL.sub("", pattern)):
         open_groups += 1 if character == "(" else -1
@@ -60,19 +61,24 @@ NO_GRAMMARS: ToolGrammars = {}
 
 
 def with_grammars(schemas: Schemas, grammars: ToolGrammars) -> Schemas:
-    """The schemas of functions; those with a grammar have that of their only argument."""
-    made = {name: grammars[name].schema() for name in schemas if name in grammars}
-    return {**schemas, **made}
+    """The schemas of functions; a function with a grammar has the schema of its only argument."""
+    return {
+        name: grammars[name].schema() if name in grammars else schema
+        for name, schema in schemas.items()
+    }
 
 
 def verbatim(grammars: ToolGrammars, names: Collection[str]) -> dict[str, ToolGrammar]:
-    """The grammars of the functions with these names that JSON cannot follow."""
-    found = {name: grammars[name] for name in names if name in grammars}
-    return {name: grammar for name, grammar in found.items() if grammar.syntax == "lark"}
+    """The context-free grammars of the functions with these ``names``."""
+    return {
+        name: grammars[name]
+        for name in names
+        if name in grammars and grammars[name].syntax == "lark"
+    }
 
 
 def place_of(grammars: ToolGrammars, names: Collection[str]) -> str:
-    """The field that is wrong if the constraint on calls of these functions is."""
+    """The field for errors in the constraint on calls of these functions."""
     places = [grammars[name].place for name in names if name in grammars]
     if not places:
         return "tool_choice"
@@ -82,9 +88,8 @@ def place_of(grammars: ToolGrammars, names: Collection[str]) -> str:
 def calls_and_text(
     schemas: Schemas, texts: ToolGrammars, *, parallel: bool, param: str
 ) -> pb.StructuredOutputs:
-    """An output that is an array of calls, of a single one unless they may be ``parallel``. The
-    call of a function with a text is the last, and the array has no end after it. Raises
-    ``RequestError``."""
+    """Output that is an array of calls: a single one unless ``parallel``. A call with a verbatim
+    text is the last, and no bracket closes the array after it. Raises ``RequestError``."""
     last = [_text_call(name, grammar) for name, grammar in texts.items()]
     calls = [_call(name, schema) for name, schema in schemas.items() if name not in texts]
     parts = last

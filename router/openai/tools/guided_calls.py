@@ -1,5 +1,5 @@
-"""The constraint of calls that the model may make, among other text: those of custom tools with a
-grammar and of functions with a strict schema follow it, in the format that the model writes."""
+"""The constraint on calls that the model may make among other text: calls of custom tools follow
+their grammar and calls of strict functions their schema, in the format that the model writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....proto import tandem_pb2 as pb
-from ....shared.text.json_schema import SchemaError, followable
+from ....shared.text.json_schema import SchemaError, clean_schema
 from ....shared.text.tool_parsers.json_call import text_opening
 from ...errors import invalid
 from ..structured_outputs import constraint
@@ -22,8 +22,8 @@ CHANNELS = "openai"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedTools:
-    """The functions of a request: all ``schemas``, the ``grammars`` of custom tools, and the places
-    of the schemas that are ``strict``, by the names of functions."""
+    """The functions of a request by name: all ``schemas``, the ``grammars`` of custom tools, and
+    the places of ``strict`` schemas."""
 
     parser: str
     schemas: Schemas
@@ -31,7 +31,7 @@ class GuidedTools:
     strict: Mapping[str, str]
 
     def texts(self) -> ToolGrammars:
-        """The grammars of functions whose text is written as it is."""
+        """The grammars of functions whose text is written verbatim."""
         if self._form().fields is None:
             return verbatim(self.grammars, self.schemas)
         return {name: self.grammars[name] for name in self.schemas if name in self.grammars}
@@ -40,14 +40,14 @@ class GuidedTools:
         return _CHANNEL_FORM if self.parser == CHANNELS else FORMS[self.parser]
 
     def constraint(self, *, required: bool = False) -> pb.StructuredOutputs | None:
-        """What the output follows; ``None`` if any is good. Raises ``RequestError``."""
+        """The constraint; ``None`` if any output is valid. Raises ``RequestError``."""
         places = [each.place for each in self.grammars.values()] + list(self.strict.values())
         if not places and not required:
             return None
         param = "tool_choice" if not places else places[0] if len(places) == 1 else "tools"
-        return constraint("tool_calls", self._wanted(required), param)
+        return constraint("tool_calls", self._definition(required), param)
 
-    def _wanted(self, required: bool) -> dict[str, Any]:
+    def _definition(self, required: bool) -> dict[str, Any]:
         form, texts = self._form(), self.texts()
         guided = {name: self._schema(name) for name in self.schemas if name not in texts}
         schemas = guided if form.fields is None else {}
@@ -70,14 +70,14 @@ class GuidedTools:
     def _list(
         self, one: CallList, form: CallForm, guided: Schemas, texts: ToolGrammars
     ) -> dict[str, Any]:
-        opened = {"trigger": one.trigger} if one.trigger else {"opening": one.opening}
+        start = {"trigger": one.trigger} if one.trigger else {"opening": one.opening}
         calls = [
             {"begin": one.head(name)} | self._arguments(name, schema, one, form)
             for name, schema in guided.items()
         ]
-        written = [self._text(name, form, one.head(name)) for name in texts]
-        between = {"begin": one.begin, "separator": one.separator, "end": one.end}
-        return opened | between | {"calls": calls, "texts": written}
+        verbatim_calls = [self._text(name, form, one.head(name)) for name in texts]
+        delimiters = {"begin": one.begin, "separator": one.separator, "end": one.end}
+        return start | delimiters | {"calls": calls, "texts": verbatim_calls}
 
     def _arguments(
         self, name: str, schema: Mapping[str, Any], one: CallList, form: CallForm
@@ -88,7 +88,7 @@ class GuidedTools:
             free = form.free or {}
             return free | {"end": "" if "until" in free else one.close}
         try:
-            fields = form.fields.fields(followable(schema))
+            fields = form.fields.fields(clean_schema(schema))
         except SchemaError as error:
             message = f"Invalid '{self.strict[name]}': {error}."
             raise invalid(message, self.strict[name], "invalid_value") from None

@@ -1,4 +1,4 @@
-"""Schemas of arguments that are written one by one, with their names, instead of as JSON."""
+"""Schemas of arguments that are written one by one, by name, instead of as JSON."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from typing import Any
 from ....shared.text.tool_parsers.schema_types import SCALARS, SchemaTypes
 from ....shared.text.tool_parsers.typed_value import TEXT, TEXT_OR_NULL, VARIANTS
 
-# What a strict schema may have beside its properties. What they refer to moves into each.
+# Keywords of definitions, which move into the schema of each argument.
 _DEFINITIONS = ("$defs", "definitions")
 _KNOWN = frozenset(("type", "properties", "required", "additionalProperties", *_DEFINITIONS))
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "$schema", "$id"))
 _OF_TEXT = frozenset(("type", "enum", "const", "nullable", "$ref", "allOf", "anyOf", "oneOf"))
 _ANY_NAME = re.compile(r"[^<>{}:=\s]+")
-# Schemas of a text within each other.
+# Nested schemas of a text.
 _MAX_DEPTH = 16
 
 
 class NotPlainError(Exception):
-    """The schema asks for more than such arguments can be made to follow."""
+    """The schema has a constraint that plain arguments cannot follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldForm:
-    """How arguments are written: ``begin`` has a place for the name, and the value is followed by
-    ``before``, the marker ``end``, and ``after``. Texts are ``raw``, which end at ``breaks`` too,
-    or between ``quote``, or JSON as other values are. ``scalars`` says that there are no nested
-    values."""
+    """The format of arguments: ``begin`` has a place for the name, and ``before``, the marker
+    ``end`` and ``after`` follow the value. Texts are ``raw``, ended by ``breaks`` too, or between
+    ``quote``, or JSON like other values. With ``scalars`` there are no nested values."""
 
     begin: str
     before: str = ""
@@ -68,17 +67,17 @@ class FieldForm:
         if not self.names.fullmatch(name):
             raise NotPlainError(f"the name {name!r:.64}")
         begin = self.begin.format(name)
-        found = types.of(schema)
+        kinds = types.of(schema)
         if self.raw:
-            # The parser takes any text for a value of these types.
-            if not schema.keys() - _ANNOTATIONS - {"type"} and (not found or "string" in found):
+            # The parser accepts any text as a value of these types.
+            if not schema.keys() - _ANNOTATIONS - {"type"} and (not kinds or "string" in kinds):
                 return self._text(begin)
-            if not found and not schema.keys() & VARIANTS:
+            if not kinds and not schema.keys() & VARIANTS:
                 raise NotPlainError(f"the untyped argument {name!r:.64}")
-        if found and "string" in found and found <= (TEXT_OR_NULL if self.raw else TEXT):
+        if kinds and "string" in kinds and kinds <= (TEXT_OR_NULL if self.raw else TEXT):
             if self.raw or self.quote:
-                return self._bounded_text(begin, _Texts.of(schema, types), "null" in found)
-        elif self.scalars and (not found or found - SCALARS):
+                return self._bounded_text(begin, _Texts.of(schema, types), "null" in kinds)
+        elif self.scalars and (not kinds or kinds - SCALARS):
             raise NotPlainError(f"the nested argument {name!r:.64}")
         return self._ended(begin, self.end) | {"schema": {**definitions, **schema}}
 
@@ -86,36 +85,36 @@ class FieldForm:
         return {"begin": begin, "before": self.before, "end": end, "after": self.after}
 
     def _text(self, begin: str) -> dict[str, Any]:
-        """Any text, as it is."""
-        written = self._ended(begin + self.quote, self.quote or self.end)
-        return written | {"without": list(self.breaks)}
+        """Any verbatim text."""
+        field = self._ended(begin + self.quote, self.quote or self.end)
+        return field | {"without": list(self.breaks)}
 
     def _bounded_text(self, begin: str, texts: _Texts, may_be_null: bool) -> dict[str, Any]:
-        """A text as it is, which only a list of values can bound."""
+        """A verbatim text; only a list of values can restrict it."""
         if texts.null != may_be_null:
             raise NotPlainError("a text that is null in a part of its schema")
-        written = self._text(begin)
+        field = self._text(begin)
         if texts.values is None:
-            return written
+            return field
         values = [*texts.values, *(["null"] if texts.null else [])]
         if not values:
             raise NotPlainError("an empty 'enum'")
         for value in values:
-            if any(marker in value for marker in (written["end"], *self.breaks)):
+            if any(marker in value for marker in (field["end"], *self.breaks)):
                 raise NotPlainError(f"the value {value!r:.64}, in which there is a marker of calls")
-        return written | {"choice": values}
+        return field | {"choice": values}
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """The texts that a schema allows, of which ``None`` is any, and whether it allows null."""
+    """The texts that a schema allows (``None``: any), and whether it allows null."""
 
     values: tuple[str, ...] | None
     null: bool
 
     @classmethod
     def of(cls, schema: Any, types: SchemaTypes, depth: int = _MAX_DEPTH) -> _Texts:
-        """Raises ``NotPlainError`` for a schema that says more about texts."""
+        """Raise ``NotPlainError`` for a schema with further constraints on texts."""
         if not depth:
             raise NotPlainError("a text whose schema is nested too deeply")
         if not isinstance(schema, Mapping):
@@ -124,14 +123,14 @@ class _Texts:
             raise NotPlainError(f"{keyword!r:.64} of a text")
         texts = _ANY
         if "type" in schema:
-            given = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            texts = _Texts(None if "string" in given else (), "null" in given)
+            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            texts = _Texts(None if "string" in kinds else (), "null" in kinds)
         if "enum" in schema:
             texts = texts.both(_Texts.among(schema["enum"]))
         if "const" in schema:
             texts = texts.both(_Texts.among([schema["const"]]))
         if "$ref" in schema:
-            target = types.resolved(schema["$ref"])
+            target = types.resolve(schema["$ref"])
             if target is None:
                 raise NotPlainError(f"the reference {schema['$ref']!r:.64}")
             texts = texts.both(_Texts.of(target, types, depth - 1))
@@ -145,7 +144,7 @@ class _Texts:
 
     @classmethod
     def among(cls, values: Any) -> _Texts:
-        """The texts among values of an enum."""
+        """The texts among the values of an enum."""
         if not isinstance(values, list):
             raise NotPlainError("an 'enum' that is no array")
         texts = dict.fromkeys(value for value in values if isinstance(value, str))
@@ -153,8 +152,8 @@ class _Texts:
 
     @classmethod
     def any_of(cls, parts: Iterable[_Texts], *, distinct: bool) -> _Texts:
-        """What one of the parts allows; none may be allowed by two of them if they are
-        ``distinct``."""
+        """The union of the parts. Raises ``NotPlainError`` if they must be ``distinct`` and
+        overlap."""
         joined = cls((), False)
         for part in parts:
             both = joined.both(part)
@@ -167,7 +166,7 @@ class _Texts:
         return joined
 
     def both(self, other: _Texts) -> _Texts:
-        """What both allow."""
+        """The intersection."""
         if self.values is None or other.values is None:
             values = self.values if other.values is None else other.values
         else:

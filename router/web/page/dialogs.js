@@ -1,4 +1,4 @@
-// Dialogs: browsers keep the focus inside, close them by Escape, and give the focus back.
+// Dialogs. Browsers keep the focus inside, close them on Escape, and restore the focus.
 
 import { el, iconButton } from "./dom.js";
 import { storeKey, storedKey } from "./server.js";
@@ -15,13 +15,13 @@ export function show(title, kind, ...children) {
   return dialog;
 }
 
-/** The value of the button that closes a dialog; empty if something else does. */
+/** The value of the button that closes a dialog; empty if it is closed otherwise. */
 function choice(dialog) {
   return new Promise(resolve =>
     dialog.addEventListener("close", () => resolve(dialog.returnValue)));
 }
 
-/** True if the user agrees. */
+/** Ask for confirmation; true if the user agrees. */
 export async function confirmed(question, action) {
   const form = el("form", { method: "dialog", class: "buttons" },
                   el("button", { class: "quiet" }, "Cancel"),
@@ -29,7 +29,7 @@ export async function confirmed(question, action) {
   return await choice(show("Are you sure?", "box", el("p", {}, question), form)) === "yes";
 }
 
-/** Ask for a line of text; null if there is none. */
+/** Ask for a line of text; null if cancelled. */
 export async function asked(title, label, value) {
   const input = el("input", { value, maxlength: 200, autofocus: true });
   const form = el("form", { method: "dialog" }, el("label", {}, label, input), saveButton());
@@ -40,16 +40,16 @@ export async function asked(title, label, value) {
 
 const saveButton = () => el("div", { class: "buttons" }, el("button", { value: "save" }, "Save"));
 
-/** Ask for the server's key, unless that is already being done; true if there is a new one. */
+/** Ask for the server's key, unless a dialog is already open; true if there is a new key. */
 export async function askForKey() {
   if (document.querySelector("dialog.key")) return false;
   const input = el("input", { type: "password", value: storedKey(), autocomplete: "off",
                               spellcheck: "false", autofocus: true });
   const lasting = el("input", { type: "checkbox" });
   const about = storedKey() ? "The server does not accept this key." :
-    "This server answers only with a key: one of its --api-key or --api-key-file.";
+    "This server requires an API key, set by --api-key or --api-key-file.";
   const form = el("form", { method: "dialog" }, el("p", {}, about), el("label", {}, "API key", input),
-                  el("label", { class: "check" }, lasting, "Keep it on this device"), saveButton());
+                  el("label", { class: "check" }, lasting, "Remember it on this device"), saveButton());
   if (!await choice(show("API key", "box key", form))) return false;
   storeKey(input.value.trim(), lasting.checked);
   return true;

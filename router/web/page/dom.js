@@ -1,5 +1,5 @@
-// Elements are only ever made by name and filled with text: nothing here parses HTML, and the
-// policy of the page (require-trusted-types-for) makes the browser hold us to it.
+// Elements are created by name and filled with text. Nothing here parses HTML; the page's policy
+// (require-trusted-types-for) enforces that.
 
 const SVG = "http://www.w3.org/2000/svg", MATHML = "http://www.w3.org/1998/Math/MathML";
 
@@ -61,14 +61,14 @@ export function iconButton(name, label, onclick, attributes = {}) {
   return el("button", { ...all, ...attributes, onclick }, icon(name));
 }
 
-/** Put another icon and name on a button of `iconButton`. */
+/** Change the icon and label of an `iconButton`. */
 export function relabel(button, name, label) {
   button.replaceChildren(icon(name));
   button.setAttribute("aria-label", label);
   button.title = label;
 }
 
-/** A button that copies what `text` returns, and says so. */
+/** A button that copies the result of `text()`, and confirms it. */
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
     const done = await copy(text());
@@ -78,13 +78,13 @@ export function copyButton(label, text) {
   return button;
 }
 
-/** Copy a text, and say so; false if the browser does not let us. */
+/** Copy a text, and confirm it; false if the browser does not allow it. */
 export async function copy(text) {
   let done = true;
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    done = copyBySelection(text);  // over plain HTTP there is no clipboard
+    done = copyBySelection(text);  // no clipboard over plain HTTP
   }
   announce(done ? "Copied" : "Could not copy");
   return done;
@@ -102,7 +102,7 @@ function copyBySelection(text) {
   return done;
 }
 
-/** Make these the children of an element. Those at its beginning that stay are not touched, and so
+/** Replace the children of an element. Unchanged ones at its beginning are not touched, so that they
  * keep the focus and the selection. */
 export function fill(parent, nodes) {
   let same = 0;
@@ -111,21 +111,21 @@ export function fill(parent, nodes) {
   parent.append(...nodes.slice(same));
 }
 
-/** Have screen readers say something. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   const region = document.getElementById("live");
   region.textContent = "";
   setTimeout(() => (region.textContent = text), 30);
 }
 
-/** Save a file that the page has made. */
+/** Download a file that the page has created. */
 export function download(name, kind, text) {
   const url = URL.createObjectURL(new Blob([text], { type: kind }));
   el("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** `work` once in each frame, however often it is asked for; in a hidden page, by a timer. */
+/** A function that runs `work` at most once per frame; in a hidden page, by a timer. */
 export function framed(work) {
   let pending = false;
   const run = () => {

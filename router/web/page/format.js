@@ -1,10 +1,10 @@
-// Numbers in the words of the page.
+// Number formats.
 
 const decimals = [0, 1, 2, 3].map(digits => new Intl.NumberFormat("en",
   { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 const percents = new Intl.NumberFormat("en", { style: "percent" });
 
-/** A number with so many digits after the point, at most three. */
+/** A number with up to this many decimals. */
 export const number = (value, digits = 0) => decimals[digits].format(value);
 
 export const seconds = (value, digits = 0) => `${number(value, digits)} s`;

@@ -10,10 +10,10 @@ import { listModels, storedKey, whenKeyWanted } from "./server.js";
 
 const at = id => document.getElementById(id);
 const NARROW = matchMedia("(max-width: 800px)");
-const THEMES = [["auto", "Theme: as the system's", "auto"], ["light", "Theme: light", "sun"],
+const THEMES = [["auto", "Theme: system", "auto"], ["light", "Theme: light", "sun"],
                 ["dark", "Theme: dark", "moon"]];
 
-// Where this tab, and this browser, keep what was chosen.
+// Storage keys, for this tab and for this browser.
 const CHAT = "tandem.chat", MODEL = "tandem.model", THEME = "tandem.theme";
 
 const NO_MODEL = { id: "", context: 0, defaults: {} };
@@ -61,8 +61,6 @@ class Page {
     this.picker.addEventListener("change", () => localStorage.setItem(MODEL, this.picker.value));
   }
 
-  // ---- views ---------------------------------------------------------------------------------
-
   get view() {
     return location.pathname.endsWith("/cluster") ? "cluster" : "chat";
   }
@@ -75,7 +73,7 @@ class Page {
     this.showView();
   }
 
-  /** Files that are dropped are attached to the message, and never opened instead of the page. */
+  /** Attach dropped files to the message, so that the browser does not open them. */
   onDrag(event) {
     const { dataTransfer: data } = event;
     if (!data.types.includes("Files")) return;
@@ -101,7 +99,7 @@ class Page {
     this.cluster?.show(this.view === "cluster");
   }
 
-  /** The cluster's scripts are fetched when they are first needed. */
+  /** Load the cluster's scripts on demand. */
   async makeCluster() {
     const { ClusterView } = await import("./cluster/cluster_view.js");
     if (this.cluster) return;
@@ -122,8 +120,6 @@ class Page {
     at("menu").setAttribute("aria-label", shown ? "Hide the chats" : "Show the chats");
   }
 
-  // ---- chats ---------------------------------------------------------------------------------
-
   onChat() {
     if (!this.sidebar) return;
     sessionStorage.setItem(CHAT, this.chat.chat.id);
@@ -139,8 +135,6 @@ class Page {
       this.picker.value = this.chat.chat.model;
     }
   }
-
-  // ---- the server ----------------------------------------------------------------------------
 
   async findModels() {
     clearTimeout(this.searching);
@@ -180,8 +174,6 @@ class Page {
     this.findModels();
     announce("Key saved");
   }
-
-  // ---- theme and keys ------------------------------------------------------------------------
 
   nextTheme() {
     const now = THEMES.findIndex(([name]) => name === document.documentElement.dataset.theme);

@@ -2,7 +2,7 @@
 
 const KEY = "tandem.key";
 
-/** An answer other than success, or none at all; `status` is 0 without one. */
+/** A response that is not successful, or none; `status` is then 0. */
 export class ServerError extends Error {
   constructor(message, status = 0, { code = "", retryAfter = null } = {}) {
     super(message);
@@ -12,11 +12,11 @@ export class ServerError extends Error {
   }
 }
 
-export const LOST = "The server cannot be reached, or has broken the answer off.";
+export const LOST = "The server cannot be reached, or the connection was lost.";
 
 let onKeyWanted = () => {};
 
-/** Have `listener` called when the server has asked for a key. */
+/** Call `listener` when the server requires a key. */
 export function whenKeyWanted(listener) {
   onKeyWanted = listener;
 }
@@ -25,13 +25,13 @@ export function storedKey() {
   return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
 }
 
-/** Keep the key for this tab, or on this device. */
+/** Store the key for this tab, or on this device. */
 export function storeKey(key, lasting) {
   for (const storage of [sessionStorage, localStorage]) storage.removeItem(KEY);
   if (key) (lasting ? localStorage : sessionStorage).setItem(KEY, key);
 }
 
-/** A successful answer; raises `ServerError` for any other. */
+/** A successful response; raises `ServerError` for any other. */
 export async function request(path, { body, signal } = {}) {
   const headers = {};
   if (body !== undefined) headers["content-type"] = "application/json";
@@ -54,7 +54,7 @@ async function problemOf(answer) {
     const { message, code } = (await answer.json()).error;
     return { message, code };
   } catch {
-    return { message: `The server answered with HTTP ${answer.status}.` };
+    return { message: `The server returned HTTP ${answer.status}.` };
   }
 }
 
@@ -63,7 +63,7 @@ function secondsOf(answer) {
   return seconds > 0 ? Math.min(seconds, 600) : null;
 }
 
-// The last events of responses, which have no `[DONE]`.
+// The last events of the Responses API, which has no `[DONE]`.
 const LAST = ["response.completed", "response.incomplete", "response.failed"];
 
 /** The data of the events of a stream, up to the last one; raises `ServerError` if that is
@@ -101,7 +101,7 @@ function parsed(data) {
   return event;
 }
 
-/** The served models, each with its context's length and what requests leave out. */
+/** The served models, each with its context length and default parameters. */
 export async function listModels(signal) {
   const { data } = await (await request("v1/models", { signal })).json();
   return data.map(card => ({ id: card.id, root: card.root, context: card.max_model_len,

@@ -1,2 +1,2 @@
-// Before anything is drawn, so that a dark page does not begin in white.
+// Runs before the first paint, so that a dark page does not flash white.
 document.documentElement.dataset.theme = localStorage.getItem("tandem.theme") ?? "auto";

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import RequestError
 from ...models.spec import POOLINGS, Pooling, ScoreActivation, Scorer
-from ...text.tokenizer import Tokenizer, most_before_cut
+from ...text.tokenizer import Tokenizer, max_tokens_before_cut
 from ..hidden_states import scores_of, vector_of
 from ..sequence import Sequence as EngineSequence
 from .prompts import check_list, token_ids
@@ -52,7 +52,7 @@ def _within(tokenizer: Tokenizer, prompt: Prompt, cut: int | None) -> list[int]:
     if cut is None:
         return token_ids(tokenizer, prompt)
     if isinstance(prompt, str):
-        return tokenizer.encode_within(prompt, cut, most=most_before_cut(cut))
+        return tokenizer.encode_within(prompt, cut, max_tokens=max_tokens_before_cut(cut))
     return token_ids(tokenizer, prompt)[:cut]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ...config import EngineConfig
 from ...errors import RequestError, UnavailableError, UsageError
 from ...models.spec import Pooling
-from ...text.tokenizer import Tokenizer, most_before_cut
+from ...text.tokenizer import Tokenizer, max_tokens_before_cut
 from ..sampling_params import SamplingParams
 from .embeddings import (
     PoolingRequest,
@@ -195,9 +195,9 @@ class Engine:
     ) -> PoolingRequest:
         runner = self._running().runner
         engine, context = runner.engine, runner.engine.resolved.max_model_len
-        most = context if limit is None else most_before_cut(context)
+        most = context if limit is None else max_tokens_before_cut(context)
         tokens, second = runner.tokenizer.encode_pair(
-            *pair, limit=limit, most=most, instruction=instruction
+            *pair, limit=limit, max_tokens=most, instruction=instruction
         )
         second = second if engine.spec.segments > 1 else 0
         return PoolingRequest(tokens, engine.scorer().pooling, True, second)

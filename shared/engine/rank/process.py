@@ -188,7 +188,9 @@ class RankProcess:
             self._runner.recover()
         collectives = self._runner.tp.collectives
         answers = self._settings.rank == 0
-        return StepDone(result if answers else None, failure, collectives.begun, collectives.ended)
+        return StepDone(
+            result if answers else None, failure, collectives.started, collectives.finished
+        )
 
     def _layer_hook(self, request: ExecuteStep) -> Callable[[int], None] | None:
         """Announces each computed layer to the data plane, if a transfer takes a row's KV."""

@@ -119,7 +119,7 @@ class ModelRunner:
             result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
         model = self.model
         # On all ranks, which have parts of the logits that scores may be made of.
-        states = pooled_states(rows.pools, pooled, model.projected, model.scores)
+        states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
         if self.tp.rank == 0:
             result.failed.update(not_finite(rows.computes, others))
             result.hidden.update(states)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...text.json_schema import followable
+from ...text.json_schema import clean_schema
 from .grammar import GrammarError
 
 # A rule of GBNF; those of Lark have one colon.
@@ -73,7 +73,7 @@ class GrammarText:
             schema = {}
         if not isinstance(schema, dict):
             raise GrammarError("a JSON schema must be an object")
-        schema = followable(schema)
+        schema = clean_schema(schema)
         flexible = {"whitespace_pattern": WHITESPACE}
         options = flexible if whitespace else {"whitespace_flexible": False}
         own = schema.get("x-guidance")
@@ -165,7 +165,7 @@ def _with_followable_schemas(grammar: str) -> str:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except ValueError:
             continue  # no schema, as in a text; or one that the compiler rejects
-        parts += [grammar[end : found.end()], json.dumps(followable(schema))]
+        parts += [grammar[end : found.end()], json.dumps(clean_schema(schema))]
         end = after
     return "".join((*parts, grammar[end:]))
 

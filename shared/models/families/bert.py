@@ -1,6 +1,5 @@
-"""BERT, RoBERTa and XLM-R: encoders, whose tokens see those after them, with norms over the sums of
-attention and feed-forward with their inputs; for vectors of texts, or with a head that scores or
-labels them."""
+"""BERT, RoBERTa and XLM-R: bidirectional encoders, with norms over the sums of attention and
+feed-forward with their inputs; for vectors of texts, or with a head that scores or labels them."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ _ENCODER: WeightNames = {
         root="encoder.layer.{i}.",
         kinds=_BOTH,
     ),
-    # Numbers of the positions, and a layer over the first token that classifiers use.
+    # Position ids, and the layer over the first token that classifiers use.
     "embeddings.position_ids": None,
     "embeddings.token_type_ids": None,
     **{f"pooler.dense.{kind}": None for kind in _BOTH},
 }
-# Heads that fill gaps in texts.
+# Heads for masked language modelling.
 _HEADS: WeightNames = dict.fromkeys(
     (
         *("cls.predictions.bias", "lm_head.bias", "lm_head.decoder.bias", "lm_head.decoder.weight"),
@@ -59,7 +58,7 @@ WEIGHTS: WeightNames = {
     **{f"{body}.{name}": to for body in ("bert", "roberta") for name, to in _ENCODER.items()},
     **_HEADS,
 }
-# Heads that score or label texts; BERT's first layer is the one that its encoder comes with.
+# Heads that score or label texts; BERT's first layer belongs to the encoder.
 BERT_CLASSIFIER: WeightNames = {
     **{f"bert.{name}": to for name, to in _ENCODER.items()},
     **{f"bert.pooler.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
@@ -70,7 +69,7 @@ ROBERTA_CLASSIFIER: WeightNames = {
     **{f"classifier.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
     **{f"classifier.out_proj.{kind}": f"classifier.out.{kind}" for kind in _BOTH},
 }
-# RoBERTa's positions begin after the number of its padding token, which is one.
+# RoBERTa's positions begin after the id of its padding token, 1.
 ROBERTA_OFFSET = 2
 
 
@@ -90,8 +89,8 @@ def read_encoder(
     offset: int,
     position_bias: PositionBias | None = None,
 ) -> DecoderSpec:
-    """Read a config of any of them, whose positions begin at ``offset``; one with a bias of scores
-    by distance has no segments."""
+    """Read a config of any of them; positions begin at ``offset``. A model with a position bias has
+    no segments."""
     for key in ("is_decoder", "add_cross_attention"):
         config.one_of(key, (False,), False)
     config.one_of("position_embedding_type", ("absolute",), "absolute")
@@ -118,5 +117,5 @@ def read_encoder(
         embedding_norm=True,
         pooling="cls",
     )
-    # The rows before the first position are of no token.
+    # The rows before the first position are unused.
     return replace(spec, max_position=rows - offset, tie_embeddings=False, has_head=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..model_config import LOGIT_SCORE
+from ..config_files import LOGIT_SCORE
 from ..spec import (
     ClassifierLayer,
     ClassifierSpec,
@@ -15,19 +15,19 @@ from ..spec import (
 )
 from ..weight_names import WeightNames
 
-# Of a decoder as transformers saves one with such a head.
+# The head of a decoder, as saved by transformers.
 SCORE_WEIGHTS: WeightNames = {"score.weight": "classifier.out.weight"}
-# Keys that only heads have, of which families know nothing.
+# Keys that belong to heads and not to families.
 HEAD_KEYS = frozenset(
     {"sentence_transformers", "sbert_ce_default_activation_function", LOGIT_SCORE}
     | {"classifier_from_token", "is_original_qwen3_reranker", "method"}
 )
-# Where sentence-transformers keeps the function that makes scores of logits, and those read.
+# Activations of sentence-transformers that are supported.
 _ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.linear.Identity": "none",
 }
-# What problems are for transformers' losses, and vLLM's classifiers.
+# Activations by problem type, as in transformers' losses and vLLM's classifiers.
 _PROBLEMS: dict[str, ScoreActivation] = {
     "regression": "none",
     "single_label_classification": "softmax",
@@ -42,7 +42,7 @@ def read_decoder_head(config: Config) -> ClassifierSpec:
 
 
 def read_encoder_head(config: Config) -> ClassifierSpec:
-    """The head of BERT and its like: over the first token, with a layer before."""
+    """The head of BERT and similar encoders: over the first token, with a layer before."""
     return _read(config, "cls", ClassifierLayer(activation="tanh"))
 
 
@@ -52,8 +52,7 @@ def read_pooled_head(config: Config, pooling: Pooling, layer: ClassifierLayer) -
 
 
 def read_token_score(config: Config) -> TokenScoreSpec:
-    """The tokens of a decoder whose next token is an answer, as sentence-transformers'
-    ``LogitScore`` names them."""
+    """The tokens whose logits are a decoder's score, by sentence-transformers' ``LogitScore``."""
     values = config.get(LOGIT_SCORE)
     if not isinstance(values, dict):
         raise config.refusal(LOGIT_SCORE, values, "a table of LogitScore")
@@ -82,20 +81,20 @@ def _read(
 
 
 def _labels(config: Config) -> tuple[str, ...]:
-    """The names of the labels in their order; transformers' own for those without."""
-    named = config.get("id2label")
-    if not isinstance(named, dict):
+    """The names of the labels in order; transformers' own names by default."""
+    names = config.get("id2label")
+    if not isinstance(names, dict):
         count = config.integer("num_labels", 2, at_most=_MAX_LABELS)
         return tuple(f"LABEL_{index}" for index in range(count))
-    listed = {str(key): value for key, value in named.items()}
-    if not 0 < len(listed) <= _MAX_LABELS or set(listed) != set(map(str, range(len(listed)))):
-        known = f"names of labels from 0 on, at most {_MAX_LABELS}"
-        raise config.refusal("id2label", named, known)
-    return tuple(str(listed[str(index)]) for index in range(len(listed)))
+    by_index = {str(key): value for key, value in names.items()}
+    if not 0 < len(by_index) <= _MAX_LABELS or set(by_index) != set(map(str, range(len(by_index)))):
+        supported = f"names of labels from 0 on, at most {_MAX_LABELS}"
+        raise config.refusal("id2label", names, supported)
+    return tuple(str(by_index[str(index)]) for index in range(len(by_index)))
 
 
 def _activation(config: Config, labels: int) -> ScoreActivation:
-    """What the model's files name, as vLLM understands them; else a probability."""
+    """The activation that the model's files name, as in vLLM; by default a probability."""
     table = config.get("sentence_transformers", {})
     older = config.get("sbert_ce_default_activation_function")
     name: Any = table.get("activation_fn", older) if isinstance(table, dict) else table
@@ -105,7 +104,7 @@ def _activation(config: Config, labels: int) -> ScoreActivation:
         return _ACTIVATIONS[name]
     problem = config.get("problem_type")
     if problem is not None:
-        found = _PROBLEMS[config.one_of("problem_type", tuple(_PROBLEMS))]
-        if found != "softmax" or labels > 1:
-            return found
+        activation = _PROBLEMS[config.one_of("problem_type", tuple(_PROBLEMS))]
+        if activation != "softmax" or labels > 1:
+            return activation
     return "sigmoid" if labels == 1 else "softmax"

@@ -1,5 +1,5 @@
-"""Command R and R7B: LayerNorms without biases, parallel halves behind one norm, and scaled logits.
-Cohere 2 has windows in three of four layers and rotates no others."""
+"""Command R and R7B: LayerNorms without biases, parallel halves after one norm, and scaled logits.
+Cohere 2 has windows in three of four layers, and rope in these only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from ..config import Config, read_full_attention, read_rope, read_windows
 from ..spec import AttentionSpec, DecoderSpec, NormKind, NormLayout, QKNorm, RopeSpec
-from ..weight_names import Deinterleave, Stacked, WeightNames, interleaved
+from ..weight_names import Deinterleave, Stacked, WeightNames, rotary_projections
 from . import llama
 from .dense import read_attention, read_dense
 
 WEIGHTS: WeightNames = (
     llama.WEIGHTS
-    | interleaved("q", "k")
+    | rotary_projections("q", "k")
     | {
         "model.layers.{i}.self_attn.q_norm.weight": Stacked(
             Deinterleave("layers.{i}.attention.q_norm.{j}.weight"), over="heads"
@@ -28,8 +28,8 @@ WEIGHTS: WeightNames = (
 def read(config: Config) -> DecoderSpec:
     """Read a config of Command R or R+."""
     windows = read_full_attention(config)
-    normed = config.flag("use_qk_norm")
-    attention = _read_attention(config, QKNorm.LAYER if normed else None)
+    has_norm = config.flag("use_qk_norm")
+    attention = _read_attention(config, QKNorm.LAYER if has_norm else None)
     rope = read_rope(config, attention.head_dim, theta=500_000.0)
     return _read(config, attention, windows, [rope] * len(windows))
 

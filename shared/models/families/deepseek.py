@@ -28,7 +28,7 @@ _ATTENTION: WeightNames = {
         "kv_b_proj": "kv_b",
     }.items()
 }
-# Where dimensions that are rotated against each other are neighbours, which the spec says.
+# Dimensions that rotate together may be neighbours, by the spec.
 _ROTATED: WeightNames = {
     f"model.layers.{{i}}.self_attn.{theirs}.weight": Deinterleave(
         f"layers.{{i}}.attention.{ours}.weight"
@@ -47,7 +47,7 @@ _ROUTER: WeightNames = {
 EXPERTS: WeightNames = _EXPERTS | _ROUTER | stacked_experts("mlp.experts")
 WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | EXPERTS
 
-# About training, expert parallelism, layers that predict further tokens; or implied by others.
+# About training, expert parallelism, layers that predict further tokens; or implied by other keys.
 _NO_EFFECT = (
     "aux_loss_alpha",
     "ep_size",
@@ -58,17 +58,17 @@ _NO_EFFECT = (
     "seq_aux",
     "topk_group",
 )
-# Of the norms inside attention; the config's own is for the others.
+# For the norms inside attention; the config's value is for the others.
 _LATENT_EPS = 1e-6
 
 
 def read_v2(config: Config) -> DecoderSpec:
-    """Read V2: scores are a softmax, and groups count with ``group_limited_greedy`` only."""
+    """Read V2: scores are a softmax, and groups matter with ``group_limited_greedy`` only."""
     methods = ("greedy", "group_limited_greedy")
-    grouped = config.one_of("topk_method", methods, methods[0]) == methods[1]
+    has_groups = config.one_of("topk_method", methods, methods[0]) == methods[1]
     config.one_of("scoring_func", ("softmax",), "softmax")
     config.one_of("norm_topk_prob", (False,), False)
-    router = _read_router(config, "softmax", grouped=grouped)
+    router = _read_router(config, "softmax", grouped=has_groups)
     return _read(config, router, rope_interleaved=True)
 
 
@@ -93,7 +93,7 @@ def read_glm4_lite(config: Config) -> DecoderSpec:
 
 
 def read_sigmoid_experts(config: Config) -> MoESpec:
-    """V3's experts, in a family with another attention."""
+    """V3's experts, for a family with another attention."""
     return _read_experts(config, _read_sigmoid_router(config), "silu")
 
 
@@ -117,7 +117,7 @@ def _read(
     first: int | None = None,
     norm_eps: float = 1e-6,
 ) -> DecoderSpec:
-    """``first`` is the number of dense layers, if the config does not say it as V3's does."""
+    """``first`` is the number of dense layers; by default it is read like V3's."""
     for key in ("attention_bias", "mlp_bias"):
         config.one_of(key, (False,), False)
     for key in _NO_EFFECT:
@@ -188,17 +188,17 @@ def _read_router(
     normalise: bool = False,
 ) -> RouterSpec:
     experts = config.integer("n_routed_experts")
-    groups, opened = _read_groups(config, experts, group_best) if grouped else (1, 1)
-    chosen = config.integer("num_experts_per_tok")
-    most = experts // groups * opened
-    if chosen > most:
-        raise config.refusal("num_experts_per_tok", chosen, f"up to {most}")
+    groups, open_groups = _read_groups(config, experts, group_best) if grouped else (1, 1)
+    top_k = config.integer("num_experts_per_tok")
+    max_top_k = experts // groups * open_groups
+    if top_k > max_top_k:
+        raise config.refusal("num_experts_per_tok", top_k, f"up to {max_top_k}")
     return RouterSpec(
         experts=experts,
-        chosen=chosen,
+        top_k=top_k,
         scoring=scoring,
         groups=groups,
-        open_groups=opened,
+        open_groups=open_groups,
         group_best=group_best,
         correction=correction,
         normalise=normalise,
@@ -206,11 +206,13 @@ def _read_router(
     )
 
 
-def _read_groups(config: Config, experts: int, least: int) -> tuple[int, int]:
-    """The number of groups, and of those open to a token. Each has at least ``least`` experts."""
-    groups, opened = config.integer("n_group"), config.integer("topk_group")
-    if experts % groups or experts // groups < least:
-        raise config.refusal("n_group", groups, f"a divisor of {experts} up to {experts // least}")
-    if opened > groups:
-        raise config.refusal("topk_group", opened, f"up to {groups}")
-    return groups, opened
+def _read_groups(config: Config, experts: int, min_experts: int) -> tuple[int, int]:
+    """The numbers of groups and of open groups. Each group has at least ``min_experts`` experts."""
+    groups, open_groups = config.integer("n_group"), config.integer("topk_group")
+    if experts % groups or experts // groups < min_experts:
+        raise config.refusal(
+            "n_group", groups, f"a divisor of {experts} up to {experts // min_experts}"
+        )
+    if open_groups > groups:
+        raise config.refusal("topk_group", open_groups, f"up to {groups}")
+    return groups, open_groups

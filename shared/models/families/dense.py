@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from ..config import Config, read_max_position, read_rope
-from ..model_config import PROJECTIONS
+from ..config_files import PROJECTIONS
 from ..spec import (
     POOLINGS,
     Activation,
@@ -43,7 +43,7 @@ DENSE_WEIGHTS: WeightNames = {
     "model.layers.{i}.mlp.gate_proj.weight": "layers.{i}.mlp.gate.weight",
     "model.layers.{i}.mlp.up_proj.weight": "layers.{i}.mlp.up.weight",
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
-    # Tables that follow from the config, which older versions of transformers saved.
+    # Tables computed from the config, which older versions of transformers saved.
     **{
         f"{place}.{table}": None
         for place in (
@@ -98,11 +98,10 @@ def read_dense(
     residual_scale: float = 1.0,
     **others: Unpack[Others],
 ) -> DecoderSpec:
-    """The spec of a decoder with grouped-query attention, given what sets its family apart.
+    """The spec of a decoder with grouped-query attention.
 
-    Layers have ``attention`` with their own window; by default they have the config's rope and its
-    dense feed-forward. ``others`` are those of ``read_decoder``. Read last: keys that nothing has
-    read are rejected.
+    Layers have ``attention`` with their own window, and by default the config's rope and dense
+    feed-forward. ``others``: see ``read_decoder``. Call this last: unread keys are rejected.
     """
     if any(windows):
         for key in ("use_sliding_window", "use_sliding_window_attention"):
@@ -138,7 +137,7 @@ def read_attention(
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", kv_heads, f"a divisor of {heads}")
     config.one_of("num_key_value_groups", (heads // kv_heads,), heads // kv_heads)
-    # What the family decides, and a config may repeat.
+    # Set by the family; a config may repeat it.
     for key in ("qk_layernorm", "qk_norm", "use_qk_norm"):
         config.one_of(key, (qk_norm is not None,), qk_norm is not None)
     for key in ("add_qkv_bias", "qkv_bias", "use_qkv_bias"):
@@ -157,7 +156,7 @@ def read_attention(
 
 
 def read_plain_attention(config: Config) -> AttentionSpec:
-    """Attention in which each query head has a KV head, with biases: that of the first models."""
+    """Multi-head attention with biases: one KV head for each query head."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
         raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
@@ -186,8 +185,7 @@ def read_plain_mlp(
     width: int | None = None,
     bias: bool = True,
 ) -> DenseSpec:
-    """A feed-forward without a gate. ``activation`` is the family's default, ``width`` that of a
-    config without ``intermediate_size``."""
+    """A feed-forward without a gate. ``activation`` and ``width`` are the family's defaults."""
     name = config.one_of(key, tuple(ACTIVATIONS), activation)
     return DenseSpec(
         intermediate=config.integer("intermediate_size", width),
@@ -198,9 +196,9 @@ def read_plain_mlp(
 
 
 class Others(TypedDict, total=False):
-    """What a decoder is read with beside its layers; the names are those of ``DecoderSpec``.
-    ``tie_embeddings`` and ``norm_eps`` are the family's defaults, ``eps_key`` the config's name of
-    the latter, and ``rope_name`` that of the family's rope."""
+    """Fields of ``DecoderSpec`` besides the layers. ``tie_embeddings`` and ``norm_eps`` are the
+    family's defaults, ``eps_key`` is the latter's config key, and ``rope_name`` the name of the
+    family's rope."""
 
     norm: NormKind
     eps_key: str
@@ -222,7 +220,7 @@ class Others(TypedDict, total=False):
 def read_decoder(
     config: Config, layers: tuple[LayerSpec, ...], **others: Unpack[Others]
 ) -> DecoderSpec:
-    """The spec around the layers. Read last: keys that nothing has read are rejected."""
+    """The spec around the layers. Call this last: unread keys are rejected."""
     norm, scale = others.get("norm", NormKind.RMS), others.get("embedding_scale", 1.0)
     positions = others.get("positions")
     for key in ("scale_embedding", "scale_embeddings"):
@@ -265,32 +263,32 @@ def read_decoder(
 
 
 def _projections(config: Config) -> tuple[ProjectionSpec, ...]:
-    """Layers over a text's vector, which ``model_config`` has found beside the config."""
-    width, made = config.integer("hidden_size"), []
+    """Linear layers over a text's vector, which ``read_config`` adds to the config."""
+    width, projections = config.integer("hidden_size"), []
     for number, values in enumerate(config.get(PROJECTIONS, ())):
         table = config.table(f"{PROJECTIONS}[{number}]", values)
-        # Others could not be taken of the sum of hidden states instead of their mean.
+        # Only linear maps commute with the mean over hidden states.
         table.one_of("bias", (False,), True)
         identity = "torch.nn.modules.linear.Identity"
         table.one_of("activation_function", (identity,), "torch.nn.modules.activation.Tanh")
         table.one_of("in_features", (width,))
         table.one_of("module_output_name", ("sentence_embedding",), "sentence_embedding")
         table.one_of("use_residual", (False,), False)
-        made.append(ProjectionSpec(inputs=width, outputs=table.integer("out_features")))
-        width = made[-1].outputs
-    return tuple(made)
+        projections.append(ProjectionSpec(inputs=width, outputs=table.integer("out_features")))
+        width = projections[-1].outputs
+    return tuple(projections)
 
 
 def _dtype(config: Config) -> str:
-    """``dtype``, or ``torch_dtype`` as it was called before, also with the name of the module."""
+    """``dtype``, formerly ``torch_dtype``, with or without the prefix ``torch.``."""
     older = config.get("torch_dtype", "bfloat16")
     return str(config.get("dtype", older)).removeprefix("torch.")
 
 
 def _context(config: Config, layers: tuple[LayerSpec, ...]) -> int:
-    """The context in tokens. Qwen's instructions add YaRN to a config and leave the rest, so that
-    ``max_position_embeddings`` does not count the stretch. With dynamic scaling a user may ask for
-    a longer context than the original one."""
+    """The context in tokens. Qwen's instructions only add YaRN to a config, so that
+    ``max_position_embeddings`` excludes the stretch. With dynamic scaling, a user may request a
+    longer context than the original one."""
     max_position = read_max_position(config)
     for layer in layers:
         match layer.rope and layer.rope.scaling:

@@ -1,14 +1,14 @@
-"""Ernie 4.5: Llama whose rotated dimensions are neighbours; and its mixtures of experts."""
+"""Ernie 4.5: Llama with interleaved rope; and its mixtures of experts."""
 
 from __future__ import annotations
 
 from ..config import Config, read_full_attention, read_rope
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
-from ..weight_names import Stacked, WeightNames, interleaved, per_layer, stacked_experts
+from ..weight_names import Stacked, WeightNames, per_layer, rotary_projections, stacked_experts
 from . import llama
 from .dense import read_attention, read_dense, read_mlp
 
-WEIGHTS: WeightNames = llama.WEIGHTS | interleaved("q", "k")
+WEIGHTS: WeightNames = llama.WEIGHTS | rotary_projections("q", "k")
 _PARTS = ("gate", "up", "down")
 MOE_WEIGHTS: WeightNames = (
     WEIGHTS
@@ -22,7 +22,7 @@ MOE_WEIGHTS: WeightNames = (
         )
         for place in ("moe_statics", "gate.moe_statics")
     }
-    # Of a layer that predicts a further token, which is not used.
+    # An unused layer that predicts a further token.
     | {
         f"model.mtp_{name}.weight": None
         for name in (
@@ -43,9 +43,9 @@ def read(config: Config) -> DecoderSpec:
 
 
 def read_moe(config: Config) -> DecoderSpec:
-    """Read a config of a mixture of experts, which are in every ``moe_layer_interval``-th layer of
-    a range."""
-    # No published one has biases, which transformers gives to the head too.
+    """Read a config of a mixture of experts, in every ``moe_layer_interval``-th layer of a
+    range."""
+    # No published model has biases, which transformers also adds to the head.
     config.one_of("use_bias", (False,), False)
     layers = config.integer("num_hidden_layers")
     for key in ("moe_use_aux_free", "use_correction_bias"):
@@ -55,11 +55,11 @@ def read_moe(config: Config) -> DecoderSpec:
     config.get("moe_capacity")  # of training
     config.get("num_nextn_predict_layers")  # of tokens after the next one
     experts = config.integer("moe_num_experts", config.get("num_experts"))
-    chosen = config.integer("moe_k", config.get("num_experts_per_tok"), at_most=experts)
+    top_k = config.integer("moe_k", config.get("num_experts_per_tok"), at_most=experts)
     width = config.integer("moe_intermediate_size")
     shared = config.count("moe_num_shared_experts", 2)
     mlp = MoESpec(
-        router=RouterSpec(experts=experts, chosen=chosen, correction=True),
+        router=RouterSpec(experts=experts, top_k=top_k, correction=True),
         expert=DenseSpec(intermediate=width),
         shared=DenseSpec(intermediate=shared * width) if shared else None,
     )

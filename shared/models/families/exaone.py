@@ -64,20 +64,19 @@ def read(config: Config) -> DecoderSpec:
         )
     attention = read_attention(config, qk_norm=QKNorm.HEAD)
     rope = read_rope(config, attention.head_dim)
-    rotated = not any(windows)
+    rope_everywhere = not any(windows)
     return read_dense(
         config,
         attention,
         windows=windows,
-        ropes=[rope if rotated or window else None for window in windows],
+        ropes=[rope if rope_everywhere or window else None for window in windows],
         norms=NormLayout.POST,
         norm_eps=1e-5,
     )
 
 
 def _read_pattern(config: Config, pattern: object, layers: int) -> list[bool]:
-    """Whether each layer has a window: by a period, or by letters of which L is one with a
-    window."""
+    """Whether each layer has a window: by a period, or by letters, L for a layer with a window."""
     match pattern:
         case None:
             return [(index + 1) % 4 != 0 for index in range(layers)]

@@ -27,7 +27,7 @@ WEIGHTS: WeightNames = {
 
 
 def read(config: Config) -> DecoderSpec:
-    """Read a config. Scores are scaled by a number of the config instead of the head's width."""
+    """Read a config. Scores are scaled by a key of the config instead of the head's width."""
     config.one_of("attention_bias", (False,), False)
     layers, window = config.integer("num_hidden_layers"), config.integer("sliding_window", 4096)
     config.one_of("sliding_window_size", (window,), window)

@@ -1,5 +1,5 @@
-"""Gemma 3's text models: as Gemma 2, with sliding windows that have a rope of their own, and a norm
-over each head of q and k."""
+"""Gemma 3's text models: like Gemma 2, with another rope in layers with a window, and a norm over
+each head of q and k."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("attention_bias", (False,), False)
     config.one_of("attn_logit_softcapping", (None,))  # not applied by every implementation
     kinds, window = _read_kinds(config), config.integer("sliding_window", 4096)
-    # EmbeddingGemma, whose window is that of both sides together.
+    # EmbeddingGemma, whose window covers both sides together.
     bidirectional = config.flag("use_bidirectional_attention")
     window = window // 2 + 1 if bidirectional else window
     attention = read_attention(
@@ -57,14 +57,14 @@ def _read_kinds(config: Config) -> list[str]:
 
 
 def _read_ropes(config: Config, head_dim: int) -> dict[str, RopeSpec]:
-    """One for each kind of layer: tables by kind (transformers 5), or one for full attention and a
+    """The ropes by kind of layer: tables by kind (transformers 5), or one for full attention and a
     theta for the others."""
     tables = config.get("rope_parameters")
     if tables is not None:
-        known = isinstance(tables, dict) and all(
+        are_tables = isinstance(tables, dict) and all(
             isinstance(tables.get(kind), dict) for kind in _THETAS
         )
-        if not known or set(tables) != set(_THETAS):
+        if not are_tables or set(tables) != set(_THETAS):
             raise config.refusal("rope_parameters", tables, f"a table for each of {list(_THETAS)}")
         return {
             kind: read_rope_table(

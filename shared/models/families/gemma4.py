@@ -24,7 +24,7 @@ from . import gemma2
 from .dense import DENSE_WEIGHTS, QK_NORM, read_attention, read_decoder
 
 _EXPERT = "layers.{i}.mlp.experts.{j}"
-# Norm weights are not differences from one, other than those of earlier Gemmas.
+# Norm weights are not differences from one, unlike in earlier Gemmas.
 WEIGHTS: WeightNames = (
     DENSE_WEIGHTS
     | QK_NORM
@@ -57,8 +57,8 @@ WEIGHTS: WeightNames = (
 
 def read(config: Config, *, window: int = 512, token_inputs: int = 256) -> DecoderSpec:
     """Read a config. ``window`` and ``token_inputs`` are the defaults of the sliding window and of
-    the width of the inputs that depend on the token."""
-    # The last one is about images, whose tokens see each other.
+    the width of per-layer inputs."""
+    # The last key is about images, whose tokens see each other.
     config.one_of("use_bidirectional_attention", (None, "vision"))
     count, window = config.integer("num_hidden_layers"), config.integer("sliding_window", window)
     period = config.integer("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
@@ -95,8 +95,8 @@ def read(config: Config, *, window: int = 512, token_inputs: int = 256) -> Decod
 
 
 def read_unified(config: Config) -> DecoderSpec:
-    """Read a config of models whose images and sounds have no encoder. Their text part has neither
-    experts nor inputs of each layer, whatever else the config says."""
+    """Read a config of models without encoders for images and audio. Their text part has neither
+    experts nor per-layer inputs, whatever the config says."""
     config.one_of("enable_moe_block", (False,), False)
     config.one_of("hidden_size_per_layer_input", (0,), 0)
     return read(config, window=1024, token_inputs=0)
@@ -138,23 +138,23 @@ def _read_attentions(
 def _read_wide_heads(
     config: Config, kinds: list[str], local: AttentionSpec, same: bool
 ) -> tuple[int, int]:
-    """The width and number of KV heads in layers without a window: keys for all of them, or a
-    table for each (transformers 5)."""
+    """The width and number of KV heads in layers without a window: common keys, or a table for each
+    layer (transformers 5)."""
     tables = config.get("per_layer_config")
     if tables is None:
         heads = config.integer("num_global_key_value_heads", local.num_kv_heads)
         return config.integer("global_head_dim", 512), heads if same else local.num_kv_heads
     full = [index for index, kind in enumerate(kinds) if kind == FULL]
-    given = list(tables.values()) if isinstance(tables, dict) else []
+    values = list(tables.values()) if isinstance(tables, dict) else []
     if (
-        not given
+        not values
         or not all(key.isdecimal() for key in tables)
         or sorted(map(int, tables)) != full
-        or any(each != given[0] for each in given)
-        or not isinstance(given[0], dict)
+        or any(each != values[0] for each in values)
+        or not isinstance(values[0], dict)
     ):
         raise config.refusal("per_layer_config", tables, f"equal tables for layers {full}")
-    table = config.table("per_layer_config", given[0])
+    table = config.table("per_layer_config", values[0])
     dim = table.integer("head_dim", local.head_dim)
     heads = table.integer("num_key_value_heads", local.num_kv_heads)
     table.finish()
@@ -162,7 +162,7 @@ def _read_wide_heads(
 
 
 def _read_mlps(config: Config) -> tuple[DenseSpec | MoESpec, DenseSpec | MoESpec]:
-    """The feed-forward of layers with KV of their own, and of those without."""
+    """The feed-forward of layers with their own KV, and of layers without."""
     dense = gemma2.read_mlp(config)
     double = config.flag("use_double_wide_mlp")
     wide = replace(dense, intermediate=2 * dense.intermediate) if double else dense
@@ -171,8 +171,8 @@ def _read_mlps(config: Config) -> tuple[DenseSpec | MoESpec, DenseSpec | MoESpec
             config.get(key)
         return dense, wide
     experts = config.integer("num_experts")
-    chosen = config.integer("top_k_experts", at_most=experts)
-    router = RouterSpec(experts=experts, chosen=chosen, expert_scale=True, input_norm=True)
+    top_k = config.integer("top_k_experts", at_most=experts)
+    router = RouterSpec(experts=experts, top_k=top_k, expert_scale=True, input_norm=True)
     expert = replace(dense, intermediate=config.integer("moe_intermediate_size"))
     both = MoESpec(router=router, expert=expert, shared=dense, shared_norms=True)
     return both, replace(both, shared=wide)
@@ -182,10 +182,10 @@ def _read_sources(config: Config, kinds: list[str]) -> list[int | None]:
     """The layer whose keys and values each of the last ``num_kv_shared_layers`` attends to: the
     last one of its kind before them."""
     shared = config.count("num_kv_shared_layers", 0)
-    own = kinds[: len(kinds) - shared]
-    if shared and (shared >= len(kinds) or set(own) != set(kinds)):
+    kinds_with_kv = kinds[: len(kinds) - shared]
+    if shared and (shared >= len(kinds) or set(kinds_with_kv) != set(kinds)):
         raise config.refusal(
             "num_kv_shared_layers", shared, "layers of each kind before those that share their KV"
         )
-    last = {kind: index for index, kind in enumerate(own)}
-    return [None] * len(own) + [last[kind] for kind in kinds[len(own) :]]
+    last = {kind: index for index, kind in enumerate(kinds_with_kv)}
+    return [None] * len(kinds_with_kv) + [last[kind] for kind in kinds[len(kinds_with_kv) :]]

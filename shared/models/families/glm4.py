@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from ..config import Config, read_full_attention, read_rope
 from ..spec import DecoderSpec, NormLayout
-from ..weight_names import Split, WeightNames, interleaved, per_layer
+from ..weight_names import Split, WeightNames, per_layer, rotary_projections
 from .dense import DENSE_WEIGHTS, QKV_BIAS, read_attention, read_dense
 
 GLM_WEIGHTS: WeightNames = (
     DENSE_WEIGHTS
     | QKV_BIAS
-    | interleaved("q", "k")
+    | rotary_projections("q", "k")
     | {
         "model.layers.{i}.mlp.gate_up_proj.weight": Split(
             ("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight")

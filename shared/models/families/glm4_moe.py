@@ -13,12 +13,12 @@ WEIGHTS: WeightNames = DENSE_WEIGHTS | QKV_BIAS | QK_NORM | deepseek.EXPERTS
 
 def read(config: Config) -> DecoderSpec:
     """Read a config."""
-    config.get("num_nextn_predict_layers")  # of tokens after the next one
-    normed = config.flag("use_qk_norm")
+    config.get("num_nextn_predict_layers")  # layers that predict further tokens
+    has_norm = config.flag("use_qk_norm")
     attention = read_attention(
         config,
         qkv_bias=config.flag("attention_bias"),
-        qk_norm=QKNorm.HEAD if normed else None,
+        qk_norm=QKNorm.HEAD if has_norm else None,
     )
     windows = read_full_attention(config)
     rope = read_rope(config, attention.head_dim, partial=True, part=0.5)

@@ -11,7 +11,7 @@ _LAYER = "transformer.h.{i}"
 _BOTH = ("weight", "bias")
 _QKV = tuple(f"layers.{{i}}.attention.{part}" for part in "qkv")
 _MATRICES = {"attn.c_proj": "attention.o", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
-# The first models were published without the first part of names: see ``with_short_names``.
+# The first models were published without the prefix of names: see ``with_short_names``.
 WEIGHTS: WeightNames = {
     "transformer.wte.weight": "embed.weight",
     "transformer.wpe.weight": "positions.weight",
@@ -26,7 +26,7 @@ WEIGHTS: WeightNames = {
         for theirs, ours in _MATRICES.items()
     },
     **per_layer(_MATRICES, root=f"{_LAYER}.", kinds=("bias",)),
-    # Masks, which follow from the config.
+    # Masks, which are computed from the config.
     f"{_LAYER}.attn.bias": None,
     f"{_LAYER}.attn.masked_bias": None,
 }
@@ -38,9 +38,9 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("scale_attn_by_inverse_layer_idx", (False,), False)
     for key in list(config.values):
         if key.startswith("summary_"):
-            config.get(key)  # of a head that classifies
-    config.get("reorder_and_upcast_attn")  # of training in float16
-    # Tokens for tasks, beside those of the vocabulary.
+            config.get(key)  # for a classifier head
+    config.get("reorder_and_upcast_attn")  # for training in float16
+    # Tokens for tasks, in addition to the vocabulary.
     config.one_of("n_special", (0,), 0)
     config.get("predict_special_tokens")
     layers = config.integer("num_hidden_layers")

@@ -36,7 +36,7 @@ WEIGHTS: WeightNames = {
         )
         for kind in _BOTH
     },
-    # Tables that follow from the config.
+    # Tables computed from the config.
     **{f"{_ROOT}attention.{name}": None for name in ("bias", "masked_bias", "rotary_emb.inv_freq")},
 }
 
@@ -55,11 +55,11 @@ def read(config: Config) -> DecoderSpec:
         theta_key="rotary_emb_base",
         part_key="rotary_pct",
     )
-    # Newer names beside the older ones, which transformers goes by.
+    # Newer names beside the older ones, which transformers reads.
     config.one_of("rope_theta", (rope.theta,), rope.theta)
     part = rope.dim / attention.head_dim
     config.one_of("partial_rotary_factor", (part,), part)
-    config.get("num_steps")  # of training
+    config.get("num_steps")  # for training
     return read_dense(
         config,
         attention,

@@ -24,7 +24,7 @@ WEIGHTS: WeightNames = (
         f"{_LAYER}.mlp.experts.gate_up_proj_bias": Stacked(
             Alternating((f"{_EXPERT}.gate.bias", f"{_EXPERT}.up.bias"))
         ),
-        # As the reader of quantised weights names their matrices.
+        # The names that the reader of quantised weights gives to matrices.
         f"{_LAYER}.mlp.experts.{{j}}.gate_up_proj.weight": Alternating(
             (f"{_EXPERT}.gate.weight", f"{_EXPERT}.up.weight")
         ),
@@ -41,17 +41,17 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("attention_bias", (True,), True)
     for key, value in CLAMPED_SWIGLU.items():
         config.one_of(key, (value,), value)
-    config.get("initial_context_length")  # of the rope, which has it too
+    config.get("initial_context_length")  # repeated in the rope
     layers, window = config.integer("num_hidden_layers"), config.integer("sliding_window", 128)
     kinds = read_layer_types(config, layers)
     if kinds is None:
         kinds = [FULL if index % 2 else SLIDING for index in range(layers)]
     experts = config.integer("num_local_experts", config.get("num_experts"))
-    chosen = config.integer(
+    top_k = config.integer(
         "num_experts_per_tok", config.get("experts_per_token", 4), at_most=experts
     )
     mlp = MoESpec(
-        router=RouterSpec(experts=experts, chosen=chosen, bias=True),
+        router=RouterSpec(experts=experts, top_k=top_k, bias=True),
         expert=DenseSpec(
             intermediate=config.integer("intermediate_size"),
             activation="clamped_swiglu",

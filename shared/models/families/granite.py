@@ -39,10 +39,10 @@ def read_moe(config: Config) -> DecoderSpec:
     """Read a config of a mixture of experts, with a shared one or without."""
     config.one_of("hidden_act", ("silu",), "silu")
     experts = config.integer("num_local_experts")
-    chosen = config.integer("num_experts_per_tok", at_most=experts)
+    top_k = config.integer("num_experts_per_tok", at_most=experts)
     shared = config.count("shared_intermediate_size", 0)
     mlp = MoESpec(
-        router=RouterSpec(experts=experts, chosen=chosen),
+        router=RouterSpec(experts=experts, top_k=top_k),
         expert=DenseSpec(intermediate=config.integer("intermediate_size")),
         shared=DenseSpec(intermediate=shared) if shared else None,
     )

@@ -14,8 +14,8 @@ WEIGHTS: WeightNames = llama.WEIGHTS | per_layer(
         "self_attn.key_layernorm": "attention.k_norm",
     }
 )
-# Of attention to latents, experts, state spaces and images, which models of the same code have;
-# and ids of tokens.
+# About latent attention, experts, state spaces and images in other models of the same code; and
+# token ids.
 _UNUSED = (
     "chunk_size cla_share_factor class_num dense_list hybrid_override_pattern im_end_id "
     "im_newline_id im_start_id kv_lora_rank mask_init_id n_group norm_topk_prob num_media_embeds "

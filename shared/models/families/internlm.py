@@ -49,7 +49,7 @@ def read_internlm2(config: Config) -> DecoderSpec:
 def read(config: Config) -> DecoderSpec:
     """Read a config of InternLM 3: one switch for the biases of q, k, v, one for all others."""
     qkv_bias, bias = config.flag("qkv_bias"), config.flag("bias")
-    # The same in transformers, which has one switch for attention.
+    # Equal, since transformers has one switch for attention.
     whole = config.flag("attention_bias")
     windows = read_full_attention(config)
     return read_dense(

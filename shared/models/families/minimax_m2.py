@@ -17,7 +17,7 @@ WEIGHTS: WeightNames = (
         for place in ("block_sparse_moe", "mlp")
     }
 )
-# About training, layers that predict further tokens, and what other models of the same code have.
+# About training, layers that predict further tokens, and other models of the same code.
 _NO_EFFECT = (
     "layernorm_full_attention_beta",
     "layernorm_linear_attention_beta",
@@ -45,18 +45,18 @@ def read(config: Config) -> DecoderSpec:
         config.get(key)
     windows = read_full_attention(config)
     attention = read_attention(config, qk_norm=QKNorm.PROJECTION)
-    rotated = config.integer("rotary_dim", attention.head_dim)
+    rotary_dim = config.integer("rotary_dim", attention.head_dim)
     rope = read_rope(
         config,
         attention.head_dim,
         partial=True,
-        part=rotated / attention.head_dim,
+        part=rotary_dim / attention.head_dim,
         theta=5_000_000.0,
     )
     experts = config.integer("num_local_experts")
-    chosen = config.integer("num_experts_per_tok", at_most=experts)
+    top_k = config.integer("num_experts_per_tok", at_most=experts)
     mlp = MoESpec(
-        router=RouterSpec(experts=experts, chosen=chosen, scoring="sigmoid", correction=True),
+        router=RouterSpec(experts=experts, top_k=top_k, scoring="sigmoid", correction=True),
         expert=DenseSpec(intermediate=config.integer("intermediate_size")),
     )
     return read_dense(

@@ -27,7 +27,7 @@ def read_ministral3(config: Config) -> DecoderSpec:
     if table is None:
         raise config.refusal("rope_parameters", None, "a table of YaRN")
     rope = read_rope(config, attention.head_dim, theta=1_000_000.0)
-    # Devstral 2 has zero, which is none.
+    # Devstral 2 has zero, which means none.
     if isinstance(table, dict) and table.get("llama_4_scaling_beta"):
         scale = config.table("rope_parameters", table)
         attention = replace(

@@ -25,11 +25,11 @@ WEIGHTS: WeightNames = (
 def read(config: Config) -> DecoderSpec:
     """Read a config."""
     config.one_of("hidden_act", ("silu",), "silu")
-    config.get("router_jitter_noise")  # of training
+    config.get("router_jitter_noise")  # for training
     experts = config.integer("num_local_experts", 8)
-    chosen = config.integer("num_experts_per_tok", 2, at_most=experts)
+    top_k = config.integer("num_experts_per_tok", 2, at_most=experts)
     mlp = MoESpec(
-        router=RouterSpec(experts=experts, chosen=chosen),
+        router=RouterSpec(experts=experts, top_k=top_k),
         expert=DenseSpec(intermediate=config.integer("intermediate_size")),
     )
     layers = config.integer("num_hidden_layers")

@@ -1,5 +1,5 @@
-"""ModernBERT: an encoder with rope and a gated feed-forward, most of whose layers see the tokens
-near by, with a rope of their own; also with a head that scores or labels texts."""
+"""ModernBERT: an encoder with rope and a gated feed-forward, most of whose layers have a window and
+their own rope; also with a head that scores or labels texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ENCODER: WeightNames = {
 }
 WEIGHTS: WeightNames = {
     **_ENCODER,
-    # A head that fills gaps in texts.
+    # The head for masked language modelling.
     "head.dense.weight": None,
     "head.norm.weight": None,
     "decoder.weight": None,
@@ -73,7 +73,7 @@ def read(config: Config) -> DecoderSpec:
     attention = AttentionSpec(
         num_heads=heads, num_kv_heads=heads, head_dim=hidden // heads, causal=False
     )
-    # That of both sides together; a token sees as many on either.
+    # The window covers both sides together.
     window = config.integer("local_attention", 128) // 2 + 1
     activation = ACTIVATIONS[config.one_of("hidden_activation", tuple(ACTIVATIONS), "gelu")]
     mlp = DenseSpec(intermediate=config.integer("intermediate_size"), activation=activation)
@@ -95,7 +95,7 @@ def read(config: Config) -> DecoderSpec:
         norm_eps=1e-5,
         embedding_norm=True,
         pooling="cls",
-        # Names of older configs, whose embeddings have no positions either.
+        # Names in older configs; there is no position embedding either.
         rope_name=config.one_of("position_embedding_type", ("absolute", "sans_pos"), "absolute"),
     )
     return replace(spec, tie_embeddings=False, has_head=False)
@@ -121,7 +121,7 @@ def _read_kinds(config: Config) -> list[str]:
 
 
 def _read_ropes(config: Config, head_dim: int) -> dict[str, RopeSpec]:
-    """One for each kind of layer: tables by kind (transformers 5), or two thetas."""
+    """The ropes by kind of layer: tables by kind (transformers 5), or two thetas."""
     tables = config.get("rope_parameters", {})
     config.one_of("rope_scaling", (None,))
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):

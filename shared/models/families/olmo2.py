@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind both halves of a layer, and over all heads of q and of k."""
+"""OLMo 2 and 3: norms after both halves of a layer, and over all heads of q and of k."""
 
 from __future__ import annotations
 

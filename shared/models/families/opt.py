@@ -7,9 +7,9 @@ from ..spec import DecoderSpec, NormKind, PositionTable
 from ..weight_names import WeightNames, per_layer
 from .dense import read_dense, read_plain_attention, read_plain_mlp
 
-# Rows of the table before that of the first position.
+# Rows of the table before the first position.
 _OFFSET = 2
-# The first models were published without the first part of names: see ``with_short_names``.
+# The first models were published without the prefix of names: see ``with_short_names``.
 WEIGHTS: WeightNames = {
     "model.decoder.embed_tokens.weight": "embed.weight",
     "model.decoder.embed_positions.weight": "positions.weight",
@@ -42,7 +42,7 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("word_embed_proj_dim", (hidden,), hidden)
     for key in ("enable_bias", "layer_norm_elementwise_affine", "learned_embeddings"):
         config.one_of(key, (True,), True)
-    config.get("output_projection")  # the head, which all have
+    config.get("output_projection")  # all models have this head
     layers, position = (
         config.integer("num_hidden_layers"),
         config.integer("max_position_embeddings"),

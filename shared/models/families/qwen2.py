@@ -26,6 +26,6 @@ def qwen_windows(config: Config) -> list[int | None]:
 def read(config: Config) -> DecoderSpec:
     """Read a config. The biases are part of the architecture, not of the config."""
     attention = read_attention(config, qkv_bias=True)
-    # Models that embed may have been trained to see later tokens, too.
+    # Embedding models may be trained to see later tokens.
     attention = replace(attention, causal=config.flag("is_causal", True))
     return read_dense(config, attention, windows=qwen_windows(config))

@@ -1,4 +1,4 @@
-"""Qwen2's mixtures of experts: a shared expert whose result counts by a gate."""
+"""Qwen2's mixtures of experts: a shared expert with a gate."""
 
 from __future__ import annotations
 

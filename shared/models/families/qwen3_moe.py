@@ -30,8 +30,10 @@ def read_mlps(config: Config, layers: int, experts: MoESpec) -> list[DenseSpec |
     """The feed-forward of each layer: dense ones in ``mlp_only_layers``, and in those that
     ``decoder_sparse_step`` skips."""
     dense = read_mlp(config)
-    step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
-    return [dense if index in skipped or (index + 1) % step else experts for index in range(layers)]
+    step, dense_layers = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
+    return [
+        dense if index in dense_layers or (index + 1) % step else experts for index in range(layers)
+    ]
 
 
 def _read_windows(config: Config) -> list[int | None]:
@@ -48,13 +50,13 @@ def _read_windows(config: Config) -> list[int | None]:
 
 
 def read_experts(config: Config) -> MoESpec:
-    """The experts, of which a softmax chooses."""
+    """The experts, chosen by a softmax."""
     # Renamed in transformers 5.
     experts = config.integer("num_local_experts", config.get("num_experts"))
-    chosen = config.integer("num_experts_per_tok", at_most=experts)
+    top_k = config.integer("num_experts_per_tok", at_most=experts)
     router = RouterSpec(
         experts=experts,
-        chosen=chosen,
+        top_k=top_k,
         scoring="softmax",
         groups=1,
         open_groups=1,

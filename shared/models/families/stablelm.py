@@ -27,11 +27,11 @@ WEIGHTS: WeightNames = (
 
 def read(config: Config) -> DecoderSpec:
     """Read a config. The first ones have other names for some keys, or further ones."""
-    normed, parallel = config.flag("qk_layernorm"), config.flag("use_parallel_residual")
+    has_norm, parallel = config.flag("qk_layernorm"), config.flag("use_parallel_residual")
     attention = read_attention(
         config,
         qkv_bias=config.flag("use_qkv_bias"),
-        qk_norm=QKNorm.LAYER if normed else None,
+        qk_norm=QKNorm.LAYER if has_norm else None,
     )
     windows = read_full_attention(config)
     heads = attention.num_heads

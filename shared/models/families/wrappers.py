@@ -1,7 +1,7 @@
-"""Models of images around a text model, of which the text model is used. No torch.
+"""Image models around a text model, of which only the text model is used. No torch.
 
-Their configs have the text model's inside, and their checkpoints its weights under a prefix, beside
-those of other parts.
+The text model's config is nested in theirs, and its weights are under a prefix in their
+checkpoints.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..model_config import PROJECTIONS
+from ..config_files import PROJECTIONS
 
 _TEXT = "text_config"
-# Model types of text parts, and those of the text models that compute the same: positions have
-# three parts in Qwen's images, which are equal in a text.
+# Model types of text parts, and of the equivalent text models: the three position parts of Qwen's
+# image models are equal in a text.
 _TEXT_MODELS = {
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -34,15 +34,15 @@ WRAPPERS = {
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
 }
-# Keys around the text part that are about it.
+# Outer keys that apply to the text part.
 _SHARED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"),
     *("quantization_config", "quantization", "compression_config"),
     *("pooling_type", PROJECTIONS),
 )
-# Keys beside those of a text model where that has no table of its own.
+# Other keys where the text model has no table of its own.
 _BESIDE = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")
-# What transformers takes for keys that published text parts leave out.
+# transformers' defaults for keys that published text parts leave out.
 _LLAMA = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -85,14 +85,13 @@ _OTHER_PARTS = (
     *("audio_tower.", "embed_vision.", "embed_audio."),
 )
 
-
-# What vLLM's configs call one of them whose next token is a score.
+# The suffix in vLLM's configs of a wrapper whose next token is a score.
 _SCORING = re.compile("ForSequenceClassification$")
 
 
 def is_wrapper(values: dict[str, Any]) -> bool:
-    """Return whether a config is that of a model around a supported kind of text model, which
-    generates, or whose next token is a score."""
+    """Return whether a config is that of a wrapper around a supported text model, which generates
+    or whose next token is a score."""
     name, kind = _name(values), values.get("model_type")
     return _SCORING.sub("ForConditionalGeneration", name) in WRAPPERS or (
         not name and str(kind) in WRAPPERS.values()
@@ -100,7 +99,7 @@ def is_wrapper(values: dict[str, Any]) -> bool:
 
 
 def scores_only(values: dict[str, Any]) -> bool:
-    """Return whether a config has the name of a model that scores."""
+    """Return whether a config is named like a model that only scores."""
     return _SCORING.search(_name(values)) is not None
 
 
@@ -110,10 +109,8 @@ def _name(values: dict[str, Any]) -> str:
 
 
 def text_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The config of the text model, by the model type of a text model without anything around it.
-
-    ``values`` is the whole config, of which the text part may be a table or all of it.
-    """
+    """The config of the text model, with the model type of a plain text model. The text part of
+    ``values``, the whole config, may be a table or all of it."""
     inside = values.get(_TEXT)
     if not isinstance(inside, dict):
         inside = {key: value for key, value in values.items() if key not in _BESIDE}
@@ -121,26 +118,26 @@ def text_values(values: dict[str, Any]) -> dict[str, Any]:
     tied = values.get("tie_word_embeddings", inside.get("tie_word_embeddings"))
     kind = inside.get("model_type")
     kind = _TEXT_MODELS.get(str(kind), kind)
-    known = {key: value for key, value in inside.items() if value is not None or key not in shared}
-    made = {**DEFAULTS.get(str(kind), {}), **shared, **known, "model_type": kind}
-    made.pop("architectures", None)
+    own = {key: value for key, value in inside.items() if value is not None or key not in shared}
+    result = {**DEFAULTS.get(str(kind), {}), **shared, **own, "model_type": kind}
+    result.pop("architectures", None)
     for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(table := made.get(key), dict):
-            made[key] = _without_image_positions(table)
-    return made if tied is None else {**made, "tie_word_embeddings": tied}
+        if isinstance(table := result.get(key), dict):
+            result[key] = _without_image_positions(table)
+    return result if tied is None else {**result, "tie_word_embeddings": tied}
 
 
 def _without_image_positions(table: dict[str, Any]) -> dict[str, Any]:
-    """A table of rope without how positions in images are rotated."""
-    made = {key: value for key, value in table.items() if not key.startswith("mrope_")}
+    """A rope table without its keys for image positions."""
+    result = {key: value for key, value in table.items() if not key.startswith("mrope_")}
     for key in ("rope_type", "type"):
-        if made.get(key) == "mrope":
-            made[key] = "default"
-    return made
+        if result.get(key) == "mrope":
+            result[key] = "default"
+    return result
 
 
-def unwrapped(tensor: str) -> str | None:
-    """The name of a tensor in a checkpoint of the text model alone; ``None`` for one of other
+def text_tensor_name(tensor: str) -> str | None:
+    """The name of a tensor in a checkpoint of the text model alone; ``None`` for a tensor of other
     parts."""
     if tensor.removeprefix("model.").startswith(_OTHER_PARTS):
         return None

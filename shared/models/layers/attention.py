@@ -15,8 +15,8 @@ from .part import Part
 
 
 class Attention(Part):
-    """This rank's heads of one layer's attention, in two halves: up to K and V in the cache, and
-    the rest."""
+    """This rank's heads of one layer's attention: ``project`` writes K and V to the cache,
+    ``attend`` does the rest."""
 
     def __init__(
         self, place: WeightPlacement, spec: AttentionSpec, hidden: int, eps: float
@@ -33,7 +33,8 @@ class Attention(Part):
             shards["v"] = kv_shard
         self.qkv = ColumnParallel(place, hidden, shards, spec.qkv_bias)
         self.o = RowParallel(place, "o", (spec.num_heads * dim, query_rows), hidden, spec.o_bias)
-        # Before the rotation, in an operator of its own or together with it; or after it.
+        # A norm before the rotation as a separate operator, or one fused with the rotation or after
+        # it.
         self.first_norm: ProjectionNorm | HeadLayerNorm | None = None
         self.head_norm: HeadNorm | None = None
         heads, kv_heads = (spec.num_heads, query), (spec.num_kv_heads, kv)
@@ -57,7 +58,7 @@ class Attention(Part):
         self.params = AttentionParams(
             scale, spec.sliding_window, spec.soft_cap, spec.sinks, spec.causal
         )
-        # Nothing but the rotation is between the product and the cache.
+        # True if there is only the rotation between the product and the cache.
         self.only_rotates = (
             self.kv_heads > 0
             and self.first_norm is None
@@ -66,7 +67,7 @@ class Attention(Part):
             and spec.qk_norm is not QKNorm.ROTATED_HEAD
             and spec.query_scale is None
         )
-        # Until a kernel for all decoding rows has been prepared.
+        # Set once a kernel for all decoding rows has been prepared.
         self.batched_decode = False
 
     def project(
@@ -80,11 +81,11 @@ class Attention(Part):
         if self.first_norm is not None:
             qkv = self.first_norm(qkv, self.eps)
         if self.value_ones is not None and self.kv_heads:
-            qkv = self._with_normed_values(qkv, self.value_ones)
+            qkv = self._norm_values(qkv, self.value_ones)
         if spec.qk_norm is QKNorm.ROTATED_HEAD:
-            rotated = self.heads + self.kv_heads
-            qk = operators.rope_queries(qkv[:, :rotated], None, self.eps, cos_sin)
-            qkv = torch.cat([qk, qkv[:, rotated:]], dim=1)
+            qk_heads = self.heads + self.kv_heads
+            qk = operators.rope_queries(qkv[:, :qk_heads], None, self.eps, cos_sin)
+            qkv = torch.cat([qk, qkv[:, qk_heads:]], dim=1)
             cos_sin = cos_sin[0][..., :0], cos_sin[1][..., :0]
         weight = None if self.head_norm is None else self.head_norm.weight
         if self.kv_heads:
@@ -92,31 +93,35 @@ class Attention(Part):
             q = operators.rope_and_cache_kv(qkv, weight, self.eps, cos_sin, cache, slots)
         else:
             q = operators.rope_queries(qkv, weight, self.eps, cos_sin)
-        return q if spec.query_scale is None else _scaled(q, spec.query_scale, batch.positions)
+        return (
+            q if spec.query_scale is None else _scale_queries(q, spec.query_scale, batch.positions)
+        )
 
-    def _with_normed_values(self, qkv: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
+    def _norm_values(self, qkv: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
         qk, v = qkv.split([qkv.shape[1] - self.kv_heads, self.kv_heads], dim=1)
         return torch.cat([qk, self.operators.rms_norm(v, ones, self.eps)], dim=1)
 
     def attend(self, q: torch.Tensor, batch: ForwardBatch, memories: Memories) -> torch.Tensor:
         """Attention and the output projection."""
-        return self.o(self.attended(q, batch, memories))
+        return self.o(self.attend_heads(q, batch, memories))
 
-    def attended(self, q: torch.Tensor, batch: ForwardBatch, memories: Memories) -> torch.Tensor:
-        """What the output projection takes, [T, H D]."""
+    def attend_heads(
+        self, q: torch.Tensor, batch: ForwardBatch, memories: Memories
+    ) -> torch.Tensor:
+        """Attention before the output projection, [T, H D]."""
         ((keys, values),) = memories
         metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
         if batch.biases is not None:
-            attended = self.operators.biased_attention(
+            out = self.operators.biased_attention(
                 q, keys, values, metadata, self.params, batch.biases
             )
         else:
             sinks = None if self.sinks is None else self.sinks.scores
-            attended = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
-        return attended.view(q.shape[0], -1)
+            out = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
+        return out.view(q.shape[0], -1)
 
     def config(self, memories: Memories, block_size: int) -> AttentionConfig:
-        """The kind of attention over these memories, for which kernels are compiled."""
+        """The configuration for which kernels over these caches are compiled."""
         ((keys, _),) = memories
         return AttentionConfig(
             device=keys.device,
@@ -131,7 +136,7 @@ class Attention(Part):
 
 
 class Sinks(Part):
-    """The score of each head that counts in its softmax and has no value."""
+    """A score for each head that counts in the softmax but has no value."""
 
     def __init__(self, place: WeightPlacement, total: int, mine: range) -> None:
         self.scores = torch.empty(len(mine), dtype=torch.float32, device=place.device)
@@ -142,6 +147,8 @@ class Sinks(Part):
         return {self.name: self.slot}
 
 
-def _scaled(q_THD: torch.Tensor, scale: QueryScale, positions_T: torch.Tensor) -> torch.Tensor:
+def _scale_queries(
+    q_THD: torch.Tensor, scale: QueryScale, positions_T: torch.Tensor
+) -> torch.Tensor:
     turns = (positions_T // scale.original_max_position).float()
     return (q_THD * (1 + scale.beta * turns.log1p())[:, None, None]).to(q_THD.dtype)

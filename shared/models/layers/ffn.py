@@ -11,7 +11,7 @@ from .part import Part
 
 
 class DenseMLP(Part):
-    """``down(activation(gate(x)) * up(x))``, or without the gate; its width split over ranks."""
+    """``down(activation(gate(x)) * up(x))``, or without the gate; split over ranks by its width."""
 
     def __init__(self, place: WeightPlacement, spec: DenseSpec, hidden: int) -> None:
         format = place.format_of(place.name("down.weight"))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..parallel import WeightPlacement, WeightSlot, replicated_slot
 from .linear_method import LinearPart, Shard, choose_method
 from .part import Part
 
 
 class ColumnParallel(Part):
-    """Several linears of the same input merged into one: each rank computes a range of each one's
-    outputs.
-
-    ``shards`` maps the name of each linear to its outputs.
-    """
+    """Several linears of the same input merged into one: each rank computes a range of the outputs
+    of each. ``shards`` maps the name of each linear to its outputs."""
 
     def __init__(
         self, place: WeightPlacement, inputs: int, shards: dict[str, Shard], bias: bool
@@ -59,7 +56,7 @@ class RowParallel(Part):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = self.tp.all_reduce(self.partial(x))
-        # Added after the sum, so that it counts once.
+        # Added after the sum, so that it is added once.
         return out if self.bias is None else out + self.bias
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +65,7 @@ class RowParallel(Part):
 
     def own_slots(self) -> dict[str, WeightSlot]:
         slots = self.method.weight_slots()
-        return slots if self.bias is None else slots | {self.bias_name: replicated(self.bias)}
+        return slots if self.bias is None else slots | {self.bias_name: replicated_slot(self.bias)}
 
     def pack(self) -> None:
         self.method.finish_loading(None)

@@ -18,7 +18,7 @@ from ....kernels.quantized import QuantizedWeight
 from ....kernels.signatures import Linear, QuantizedLinear, Weight
 from ..parallel import WeightPlacement, WeightSlot
 
-# How many outputs (or inputs) there are in all, and the range of them on this rank.
+# The total number of outputs (or inputs), and the range of them on this rank.
 Shard = tuple[int, range]
 
 
@@ -51,8 +51,8 @@ class LinearMethod(Protocol):
         """The weights by name, for the loader."""
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
-        """Bring the loaded weights into the form that their product wants; any other is freed,
-        unless rows cannot be looked up in that form and ``keep_rows`` is set."""
+        """Convert the loaded weights to the form that their product needs and free the original,
+        unless ``keep_rows`` is set and rows cannot be looked up in that form."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
@@ -61,21 +61,21 @@ class LinearMethod(Protocol):
         """The finished products, whose outputs follow each other."""
 
     def take_weight(self) -> Weight:
-        """Remove the loaded weight, for an owner that computes with it itself."""
+        """Remove and return the loaded weight, for an owner that computes with it."""
 
 
 def choose_method(place: WeightPlacement, parts: Sequence[LinearPart]) -> LinearMethod:
-    """The method of some weights, by the formats of their checkpoint: neighbours of one format are
-    merged."""
+    """The method for some weights, by their formats in the checkpoint: neighbours of the same
+    format are merged."""
     methods = [
-        _method(place, list(merged), *kind)
-        for kind, merged in groupby(parts, lambda part: _kind(place, part))
+        _method(place, list(group), *kind)
+        for kind, group in groupby(parts, lambda part: _kind(place, part))
     ]
     return methods[0] if len(methods) == 1 else MixedMethod(methods)
 
 
 def choose_table(place: WeightPlacement, part: LinearPart) -> DenseMethod | QuantizedMethod:
-    """The method of one weight, whose rows can be looked up."""
+    """The method for one weight whose rows are looked up."""
     return _method(place, [part], *_kind(place, part))
 
 
@@ -91,7 +91,7 @@ def _method(
 
 
 class _Order:
-    """An order of inputs, which equals another one of the same numbers."""
+    """An order of inputs that compares by its numbers."""
 
     def __init__(self, places: torch.Tensor) -> None:
         self.places = places
@@ -101,8 +101,9 @@ class _Order:
 
 
 def _kind(place: WeightPlacement, part: LinearPart) -> tuple[BlockFormat | None, _Order | None]:
-    """The format to keep a weight in, and the order of its inputs if it has one. ``None`` for
-    numbers, also where this rank's inputs do not begin and end with a block, or are anywhere."""
+    """The format to keep a weight in, and the order of its inputs if it differs. ``None`` for
+    unquantised weights, also if this rank's inputs do not begin and end with a block, or are
+    scattered by the order."""
     format, (total, mine) = place.format_of(part.name), part.inputs
     if format is None or mine.start % format.values or mine.stop % format.values:
         return None, None
@@ -113,7 +114,7 @@ def _kind(place: WeightPlacement, part: LinearPart) -> tuple[BlockFormat | None,
 
 
 class DenseMethod:
-    """Weights as numbers."""
+    """Unquantised weights."""
 
     def __init__(self, place: WeightPlacement, parts: Sequence[LinearPart]) -> None:
         self.parts = parts
@@ -122,7 +123,7 @@ class DenseMethod:
         self.height = _height(parts)
         self.weight = place.empty(self.height, len(parts[0].inputs[1]))
         self._linear: Linear | None = None
-        # The same, if it has the rows as well.
+        # The same, if rows can be looked up in it too.
         self._table: QuantizedLinear | None = None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
@@ -160,7 +161,7 @@ class DenseMethod:
 
 
 class QuantizedMethod:
-    """Weights as the bytes of their blocks."""
+    """Quantised weights, as the bytes of their blocks."""
 
     def __init__(
         self,
@@ -201,8 +202,8 @@ class QuantizedMethod:
         """Rows of the weight: embeddings."""
         if self._linear is not None:
             return self._linear.rows(indices).to(self.activations)
-        chosen = QuantizedWeight(self.format, self.blocks[indices], self.order)
-        return chosen.values().to(self.activations)
+        weight = QuantizedWeight(self.format, self.blocks[indices], self.order)
+        return weight.values().to(self.activations)
 
     def take_weight(self) -> tuple[QuantizedWeight]:
         """See ``LinearMethod``."""
@@ -246,12 +247,12 @@ def _height(parts: Sequence[LinearPart]) -> int:
 
 
 def _slots(
-    parts: Sequence[LinearPart], merged: torch.Tensor, format: BlockFormat | None
+    parts: Sequence[LinearPart], weight: torch.Tensor, format: BlockFormat | None
 ) -> dict[str, WeightSlot]:
-    """The slots of neighbours; padding becomes zero."""
+    """The slots of consecutive parts; padding is set to zero."""
     slots, row = {}, 0
     for part in parts:
-        slots[part.name] = part.slot(merged[row:], format)
+        slots[part.name] = part.slot(weight[row:], format)
         row += len(part.rows) + part.padding
-        merged[row - part.padding : row].zero_()
+        weight[row - part.padding : row].zero_()
     return slots

@@ -1,7 +1,7 @@
 """Multi-head latent attention: one latent is cached per token, for all heads.
 
-T rows, H query heads of this rank, N dimensions of a head without position, R rotated ones, V of a
-value, C of a latent.
+T rows, H query heads of this rank, dimensions: N of a head without position, R of its rotated part,
+V of a value, C of a latent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .part import Part
 
 
 class LatentAttention(Part):
-    """This rank's heads of one layer's attention, in two halves: up to the latent in the cache, and
-    the rest. Every rank computes and caches the latent."""
+    """This rank's heads of one layer's attention: ``project`` writes latents to the cache,
+    ``attend`` does the rest. Every rank computes and caches the latent."""
 
     def __init__(self, place: WeightPlacement, spec: MLASpec, hidden: int) -> None:
         heads = place.tp.shard(spec.num_heads)
@@ -61,8 +61,8 @@ class LatentAttention(Part):
         ((latents,),) = memories
         k_up, v_up = self.kv_up.halves
         scale = self.spec.softmax_scale
-        attended = self.operators.latent_attention(q, latents, k_up, v_up, batch.attention, scale)
-        return self.o(attended.reshape(q.shape[0], -1))
+        out = self.operators.latent_attention(q, latents, k_up, v_up, batch.attention, scale)
+        return self.o(out.reshape(q.shape[0], -1))
 
 
 class CompressedQueries(Part):
@@ -77,8 +77,8 @@ class CompressedQueries(Part):
 
 
 class LatentExpansion(Part):
-    """The weight that expands a latent to keys and values of this rank's heads. It is not a linear
-    of its own: attention multiplies with it on whichever side is cheaper."""
+    """The weight that expands a latent to keys and values of this rank's heads. It is not a
+    separate linear: attention multiplies with it on the cheaper side."""
 
     def __init__(self, place: WeightPlacement, spec: MLASpec, heads: range) -> None:
         self.shard = _shard(spec.num_heads, heads, spec.nope_dim + spec.v_dim)

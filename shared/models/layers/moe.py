@@ -1,5 +1,5 @@
-"""Mixture of experts: each token is computed by a few of many feed-forwards, and by a shared one if
-there is one.
+"""Mixture of experts: a few of many feed-forwards compute each token, and a shared one if there is
+one.
 
 T rows, E experts, K of them for each row.
 """
@@ -13,19 +13,19 @@ import torch
 
 from ....kernels.operators import Operators
 from ....kernels.signatures import Experts, FeedForward, Linear, Routing
-from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..parallel import WeightPlacement, WeightSlot, replicated_slot
 from ..spec import DenseSpec, MoESpec, RouterSpec
 from .ffn import DenseMLP
 from .linear_method import LinearMethod, LinearPart, choose_method
 from .norm import RMSNorm
 from .part import Part
 
-# Sigmoids of very negative logits are all zero in float32, and must not be divided by their sum.
+# Avoids division by zero: sigmoids of very negative logits are all zero in float32.
 _NO_SCORE = 1e-20
 
 
 class MoE(Part):
-    """Every rank routes all rows, with equal results, and has a part of every expert's width."""
+    """Every rank routes all rows, with equal results, and has a part of each expert's width."""
 
     def __init__(self, place: WeightPlacement, spec: MoESpec, hidden: int, eps: float) -> None:
         self.tp = place.tp
@@ -43,13 +43,13 @@ class MoE(Part):
             out = self.shared.partial(x)
             if self.shared_gate is not None:
                 out = out * self.shared_gate(x)
-        weights, chosen = self.router(x)
-        self.experts(x, weights, chosen, out)
+        weights, expert_ids = self.router(x)
+        self.experts(x, weights, expert_ids, out)
         return self.tp.all_reduce(out)
 
     def prepare(self, o: Sequence[Linear], norm: RMSNorm) -> FeedForward | None:
-        """The layer from its attention on in one call, if this is all of its feed-forward and the
-        operators have that."""
+        """A fused operator for the layer from its output projection on, if this is its whole
+        feed-forward and the operators have one."""
         routing = self.router.routing()
         if self.shared is not None or routing is None:
             return None
@@ -59,14 +59,14 @@ class MoE(Part):
 
 
 class NormedMoE(Part):
-    """A dense feed-forward and experts beside it, each with a norm behind it. The router and the
-    experts, through a norm of their own, see the layer's residual."""
+    """A dense feed-forward and experts in parallel, each followed by a norm. The router and the
+    experts, which have their own norm, see the layer's residual."""
 
     def __init__(self, place: WeightPlacement, spec: MoESpec, hidden: int, eps: float) -> None:
         assert spec.shared is not None
         self.tp = place.tp
         self.router = ExpertRouter(place.at("router"), spec.router, hidden, eps)
-        # Under the names of a layer without experts.
+        # Named like the feed-forward of a layer without experts.
         self.shared = DenseMLP(place, spec.shared, hidden)
         self.experts = ExpertWeights(place, spec.expert, spec.router.experts, hidden)
         self.experts_norm = RMSNorm(place.at("experts_norm"), hidden, eps)
@@ -74,15 +74,15 @@ class NormedMoE(Part):
         self.post_shared_norm = RMSNorm(place.at("post_shared_norm"), hidden, eps)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        weights, chosen = self.router(residual)
+        weights, expert_ids = self.router(residual)
         out = torch.zeros_like(x)
-        self.experts(self.experts_norm(residual), weights, chosen, out)
-        routed = self.post_experts_norm(self.tp.all_reduce(out))
-        return self.post_shared_norm(self.shared(x)) + routed
+        self.experts(self.experts_norm(residual), weights, expert_ids, out)
+        expert_out = self.post_experts_norm(self.tp.all_reduce(out))
+        return self.post_shared_norm(self.shared(x)) + expert_out
 
 
 class SharedGate(Part):
-    """The share of the shared feed-forward's result that counts: the sigmoid of a projection."""
+    """The factor of the shared feed-forward's result: the sigmoid of a projection."""
 
     def __init__(self, place: WeightPlacement, hidden: int) -> None:
         self.weight = place.empty(1, hidden)
@@ -95,7 +95,7 @@ class SharedGate(Part):
         return self._linear(x).sigmoid()
 
     def own_slots(self) -> dict[str, WeightSlot]:
-        return {self.name: replicated(self.weight)}
+        return {self.name: replicated_slot(self.weight)}
 
     def pack(self) -> None:
         self._linear = self.operators.prepare_linear(self.weight, None)
@@ -103,7 +103,7 @@ class SharedGate(Part):
 
 
 class ExpertWeights(Part):
-    """The weights of all experts, and the operator that they are packed into."""
+    """The weights of all experts, and the operator that they are packed for."""
 
     def __init__(self, place: WeightPlacement, spec: DenseSpec, experts: int, hidden: int) -> None:
         mine = place.tp.shard(spec.intermediate)
@@ -123,19 +123,19 @@ class ExpertWeights(Part):
             for each in places
         ]
         self.biases = [_ExpertBias(each, shard, hidden) for each in places] if spec.bias else []
-        # Added on one rank only, as results are summed over all.
+        # Added on one rank only, since results are summed over all.
         self.adds_down_bias = place.tp.rank == 0
         self._experts: Experts | None = None
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
+        self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor
     ) -> None:
         """See ``signatures.Experts``."""
-        self.operator(x, weights, chosen, out)
+        self.operator(x, weights, expert_ids, out)
 
     @property
     def operator(self) -> Experts:
-        """What computes them."""
+        """The operator that computes the experts."""
         assert self._experts is not None, "finish_loading() comes first"
         return self._experts
 
@@ -155,7 +155,7 @@ class ExpertWeights(Part):
 
 
 class _ExpertBias(Part):
-    """The biases of one expert, of which gate and up are split over ranks."""
+    """The biases of one expert; gate and up are split over ranks."""
 
     def __init__(self, place: WeightPlacement, shard: tuple[int, range], hidden: int) -> None:
         total, mine = shard
@@ -164,29 +164,28 @@ class _ExpertBias(Part):
         self.slots = {
             place.name(f"{name}.bias"): WeightSlot(half, (total,), 0, mine.start, mine.stop)
             for name, half in zip(("gate", "up"), self.gate_up.chunk(2), strict=True)
-        } | {place.name("down.bias"): replicated(self.down)}
+        } | {place.name("down.bias"): replicated_slot(self.down)}
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return self.slots
 
 
 class ExpertRouter(Part):
-    """Chooses experts, in float32 whatever the weights' dtype: a tie that is broken by rounding
-    sends a token elsewhere."""
+    """Chooses experts, in float32 for any dtype of weights: rounding could change the choice."""
 
     def __init__(self, place: WeightPlacement, spec: RouterSpec, hidden: int, eps: float) -> None:
         self.spec = spec
         self.operators = place.operators
         precise = replace(place, dtype=torch.float32)
         self.weight = precise.empty(spec.experts, hidden)
-        self.slots = {place.name("weight"): replicated(self.weight)}
+        self.slots = {place.name("weight"): replicated_slot(self.weight)}
 
         def vector(name: str, size: int, has: bool) -> torch.Tensor | None:
             if not has:
                 return None
-            made = precise.empty(size)
-            self.slots[place.name(name)] = replicated(made)
-            return made
+            weight = precise.empty(size)
+            self.slots[place.name(name)] = replicated_slot(weight)
+            return weight
 
         self.logit_bias = vector("logits.bias", spec.experts, spec.bias)
         self.correction = vector("bias", spec.experts, spec.correction)
@@ -202,38 +201,39 @@ class ExpertRouter(Part):
             wide = self.operators.rms_norm(wide, self.input_norm, self.eps) * wide.shape[1] ** -0.5
         logits = self.linear(wide)
         scores = logits.softmax(-1) if self.spec.scoring == "softmax" else logits.sigmoid()
-        corrected = scores if self.correction is None else scores + self.correction
-        chosen = self._mask_groups(corrected).topk(self.spec.chosen, sorted=False).indices
-        weights = scores.gather(1, chosen)
+        ranking = scores if self.correction is None else scores + self.correction
+        expert_ids = self._mask_groups(ranking).topk(self.spec.top_k, sorted=False).indices
+        weights = scores.gather(1, expert_ids)
         if self.spec.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + _NO_SCORE)
         if self.expert_scale is not None:
-            weights = weights * self.expert_scale[chosen]
-        return weights * self.spec.scale, chosen
+            weights = weights * self.expert_scale[expert_ids]
+        return weights * self.spec.scale, expert_ids
 
     @property
     def linear(self) -> Linear:
-        """The product that logits are."""
+        """The linear that computes the logits."""
         assert self._linear is not None, "finish_loading() comes first"
         return self._linear
 
     def routing(self) -> Routing | None:
-        """How experts are chosen by logits, if there is no more to it."""
+        """The rule by which logits choose experts, for fused operators; ``None`` if they lack
+        it."""
         spec = self.spec
         if spec.open_groups < spec.groups or self.expert_scale is not None or spec.input_norm:
             return None
-        return Routing(spec.scoring, spec.chosen, self.correction, spec.normalise, spec.scale)
+        return Routing(spec.scoring, spec.top_k, self.correction, spec.normalise, spec.scale)
 
     def _mask_groups(self, scores: torch.Tensor) -> torch.Tensor:
         """Mask the scores outside the best groups."""
         spec = self.spec
         if spec.open_groups == spec.groups:
             return scores
-        grouped: torch.Tensor = scores.unflatten(-1, (spec.groups, -1))
-        quality = grouped.topk(spec.group_best).values.sum(-1)
-        opened = quality.topk(spec.open_groups, sorted=False).indices
-        closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, opened, False)
-        return grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
+        by_group: torch.Tensor = scores.unflatten(-1, (spec.groups, -1))
+        quality = by_group.topk(spec.group_best).values.sum(-1)
+        open_ids = quality.topk(spec.open_groups, sorted=False).indices
+        is_closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, open_ids, False)
+        return by_group.masked_fill(is_closed[..., None], -torch.inf).flatten(1)
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return self.slots

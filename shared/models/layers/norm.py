@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..parallel import WeightPlacement, WeightSlot, replicated_slot
 from ..spec import NormKind
 from .part import Part
 
@@ -26,7 +26,7 @@ class RMSNorm(Part):
         return self.operators.add_rms_norm(x, residual, self.weight, self.eps)
 
     def own_slots(self) -> dict[str, WeightSlot]:
-        return {self.name: replicated(self.weight)}
+        return {self.name: replicated_slot(self.weight)}
 
 
 class LayerNorm(Part):
@@ -49,12 +49,12 @@ class LayerNorm(Part):
 
     def own_slots(self) -> dict[str, WeightSlot]:
         weight, bias = self.names
-        slots = {weight: replicated(self.weight)}
-        return slots if self.bias is None else slots | {bias: replicated(self.bias)}
+        slots = {weight: replicated_slot(self.weight)}
+        return slots if self.bias is None else slots | {bias: replicated_slot(self.bias)}
 
 
 Norm = RMSNorm | LayerNorm
-# How many heads there are in all, and the range of them on this rank.
+# The total number of heads, and the range of them on this rank.
 Heads = tuple[int, range]
 
 
@@ -85,8 +85,8 @@ class HeadNorm(Part):
 
     def own_slots(self) -> dict[str, WeightSlot]:
         q, k = self.names
-        slots = {q: replicated(self.q)}
-        return slots if self.k is None else slots | {k: replicated(self.k)}
+        slots = {q: replicated_slot(self.q)}
+        return slots if self.k is None else slots | {k: replicated_slot(self.k)}
 
     def pack(self) -> None:
         """Repeat the weights for each head."""
@@ -95,8 +95,8 @@ class HeadNorm(Part):
 
 
 class ProjectionNorm(Part):
-    """RMS norm over all query heads at once, and over all key heads, before the rotation. Its sums
-    are over all ranks."""
+    """RMS norm over all query heads at once, and over all key heads, before the rotation. It sums
+    over all ranks."""
 
     def __init__(self, place: WeightPlacement, heads: Heads, kv_heads: Heads, dim: int) -> None:
         self.tp = place.tp
@@ -106,7 +106,7 @@ class ProjectionNorm(Part):
         ]
 
     def __call__(self, qkv_TXD: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise queries and keys; values stay as they are."""
+        """Normalise queries and keys, and leave values unchanged."""
         counts = [len(part.weight) for part in self.parts]
         values = qkv_TXD.shape[1] - sum(counts)
         *projections, v = qkv_TXD.split([*counts, values], dim=1)
@@ -114,15 +114,15 @@ class ProjectionNorm(Part):
         pairs = list(zip(wide, self.parts, strict=True))
         sums = torch.stack([x.square().sum((1, 2)) / p.copies for x, p in pairs])
         self.tp.all_reduce(sums)
-        normed = [
+        outputs = [
             x * torch.rsqrt(total / part.width + eps)[:, None, None] * part.weight
             for (x, part), total in zip(pairs, sums, strict=True)
         ]
-        return torch.cat([*(x.to(v.dtype) for x in normed), v], dim=1)
+        return torch.cat([*(x.to(v.dtype) for x in outputs), v], dim=1)
 
 
 class HeadLayerNorm(Part):
-    """LayerNorm over each query and key head with a weight of its own, before the rotation."""
+    """LayerNorm over each query and key head, with a weight for each, before the rotation."""
 
     def __init__(self, place: WeightPlacement, heads: Heads, kv_heads: Heads, dim: int) -> None:
         self.weight = place.empty_norm((len(heads[1]) + len(kv_heads[1])) * dim).view(-1, dim)
@@ -130,7 +130,8 @@ class HeadLayerNorm(Part):
         row = 0
         for norm, (total, mine) in (("q_norm", heads), ("k_norm", kv_heads)):
             for head in range(total):
-                # Every rank has a slot for every head, so that each tensor of a checkpoint has one.
+                # Every rank has a slot for every head, so that each tensor of the checkpoint is
+                # used.
                 here = head in mine
                 weight = self.weight[row] if here else self.weight[0][:0]
                 name = place.name(f"{norm}.{head}.weight")
@@ -138,18 +139,18 @@ class HeadLayerNorm(Part):
                 row += here
 
     def __call__(self, qkv_TXD: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise queries and keys; values stay as they are."""
+        """Normalise queries and keys, and leave values unchanged."""
         count = len(self.weight)
         qk, v = qkv_TXD.split([count, qkv_TXD.shape[1] - count], dim=1)
-        normed = torch.nn.functional.layer_norm(qk.float(), qk.shape[-1:], eps=eps) * self.weight
-        return torch.cat([normed.to(v.dtype), v], dim=1)
+        out = torch.nn.functional.layer_norm(qk.float(), qk.shape[-1:], eps=eps) * self.weight
+        return torch.cat([out.to(v.dtype), v], dim=1)
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return self.slots
 
 
 class _HeadsWeight(Part):
-    """This rank's heads of a weight with one number for each dimension of each head."""
+    """This rank's heads of a weight [heads, dimension]."""
 
     def __init__(
         self, place: WeightPlacement, name: str, total: int, mine: range, dim: int
@@ -160,7 +161,7 @@ class _HeadsWeight(Part):
             self.weight.view(-1), (total * dim,), 0, mine.start * dim, mine.stop * dim
         )
         self.width = total * dim
-        # On how many ranks each head is.
+        # The number of ranks that have each head.
         self.copies = max(1, place.tp.size // total)
 
     def own_slots(self) -> dict[str, WeightSlot]:

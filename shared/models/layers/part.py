@@ -1,4 +1,4 @@
-"""Parts of a decoder: a tree that the loader walks, so that no part lists another one's weights."""
+"""Parts of a decoder: a tree that the loader walks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..parallel import WeightSlot
 
 
 class Part:
-    """A part of a decoder. Parts among its attributes, or in lists, tuples and dicts among them,
-    are its children."""
+    """A part of a decoder. Its children are the parts among its attributes, also in lists, tuples
+    and dicts."""
 
     def children(self) -> Iterator[Part]:
-        """The parts of this one."""
+        """The parts of this part."""
         for value in vars(self).values():
             if isinstance(value, dict):
                 value = value.values()
@@ -25,7 +25,7 @@ class Part:
         return {}
 
     def pack(self) -> None:
-        """Bring the loaded parameters of ``own_slots`` into the form that they are used in."""
+        """Convert the loaded parameters of ``own_slots`` to the form in which they are used."""
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """All parameters by name, for the loader."""
@@ -37,7 +37,7 @@ class Part:
         return slots
 
     def finish_loading(self) -> None:
-        """Pack all parameters, once they are loaded."""
+        """Pack all parameters after loading."""
         for child in self.children():
             child.finish_loading()
         self.pack()

@@ -1,4 +1,4 @@
-"""A bias of scores by the distance of two tokens."""
+"""A bias of attention scores by the distance of two tokens."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ class ScoreBias(Part):
         self.slot = WeightSlot(self.weight, (spec.buckets, spec.heads), 1, mine.start, mine.stop)
 
     def __call__(self, sequences: Iterable[SequenceMetadata]) -> list[torch.Tensor]:
-        """[H, rows, tokens] of each sequence, all of whose tokens are rows of the step."""
-        biases: dict[int, torch.Tensor] = {}  # sequences of one length share theirs
-        made = []
+        """[H, rows, tokens] for each sequence; all of its tokens must be rows of the step."""
+        biases: dict[int, torch.Tensor] = {}  # by length
+        result = []
         for sequence in sequences:
             length = sequence.end
             if length not in biases:
                 place = torch.arange(length, device=self.weight.device)
                 buckets = bucket_of(place[None] - place[:, None], self.spec)
                 biases[length] = self.weight[buckets].permute(2, 0, 1).contiguous()
-            made.append(biases[length])
-        return made
+            result.append(biases[length])
+        return result
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return {self.name: self.slot}
 
 
 def bucket_of(distance: torch.Tensor, spec: PositionBias) -> torch.Tensor:
-    """The bucket of each distance from a token to a seen one, which is negative for earlier
-    ones."""
+    """The bucket of each distance, which is negative for earlier tokens."""
     each = spec.buckets // 2
     exact = each // 2
     far = distance.abs()

@@ -17,7 +17,7 @@ from ..spec import (
     YarnScaling,
 )
 
-# A table's first rows.
+# The initial size of a table.
 _TABLE_ROWS = 1024
 
 
@@ -46,32 +46,30 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Stretch wavelengths longer than the ramp, keep shorter ones."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_position * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    ramp = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - ramp) * frequencies / scaling.factor + ramp * frequencies
 
 
 def _yarn(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
-    """Ramp over the indices of the frequencies, as an index determines the number of turns."""
+    """Ramp over the indices of frequencies, which determine the number of turns."""
     low = _index_that_turns(scaling.beta_fast, spec, scaling)
     high = _index_that_turns(scaling.beta_slow, spec, scaling)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.dim - 1)
     numbers = torch.arange(len(frequencies), dtype=torch.float32)
-    stretched = ((numbers - low) / (high - low or 0.001)).clamp(0.0, 1.0)
-    return (1 - stretched) * frequencies + stretched * frequencies / scaling.factor
+    ramp = ((numbers - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+    return (1 - ramp) * frequencies + ramp * frequencies / scaling.factor
 
 
 def _index_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> float:
-    """The index of the frequency that turns so many times in the original context."""
+    """The index of the frequency that turns ``times`` times in the original context."""
     longest = scaling.original_max_position / (2 * math.pi * times)
     return spec.dim * math.log(longest) / (2 * math.log(spec.theta))
 
 
 class Rope:
-    """cos and sin of a step's rows.
-
-    Without a spec they are empty, and nothing is rotated."""
+    """cos and sin of a step's rows; empty without a spec, so that nothing is rotated."""
 
     def __init__(self, spec: RopeSpec | None, device: torch.device) -> None:
         frequencies = torch.empty(0) if spec is None else inverse_frequencies(spec)
@@ -85,7 +83,7 @@ class Rope:
         self._table: CosSin = none, none
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
-        """cos and sin, [T, 1, dim] in fp32, as the operators take them."""
+        """cos and sin for the operators, [T, 1, dim] in fp32."""
         angles = positions_T.view(-1, 1, 1) * self._angles
         cos, sin = angles.cos(), angles.sin().mul_(self._signs)
         if self.attention_factor != 1.0:
@@ -94,10 +92,10 @@ class Rope:
 
     def cos_sin_below(self, positions_T: torch.Tensor, end: int) -> CosSin:
         """The same for positions below ``end``, from a table that grows with ``end``: for a few
-        rows, the operators of ``cos_sin`` take a CPU longer than their work."""
-        known = len(self._table[0])
-        if known < end:
-            rows = max(end, 2 * known, _TABLE_ROWS)
+        rows on a CPU, computing ``cos_sin`` is mostly overhead."""
+        size = len(self._table[0])
+        if size < end:
+            rows = max(end, 2 * size, _TABLE_ROWS)
             self._table = self.cos_sin(torch.arange(rows, device=positions_T.device))
         cos, sin = self._table
         return cos.index_select(0, positions_T), sin.index_select(0, positions_T)

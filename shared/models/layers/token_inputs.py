@@ -1,4 +1,4 @@
-"""Inputs that each layer has of the tokens themselves: per-layer embeddings.
+"""Per-layer embeddings: inputs of each layer that depend on the tokens themselves.
 
 T rows, L layers, P numbers of an input.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..parallel import WeightPlacement, WeightSlot, replicated_slot
 from ..spec import DecoderSpec, TokenInputs
 from .linear import ColumnParallel, RowParallel
 from .norm import RMSNorm
@@ -29,11 +29,11 @@ class TokenEmbedding(Part):
         self.table = VocabParallel(
             place.at("table"), inputs.vocab_size, width, embeds=True, is_head=False
         )
-        # Every rank has all of it: each layer's share is as wide as a head.
+        # Replicated: each layer's share is only as wide as a head.
         whole = (width, range(width))
         self.projection = ColumnParallel(place, spec.hidden_size, {"projection": whole}, bias=False)
         self.norm = RMSNorm(place.at("norm"), inputs.dim, spec.norm_eps)
-        # Rounded as the embeddings are.
+        # Rounded like the embeddings.
         self.table_scale = torch.tensor(inputs.dim**0.5, dtype=place.dtype).item()
         self.projection_scale = spec.hidden_size**-0.5
 
@@ -41,12 +41,12 @@ class TokenEmbedding(Part):
         """The inputs, [T, L, P], of tokens with the embeddings ``x``."""
         shape = (len(x), *self.shape)
         rows = (self.table.embed(tokens_T) * self.table_scale).view(shape)
-        projected = (self.projection(x) * self.projection_scale).view(-1, self.shape[1])
-        return (self.norm(projected).view(shape) + rows) * _HALF_VARIANCE
+        projection = (self.projection(x) * self.projection_scale).view(-1, self.shape[1])
+        return (self.norm(projection).view(shape) + rows) * _HALF_VARIANCE
 
 
 class TokenGate(Part):
-    """Adds a layer's input of the token: ``x + norm(down(activation(gate(x)) * input))``."""
+    """Adds a layer's token input: ``x + norm(down(activation(gate(x)) * input))``."""
 
     def __init__(
         self, place: WeightPlacement, inputs: TokenInputs, hidden: int, eps: float
@@ -61,8 +61,8 @@ class TokenGate(Part):
 
     def __call__(self, x: torch.Tensor, input_TP: torch.Tensor) -> torch.Tensor:
         mine = input_TP[:, self.mine.start : self.mine.stop]
-        gated = self.operators.activate(self.gate(x), self.activation) * mine
-        return x + self.norm(self.down(gated))
+        gate = self.operators.activate(self.gate(x), self.activation) * mine
+        return x + self.norm(self.down(gate))
 
 
 class OutputScale(Part):
@@ -73,4 +73,4 @@ class OutputScale(Part):
         self.name = place.name("weight")
 
     def own_slots(self) -> dict[str, WeightSlot]:
-        return {self.name: replicated(self.weight)}
+        return {self.name: replicated_slot(self.weight)}

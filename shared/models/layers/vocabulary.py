@@ -27,7 +27,7 @@ class VocabParallel(Part):
         self.embeds = embeds
         self.is_head = is_head
         self.mine = place.tp.shard(vocab)
-        # Ranks gather equal shapes, so the last ones' tables are padded with rows of zeros.
+        # Ranks gather equal shapes, so the tables of the last ranks are padded with zeros.
         padding = -(-vocab // place.tp.size) - len(self.mine)
         part = LinearPart(
             place.name("weight"), (vocab, self.mine), (hidden, range(hidden)), padding
@@ -48,7 +48,7 @@ class VocabParallel(Part):
         return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
+        """[rows, vocabulary] in fp32 on rank 0, ``None`` on the others."""
         parts = self.tp.gather(self.method(hidden))
         if not parts:
             return None
@@ -65,7 +65,7 @@ class VocabParallel(Part):
         return slots
 
     def pack(self) -> None:
-        """Pack a table that is used as head. One that also embeds keeps its rows, unless they can
-        be read from the packed copy."""
+        """Pack a head. One that also embeds keeps its rows, unless they can be read from the packed
+        copy."""
         if self.is_head:
             self.method.finish_loading(self.bias, keep_rows=self.embeds)

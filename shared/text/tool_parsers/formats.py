@@ -1,4 +1,4 @@
-"""The table of tool parsers, by the names that vLLM's ``--tool-call-parser`` has for them."""
+"""The table of tool parsers, by their names in vLLM's ``--tool-call-parser``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import (
-    deepseek_calls,
+    deepseek,
     glm45,
     harmony,
     hermes,
     json_list,
     kimi_k2,
-    mistral_calls,
+    mistral,
     pythonic,
     qwen3_xml,
 )
@@ -24,12 +24,11 @@ from .tool_use import ToolUse
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A format in which models write calls. ``kept`` are its markers: where they are special
-    tokens, they must reach the parser as text. Those of them with which a call may begin,
-    ``starts``, end a reasoning too."""
+    """A format in which models write calls. ``markers`` must reach the parser as text where they
+    are special tokens. A call may begin with one of ``starts``, which also ends the reasoning."""
 
     parse: Callable[[Reader, ToolUse], Steps]
-    kept: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
 
 
@@ -40,7 +39,7 @@ _QWEN_XML = ToolFormat(
 _GLM = ToolFormat(glm45.glm45, glm45.MARKERS, (glm45.START,))
 _LLAMA = ToolFormat(json_list.llama3_json, (json_list.PYTHON_TAG,), (json_list.PYTHON_TAG,))
 _PYTHONIC = ToolFormat(pythonic.pythonic, pythonic.MARKERS, (pythonic.START,))
-_DEEPSEEK = deepseek_calls.START, deepseek_calls.CALL
+_DEEPSEEK = deepseek.START, deepseek.CALL
 
 
 def _gemma(markers: GemmaMarkers) -> ToolFormat:
@@ -48,13 +47,13 @@ def _gemma(markers: GemmaMarkers) -> ToolFormat:
 
 
 def _granite(*starts: str, end: str = "") -> ToolFormat:
-    kept = (*starts, end) if end else starts
-    return ToolFormat(calls_after(*starts, end=end), kept, starts)
+    markers = (*starts, end) if end else starts
+    return ToolFormat(calls_after(*starts, end=end), markers, starts)
 
 
 FORMATS: dict[str, ToolFormat] = {
-    "deepseek_v3": ToolFormat(deepseek_calls.deepseek_v3, deepseek_calls.MARKERS, _DEEPSEEK),
-    "deepseek_v31": ToolFormat(deepseek_calls.deepseek_v31, deepseek_calls.MARKERS, _DEEPSEEK),
+    "deepseek_v3": ToolFormat(deepseek.deepseek_v3, deepseek.MARKERS, _DEEPSEEK),
+    "deepseek_v31": ToolFormat(deepseek.deepseek_v31, deepseek.MARKERS, _DEEPSEEK),
     "functiongemma": _gemma(FUNCTION_GEMMA),
     "gemma4": _gemma(GEMMA4),
     "glm45": _GLM,
@@ -68,7 +67,7 @@ FORMATS: dict[str, ToolFormat] = {
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "llama4_pythonic": _PYTHONIC,
-    "mistral": ToolFormat(mistral_calls.mistral, mistral_calls.MARKERS, (mistral_calls.START,)),
+    "mistral": ToolFormat(mistral.mistral, mistral.MARKERS, (mistral.START,)),
     "openai": ToolFormat(harmony.harmony, harmony.MARKERS),
     "phi4_mini_json": ToolFormat(json_list.phi4),
     "pythonic": _PYTHONIC,
@@ -81,7 +80,7 @@ _REQUIRED = ToolFormat(json_list.required_calls)
 
 
 def format_of(tools: ToolUse) -> ToolFormat:
-    """The format of a request's calls: the model's own, unless a grammar sets it."""
+    """The format of a request's calls: the model's own, unless a grammar constrains it."""
     if tools.named:
         return _NAMED
     return _REQUIRED if tools.required else FORMATS[tools.parser]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .json_call import streamed_arguments, verbatim_text
+from .json_call import stream_arguments, verbatim_text
 from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse, is_name
 
@@ -14,7 +14,7 @@ MAX_NAME = 256
 
 @dataclass(frozen=True, slots=True)
 class GemmaMarkers:
-    """The markers of one generation of models; ``quote`` is around strings."""
+    """The markers of one generation of models; ``quote`` encloses strings."""
 
     start: str
     end: str
@@ -30,7 +30,7 @@ GEMMA4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 def gemma(markers: GemmaMarkers) -> Callable[[Reader, ToolUse], Steps]:
-    """The parser of the models with these markers."""
+    """The parser for models with these markers."""
 
     def parse(reader: Reader, tools: ToolUse) -> Steps:
         def call(_: list[str]) -> Steps:
@@ -42,14 +42,16 @@ def gemma(markers: GemmaMarkers) -> Callable[[Reader, ToolUse], Steps]:
 
 
 def text_opening(markers: GemmaMarkers, argument: str) -> str:
-    """What comes before the text of an argument."""
+    """The text before the value of an argument."""
     return f"{argument}:{markers.quote}"
 
 
 def _call(reader: Reader, tools: ToolUse, markers: GemmaMarkers) -> Steps:
-    """A call, whose arguments are an object with keys and words without quotes."""
+    """A call, whose arguments are an object with unquoted keys and words."""
     yield from reader.expect("call:")
-    name, marker = yield from reader.capture_to("{", markers.start, markers.end, most=MAX_NAME)
+    name, marker = yield from reader.capture_to(
+        "{", markers.start, markers.end, max_length=MAX_NAME
+    )
     name = name.strip()
     if marker != "{" or not is_name(name):
         reader.give_back(marker)
@@ -61,6 +63,6 @@ def _call(reader: Reader, tools: ToolUse, markers: GemmaMarkers) -> Steps:
         return
     reader.give_back(marker)
     ends = (markers.end, markers.start)
-    if (yield from streamed_arguments(reader, *ends, quote=markers.quote)):
+    if (yield from stream_arguments(reader, *ends, quote=markers.quote)):
         yield from reader.skip("}")
         yield from reader.accept(markers.end)

@@ -4,7 +4,7 @@ later."""
 from __future__ import annotations
 
 from .json_call import verbatim_text
-from .reader import NotACallError, Reader, Steps, dropped
+from .reader import NotACallError, Reader, Steps, discard
 from .tool_use import ToolUse, is_name
 from .typed_value import PlainArguments, ValueEnd
 
@@ -26,13 +26,13 @@ def glm45(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def text_opening(argument: str) -> str:
-    """What comes before the text of an argument."""
+    """The text before the value of an argument."""
     return f"{KEY}{argument}{KEY_END}\n{VALUE}"
 
 
 def _call(reader: Reader, tools: ToolUse) -> Steps:
-    """A call whose arguments are followed by its end. Other text in it belongs to nothing."""
-    name, mark = yield from reader.capture_to("\n", KEY, END, START, most=MAX_NAME)
+    """Read a call up to its end marker. Other text between its arguments is dropped."""
+    name, mark = yield from reader.capture_to("\n", KEY, END, START, max_length=MAX_NAME)
     name = name.strip()
     if mark != "\n":
         reader.give_back(mark)
@@ -44,7 +44,7 @@ def _call(reader: Reader, tools: ToolUse) -> Steps:
         yield from verbatim_text(reader, argument)
         return
     arguments = PlainArguments(reader, tools, name, END_OF_VALUE, untyped_text=False)
-    while marker := (yield from reader.until(KEY, END, START, to=dropped)):
+    while marker := (yield from reader.until(KEY, END, START, to=discard)):
         if marker == END and (yield from reader.comes_next(KEY)):
             continue
         if marker != KEY:

@@ -1,12 +1,12 @@
-"""``<|channel|>final<|message|>text<|end|>``: the messages of gpt-oss, of which some are reasoning,
-some content, and some calls."""
+"""``<|channel|>final<|message|>text<|end|>``: the messages of gpt-oss, which are reasoning, content
+or calls."""
 
 from __future__ import annotations
 
 import re
 
 from .json_call import call_arguments
-from .reader import NotACallError, Reader, Steps, dropped
+from .reader import NotACallError, Reader, Steps, discard
 from .tool_use import ToolUse
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -14,7 +14,7 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 RECIPIENT = " to="
 CONSTRAIN = "<|constrain|>"
 MARKERS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
-# After the marker of a channel, at the begin or after the role.
+# At the beginning of a header or after the role.
 _CHANNEL = re.compile(r"<\|channel\|>\s*(analysis|commentary|final)\b")
 MAX_HEADER = 1024
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.:/@$-]+)")
@@ -32,8 +32,8 @@ def harmony(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def _message(reader: Reader, tools: ToolUse, opening: str) -> Steps:
-    """One message."""
-    text, marker = yield from reader.capture_to(MESSAGE, *_ENDS, most=MAX_HEADER)
+    """Read a message."""
+    text, marker = yield from reader.capture_to(MESSAGE, *_ENDS, max_length=MAX_HEADER)
     if marker != MESSAGE:
         raise NotACallError
     header = opening + text
@@ -42,11 +42,11 @@ def _message(reader: Reader, tools: ToolUse, opening: str) -> Steps:
         reader.begin_call(recipient[2])
         yield from reader.skip(MESSAGE)
         yield from call_arguments(reader, tools, recipient[2], *_ENDS, START, CHANNEL)
-        to = dropped
+        to = discard
     else:
         reader.thinking = channel is not None and channel[1] == "analysis"
         to = reader.reasoning if reader.thinking else reader.content
-        reader.recognised()
+        reader.recognise()
         reader.marked = False
         while (yield from reader.accept(MESSAGE)):
             pass
@@ -57,7 +57,7 @@ def _message(reader: Reader, tools: ToolUse, opening: str) -> Steps:
 
 
 def _is_call(recipient: re.Match[str], tools: ToolUse) -> bool:
-    """True if a message is for a function, known or not. Other recipients, such as python, are
-    tools that the request does not have."""
+    """True if a message is addressed to a function, known or not. Other recipients, such as python,
+    are built-in tools that the request does not have."""
     is_function = recipient[1] is not None and bool(tools.schemas)
     return is_function or recipient[2] in tools.schemas

@@ -7,21 +7,20 @@ from collections.abc import Collection, Generator
 from contextlib import suppress
 from typing import Any
 
-from .json_text import JsonText, escaped, repaired_object
-from .reader import MAX_BUFFERED, NotACallError, Reader, Steps, dropped
+from .json_text import JsonText, escape, repair_object
+from .reader import MAX_BUFFERED, NotACallError, Reader, Steps, discard
 from .tool_use import ToolUse
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-# Between the name of an argument and its text, if that is written as it is.
+# Between the name of an argument and its text, if the text is verbatim.
 QUOTES = '"""\n'
 
 
 def json_call(
     reader: Reader, tools: ToolUse, *, ends: tuple[str, ...] = (), known: bool = False
 ) -> Steps:
-    """Read a call's object, whose keys may have any order, or a part of it: one of ``ends`` is the
-    end of the call too. Raises ``NotACallError`` if it is none, or if it must be of a ``known``
-    function and is not."""
+    """Read the object of a call, with keys in any order; it may be cut short by one of ``ends``.
+    Raises ``NotACallError`` for anything else, and for an unknown function if ``known``."""
     name, early = yield from _up_to_name(reader, tools.schemas if known else None)
     reader.begin_call(name)
     if early is not None:
@@ -32,37 +31,37 @@ def json_call(
 def call_arguments(
     reader: Reader, tools: ToolUse, name: str, *ends: str
 ) -> Generator[None, None, bool]:
-    """Read the arguments of the call that has begun, which may be one text, written as it is, up to
-    one of ``ends`` at the latest. Returns whether they have ended before the text did."""
+    """Read the arguments of the current call, which may be a single verbatim text, up to one of
+    ``ends`` at the latest. Returns false if the text ended first."""
     argument = tools.verbatim.get(name, "")
     if argument and (yield from reader.accept(text_opening(argument))):
         yield from verbatim_text(reader, argument)
         return True
-    return (yield from streamed_arguments(reader, *ends))
+    return (yield from stream_arguments(reader, *ends))
 
 
 def text_opening(argument: str) -> str:
-    """What comes before the text in arguments."""
+    """The arguments up to a verbatim text."""
     return f"{{{json.dumps(argument)}: {QUOTES}"
 
 
 def verbatim_text(reader: Reader, argument: str) -> Steps:
-    """Read the text of the call that has begun, up to the end of the output: a grammar cannot be
-    followed inside a JSON string."""
+    """Read the verbatim argument of the current call, up to the end of the output: a grammar could
+    not be followed inside a JSON string."""
     reader.verbatim = True
     reader.arguments(f'{{{json.dumps(argument)}:"')
     while not (yield from reader.at_end()):
-        reader.arguments(escaped(reader.take(len(reader.held))))
+        reader.arguments(escape(reader.take(len(reader.buffer))))
     reader.arguments('"}')
 
 
-def streamed_arguments(reader: Reader, *ends: str, quote: str = "") -> Generator[None, None, bool]:
-    """Read the arguments of the call that has begun: an object, or a string or null for one. They
-    end with it, or at one of ``ends``, and are an object then, if only an empty one. Returns false
-    if the text ended first; what there is of them stays open."""
+def stream_arguments(reader: Reader, *ends: str, quote: str = "") -> Generator[None, None, bool]:
+    """Read the arguments of the current call: an object, or a string or null in place of one. They
+    end with the object or at one of ``ends``, where it is closed. Returns false if the text ended
+    first, which leaves the object open."""
     yield from reader.skip_space()
     yield from reader.need(1)
-    if reader.held.startswith("{"):
+    if reader.buffer.startswith("{"):
         value = JsonText(reader, reader.arguments, ends=ends, quote=quote)
         if (yield from value.read()):
             return True
@@ -78,16 +77,16 @@ def streamed_arguments(reader: Reader, *ends: str, quote: str = "") -> Generator
     return True
 
 
-def captured_value(reader: Reader, most: int = MAX_BUFFERED) -> Generator[None, None, str]:
-    """The text of a JSON value. Raises ``NotACallError`` if there is none, or one of more than
-    ``most`` characters."""
+def capture_value(reader: Reader, max_length: int = MAX_BUFFERED) -> Generator[None, None, str]:
+    """The text of a JSON value. Raises ``NotACallError`` if there is none, or if it has more than
+    ``max_length`` characters."""
     parts: list[str] = []
-    left = most
+    remaining = max_length
 
     def keep(text: str) -> None:
-        nonlocal left
-        left -= len(text)
-        if left < 0:
+        nonlocal remaining
+        remaining -= len(text)
+        if remaining < 0:
             raise NotACallError
         parts.append(text)
 
@@ -96,7 +95,7 @@ def captured_value(reader: Reader, most: int = MAX_BUFFERED) -> Generator[None, 
     return "".join(parts)
 
 
-def captured_string(reader: Reader) -> Generator[None, None, str]:
+def capture_string(reader: Reader) -> Generator[None, None, str]:
     """The value of a JSON string. Raises ``NotACallError`` if there is none."""
     yield from reader.expect('"')
     parts = ['"']
@@ -106,26 +105,26 @@ def captured_string(reader: Reader) -> Generator[None, None, str]:
         if mark == "\\":
             yield from reader.need(1)
             parts[-1] += reader.take(1)
-    value: str = _parsed("".join(parts))
+    value: str = _parse("".join(parts))
     return value
 
 
 def _up_to_name(
-    reader: Reader, known: Collection[str] | None
+    reader: Reader, names: Collection[str] | None
 ) -> Generator[None, None, tuple[str, str | None]]:
-    """Read the object up to the name; that, and the arguments before it."""
+    """Read the object up to the name; return the name, and the arguments before it."""
     early: str | None = None
     yield from reader.expect("{")
     yield from reader.skip_space()
     while (key := (yield from _key(reader))) != "name":
-        value = yield from captured_value(reader)
+        value = yield from capture_value(reader)
         if key in ARGUMENT_KEYS:
             early = value
         yield from reader.skip_space()
         yield from reader.expect(",")
         yield from reader.skip_space()
-    name = yield from captured_string(reader)
-    if not name.strip() or (known is not None and name not in known):
+    name = yield from capture_string(reader)
+    if not name.strip() or (names is not None and name not in names):
         raise NotACallError
     return name, early
 
@@ -133,13 +132,13 @@ def _up_to_name(
 def _after_name(
     reader: Reader, tools: ToolUse, name: str, ends: tuple[str, ...], *, has_arguments: bool
 ) -> Steps:
-    """Read the rest of the object. Models forget its brace, so after the arguments any other text
-    is none of it."""
+    """Read the rest of the object. Models forget the closing brace, so after the arguments any
+    other text is outside."""
     with suppress(NotACallError):
         while (yield from _more_keys(reader)):
             key = yield from _key(reader)
             if key not in ARGUMENT_KEYS or has_arguments:
-                yield from captured_value(reader)
+                yield from capture_value(reader)
             elif (yield from call_arguments(reader, tools, name, *ends)):
                 has_arguments = True
             else:
@@ -147,7 +146,7 @@ def _after_name(
     if has_arguments:
         yield from reader.accept("}")
         return
-    marker = yield from reader.until("}", *ends, to=dropped)
+    marker = yield from reader.until("}", *ends, to=discard)
     if marker:
         reader.arguments("{}")
     if marker in ends:
@@ -155,8 +154,8 @@ def _after_name(
 
 
 def _key(reader: Reader) -> Generator[None, None, str]:
-    """Read a key, and what is between it and its value."""
-    key = yield from captured_string(reader)
+    """Read a key, and the colon after it."""
+    key = yield from capture_string(reader)
     yield from reader.skip_space()
     yield from reader.expect(":")
     yield from reader.skip_space()
@@ -169,19 +168,19 @@ def _more_keys(reader: Reader) -> Generator[None, None, bool]:
     if (yield from reader.accept(",")):
         yield from reader.skip_space()
         yield from reader.need(1)
-        return not reader.held.startswith("}")
+        return not reader.buffer.startswith("}")
     return False
 
 
 def _as_arguments(value: str) -> str:
-    """The arguments that a JSON value is: an object, or a string that contains one."""
+    """The arguments in a JSON value: an object, or a string that contains one."""
     if value.startswith("{"):
         return value
-    return repaired_object(_parsed(value)) if value.startswith('"') else "{}"
+    return repair_object(_parse(value)) if value.startswith('"') else "{}"
 
 
-def _parsed(text: str) -> Any:
-    """The value of a JSON text. Raises ``NotACallError`` if it is none."""
+def _parse(text: str) -> Any:
+    """Parse JSON. Raises ``NotACallError`` if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

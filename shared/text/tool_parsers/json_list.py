@@ -1,12 +1,12 @@
-"""Arrays of calls, and single ones, as JSON: Phi-4-mini, Granite 3, Llama 3, and models that write
-nothing but JSON."""
+"""Calls as JSON, single or in an array: Phi-4-mini, Granite 3, Llama 3, and models that write plain
+JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 
-from .json_call import json_call, streamed_arguments
+from .json_call import json_call, stream_arguments
 from .reader import Reader, Steps
 from .tool_use import ToolUse
 
@@ -19,7 +19,7 @@ GRANITE_20B = "<function_call>"
 
 
 def calls_after(*markers: str, end: str = "") -> Callable[[Reader, ToolUse], Steps]:
-    """A parser of calls that follow one of ``markers``, which text may precede."""
+    """A parser of calls after one of ``markers``; text may precede it."""
     ends = (end,) if end else ()
 
     def parse(reader: Reader, tools: ToolUse) -> Steps:
@@ -35,7 +35,7 @@ def calls_after(*markers: str, end: str = "") -> Callable[[Reader, ToolUse], Ste
 
 
 def phi4(reader: Reader, tools: ToolUse) -> Steps:
-    """Calls that follow a word, which may be one of the text."""
+    """Calls after a word that may also occur in text."""
 
     def call(_: list[str]) -> Steps:
         yield from json_calls(reader, tools)
@@ -45,7 +45,7 @@ def phi4(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def llama3_json(reader: Reader, tools: ToolUse) -> Steps:
-    """An answer that consists of calls, which semicolons separate; others are text."""
+    """An output that consists of calls, separated by semicolons; anything else is text."""
     yield from reader.skip_space_of_content()
     while (yield from reader.attempt(_tagged(reader, tools))):
         yield from reader.skip("}", "]")
@@ -55,7 +55,7 @@ def llama3_json(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def bare_json(reader: Reader, tools: ToolUse) -> Steps:
-    """As of Llama 3, perhaps in a fence of Markdown."""
+    """Like ``llama3_json``, possibly in a Markdown fence."""
     yield from reader.skip_space_of_content()
     yield from reader.attempt(_fenced(reader, tools))
     if reader.calls:
@@ -87,17 +87,17 @@ def required_calls(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def named_call(reader: Reader, tools: ToolUse) -> Steps:
-    """An output that a grammar constrains to the arguments of one function; none if it was cut off
-    before them."""
+    """An output that a grammar constrains to the arguments of one function; no call if it was cut
+    off before them."""
     yield from reader.skip_space()
     if (yield from reader.at_end()):
         return
     reader.begin_call(tools.named)
-    yield from streamed_arguments(reader)
+    yield from stream_arguments(reader)
 
 
 def forced_opening(name: str) -> str:
-    """What comes before the arguments in an array of calls that a grammar demands."""
+    """The text before the arguments in an array of calls that a grammar requires."""
     return f'{{"name":{json.dumps(name)},"parameters":'
 
 

@@ -1,8 +1,8 @@
 """JSON as models write it, read in pieces and passed on as valid JSON.
 
-Valid JSON passes as it is. Of anything else, as much is kept as can be read: control characters and
-quotes in strings are escaped, words without quotes are strings, what has no place is left out, and
-each bracket is closed by what ends its value.
+Valid JSON passes unchanged. Anything else is repaired where possible: control characters and quotes
+in strings are escaped, unquoted words become strings, misplaced characters are left out, and open
+brackets are closed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Generator
 from enum import Enum, auto
 from typing import Any
 
-from ..markers import first_of, held_back
+from ..markers import first_of, partial_marker
 from .python_literal import literal_to_json
 from .reader import MAX_SPACE, Reader, Sink, Steps
 
 MAX_DEPTH = 500
-# Numbers and words without quotes; longer ones are several.
+# Numbers and unquoted words; longer ones are split.
 MAX_WORD = 1024
 MAX_MARKER = 64
 _SPACE = " \t\r\n"
@@ -34,12 +34,12 @@ class _Place(Enum):
     KEY = auto()
     COLON = auto()
     VALUE = auto()
-    NEXT = auto()  # behind a value
+    NEXT = auto()  # after a value
 
 
 class JsonText:
-    """One value, which goes ``to`` a sink. It also ends before one of ``ends``. Strings may be
-    between ``quote`` markers too, as they are."""
+    """Reads one value and passes it ``to`` a sink. It also ends before one of ``ends``. Strings may
+    also be verbatim between ``quote`` markers."""
 
     def __init__(
         self, reader: Reader, to: Sink, *, ends: tuple[str, ...] = (), quote: str = ""
@@ -48,44 +48,44 @@ class JsonText:
         self._to = to
         self._ends = ends
         self._quote = quote
-        self._markers = (*ends, quote) if quote else ends  # that are in no word
+        self._markers = (*ends, quote) if quote else ends  # that end a word
         self._open: list[str] = []  # brackets
         self._filled: list[bool] = []  # whether they contain something
         self._place = _Place.VALUE
-        self._gap = ""  # white space since the last thing written, with at most one comma
+        self._gap = ""  # white space since the last output, with at most one comma
         self._in_string = False
         self._done = False
 
     def read(self) -> Generator[None, None, bool]:
-        """Read the value. Returns whether it has ended by itself: otherwise the text ends, or what
-        comes next is no part of it."""
+        """Read the value. Returns false if the text ends in it, or if what comes next cannot belong
+        to it."""
         reader = self._reader
         while not self._done:
             self._read_space()
             if (yield from reader.at_end()):
                 return False
-            if reader.held[0].isspace():
+            if reader.buffer[0].isspace():
                 continue
             if self._ends and (yield from reader.next_is(*self._ends)):
                 return False
             if self._quote and (yield from reader.accept(self._quote)):
                 if not (yield from self._verbatim_string()):
                     return False
-            elif not reader.held or not (yield from self._next()):
+            elif not reader.buffer or not (yield from self._next()):
                 return False
         return True
 
     def close(self) -> None:
-        """End the value where it is."""
+        """Close the value."""
         if self._in_string:
             self._end_string()
         while self._open:
             self._close_one()
 
     def _next(self) -> Generator[None, None, bool]:
-        """Read a mark, a string or a word. Returns false if the text ends in it, or if none of them
-        belongs to the value."""
-        character = self._reader.held[0]
+        """Read a mark, a string or a word. Returns false if the text ends in it, or if it does not
+        belong to the value."""
+        character = self._reader.buffer[0]
         if not self._open and character in "}],:":
             return False
         if character not in '{}[],:"':
@@ -107,8 +107,8 @@ class JsonText:
     # -- structure --------------------------------------------------------------------------------
 
     def _read_space(self) -> None:
-        held = self._reader.held
-        space = self._reader.take(len(held) - len(held.lstrip()))
+        buffer = self._reader.buffer
+        space = self._reader.take(len(buffer) - len(buffer.lstrip()))
         room = max(0, MAX_SPACE - len(self._gap))
         self._gap += "".join(character for character in space if character in _SPACE)[:room]
 
@@ -122,8 +122,7 @@ class JsonText:
         self._place = _Place.KEY if bracket == "{" else _Place.VALUE
 
     def _close(self, bracket: str) -> None:
-        """Close what the bracket closes, and all within it; one that closes nothing has no
-        place."""
+        """Close the matching bracket and all within it; drop a bracket that matches none."""
         if bracket not in map(_CLOSED_BY.__getitem__, self._open):
             return
         while self._close_one() != bracket:
@@ -150,14 +149,14 @@ class JsonText:
         self._place = _Place.VALUE
 
     def _go_to_item(self) -> None:
-        """Be where a key or a value may begin: a mark before it may be missing."""
+        """Go to where a key or value may begin, even if a mark before it is missing."""
         if self._place is _Place.COLON:
             self._colon()
         elif self._place is _Place.NEXT:
             self._place = _Place.KEY if self._open[-1] == "{" else _Place.VALUE
 
     def _fill_in(self) -> None:
-        """A key whose value is missing has null."""
+        """Write null for a missing value."""
         if self._place is _Place.COLON:
             self._colon()
         if self._place is _Place.VALUE and self._open[-1] == "{":
@@ -186,7 +185,7 @@ class JsonText:
     # -- strings and words ------------------------------------------------------------------------
 
     def _string(self) -> Generator[None, None, bool]:
-        """Read a string whose quote has been read. Returns false if the text ends in it."""
+        """Read a string after its opening quote. Returns false if the text ends in it."""
         self._go_to_item()
         self._write('"')
         self._in_string = True
@@ -196,7 +195,7 @@ class JsonText:
         return ended
 
     def _verbatim_string(self) -> Generator[None, None, bool]:
-        """As ``_string``, between markers, which models repeat."""
+        """Like ``_string``, between markers, which models may repeat."""
         reader, quote, to = self._reader, self._quote, self._to
         self._go_to_item()
         self._write('"')
@@ -205,13 +204,13 @@ class JsonText:
         while (yield from reader.next_is(quote)):
             while (closes := reader.followed_by(len(quote), *after, repeated=quote)) is None:
                 if reader.ended:
-                    reader.take(len(reader.held))
+                    reader.take(len(reader.buffer))
                     return False
                 yield
             if closes:
                 break
             reader.take(len(quote))
-        if not (yield from reader.until(quote, to=lambda text: to(escaped(text)))):
+        if not (yield from reader.until(quote, to=lambda text: to(escape(text)))):
             return False
         yield from reader.skip(quote)
         self._end_string()
@@ -231,17 +230,17 @@ class JsonText:
     def _escaped_text(self) -> Generator[None, None, bool]:
         reader = self._reader
         while not (yield from reader.at_end()):
-            run = _RUN.match(reader.held)
+            run = _RUN.match(reader.buffer)
             if run is not None:
                 self._to(reader.take(run.end()))
-            elif reader.held[0] == "\\":
+            elif reader.buffer[0] == "\\":
                 yield from self._escape()
-            elif reader.held[0] != '"':
-                self._to(escaped(reader.take(1)))
+            elif reader.buffer[0] != '"':
+                self._to(escape(reader.take(1)))
             else:
                 while (closes := self._closes()) is None:
                     if reader.ended:
-                        reader.take(len(reader.held))
+                        reader.take(len(reader.buffer))
                         return False
                     yield
                 reader.take(1)
@@ -251,24 +250,24 @@ class JsonText:
         return False
 
     def _escape(self) -> Steps:
-        """Read a backslash, which is text unless it begins an escape."""
+        """Read a backslash, which is literal unless it begins an escape."""
         reader = self._reader
-        while _BEGUN_ESCAPE.fullmatch(reader.held) and not reader.ended:
+        while _BEGUN_ESCAPE.fullmatch(reader.buffer) and not reader.ended:
             yield
-        if escape := _ESCAPE.match(reader.held):
+        if escape := _ESCAPE.match(reader.buffer):
             self._to(reader.take(escape.end()))
-        elif _BEGUN_ESCAPE.fullmatch(reader.held):
-            reader.take(len(reader.held))
+        elif _BEGUN_ESCAPE.fullmatch(reader.buffer):
+            reader.take(len(reader.buffer))
         else:
             reader.take(1)
             self._to("\\\\")
 
     def _closes(self) -> bool | None:
-        """True if the quote that comes next ends its string, by what follows it: models forget to
+        """True if the next quote ends its string, judged by the text after it, as models forget to
         escape quotes. ``None`` if more text is needed."""
-        held = self._reader.held
-        closes = self._ends_string(held[1 : 1 + MAX_SPACE].lstrip()) if self._open else True
-        return True if closes is None and len(held) > MAX_SPACE else closes
+        buffer = self._reader.buffer
+        closes = self._ends_string(buffer[1 : 1 + MAX_SPACE].lstrip()) if self._open else True
+        return True if closes is None and len(buffer) > MAX_SPACE else closes
 
     def _ends_string(self, after: str) -> bool | None:
         if not after or any(end != after and end.startswith(after) for end in self._ends):
@@ -282,40 +281,40 @@ class JsonText:
         return _begins_with_key(after[1:])
 
     def _word(self) -> Generator[None, None, bool]:
-        """Read a number, a constant, or a text without quotes; the mark that ends it stays. Returns
-        false if the text ends in it."""
+        """Read a number, a constant or an unquoted text, up to the mark that ends it. Returns false
+        if the text ends first."""
         self._go_to_item()
         is_key = self._place is _Place.KEY
         marks = (*('":,{}[]' if is_key else '",}]'), *self._markers)
         reader = self._reader
         while (end := self._end_of_word(marks)) is None:
             if reader.ended:
-                reader.take(len(reader.held))
+                reader.take(len(reader.buffer))
                 return False
             yield
-        word = reader.held[:end].rstrip()
+        word = reader.buffer[:end].rstrip()
         reader.take(len(word))
-        self._write(escaped_string(word) if is_key else scalar(word))
+        self._write(json_string(word) if is_key else scalar(word))
         self._end_item()
         return True
 
     def _end_of_word(self, marks: tuple[str, ...]) -> int | None:
-        """The place of the first mark, unless it may be a part of a marker; ``None`` if more text
-        is needed."""
-        held = self._reader.held
-        found = first_of(held[: MAX_WORD + MAX_MARKER], marks)
-        if found is not None and found[0] < MAX_WORD:
-            begun = len(held) - held_back(held, self._markers)
-            return found[0] if found[0] < begun or self._reader.ended else None
-        return MAX_WORD if len(held) >= MAX_WORD + MAX_MARKER else None
+        """The place of the first mark, unless it may belong to a marker; ``None`` if more text is
+        needed."""
+        buffer = self._reader.buffer
+        match = first_of(buffer[: MAX_WORD + MAX_MARKER], marks)
+        if match is not None and match[0] < MAX_WORD:
+            marker_start = len(buffer) - partial_marker(buffer, self._markers)
+            return match[0] if match[0] < marker_start or self._reader.ended else None
+        return MAX_WORD if len(buffer) >= MAX_WORD + MAX_MARKER else None
 
 
-def repaired_object(text: str) -> str:
-    """The JSON of an object; an empty one if the text is none."""
+def repair_object(text: str) -> str:
+    """Repair the JSON of an object; an empty one if the text is not an object."""
     parts: list[str] = []
     reader = Reader()
-    reader.held, reader.ended = text.lstrip(), True
-    if not reader.held.startswith("{"):
+    reader.buffer, reader.ended = text.lstrip(), True
+    if not reader.buffer.startswith("{"):
         return "{}"
     value = JsonText(reader, parts.append)
     ended = next(value.read(), None)
@@ -325,7 +324,7 @@ def repaired_object(text: str) -> str:
 
 
 def scalar(word: str) -> str:
-    """The JSON of a word: itself, or what it is in Python, or a string."""
+    """The JSON of a word: the word itself, a Python literal converted, or else a string."""
     try:
         json.loads(word, parse_constant=_reject)
         return word
@@ -334,20 +333,21 @@ def scalar(word: str) -> str:
     try:
         return literal_to_json(word)
     except ValueError:
-        return escaped_string(word)
+        return json_string(word)
 
 
-def escaped(text: str) -> str:
-    """Text inside a JSON string."""
-    return escaped_string(text)[1:-1]
+def escape(text: str) -> str:
+    """Escape text for the inside of a JSON string."""
+    return json_string(text)[1:-1]
 
 
-def escaped_string(text: str) -> str:
+def json_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
 def _begins_with_key(text: str) -> bool | None:
-    """True if the text behind a comma may go on as an object does; ``None`` if it is too short."""
+    """True if the text after a comma may continue an object; ``None`` if it is too short to
+    tell."""
     text = text.lstrip()
     if not text:
         return None

@@ -24,8 +24,8 @@ def kimi_k2(reader: Reader, tools: ToolUse) -> Steps:
     yield from reader.marked_calls(call, (START, CALL), (CALL_END, END))
 
 
-def _unused(reader: Reader, name: str, call_id: str) -> str:
-    """The id, or one of its form if an earlier call of the answer has it."""
+def _unused_id(reader: Reader, name: str, call_id: str) -> str:
+    """The id, or a similar one if an earlier call of the output has it."""
     number = reader.calls
     while call_id in reader.call_ids:
         call_id, number = f"functions.{name}:{number}", number + 1
@@ -33,15 +33,15 @@ def _unused(reader: Reader, name: str, call_id: str) -> str:
 
 
 def _call(reader: Reader, tools: ToolUse) -> Steps:
-    """The id contains the name, and goes back to the model with the result."""
-    call_id, marker = yield from reader.capture_to("{", *MARKERS, most=MAX_ID)
+    """Read a call. Its id contains the name, and returns to the model with the result."""
+    call_id, marker = yield from reader.capture_to("{", *MARKERS, max_length=MAX_ID)
     if marker != ARGUMENTS:
         reader.give_back(marker)
-    found = _ID.fullmatch(call_id.strip())
-    if marker in (START, CALL, END) or found is None or not is_name(found[1]):
+    match = _ID.fullmatch(call_id.strip())
+    if marker in (START, CALL, END) or match is None or not is_name(match[1]):
         raise NotACallError
-    reader.begin_call(found[1], _unused(reader, found[1], call_id.strip()))
+    reader.begin_call(match[1], _unused_id(reader, match[1], call_id.strip()))
     yield from reader.skip(ARGUMENTS)
-    if (yield from call_arguments(reader, tools, found[1], CALL_END, CALL, END, START)):
+    if (yield from call_arguments(reader, tools, match[1], CALL_END, CALL, END, START)):
         yield from reader.skip("}", CALL_END)
         yield from reader.accept(END)

@@ -1,4 +1,4 @@
-"""Python's literals as JSON, with the names that models borrow from JSON."""
+"""Python literals as JSON; JSON's constants are accepted too."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import Any
 
 _NAMES = {"true": True, "false": False, "null": None}
 MAX_DEPTH = 32
-# Characters of a literal besides those inside of its strings; to parse more of them would hold up
-# all other choices for tens of milliseconds.
+# Characters of a literal outside of its strings; parsing more would delay all other choices by tens
+# of milliseconds.
 MAX_STRUCTURE = 4096
 _QUOTES = ("'''", '"""', "'", '"')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTE = re.compile("|".join(_QUOTES))
-# What follows an opening quote.
+# The text after an opening quote.
 _STRING = {quote: re.compile(rf"(?:(?!{quote})[^\\]|\\.)*+{quote}", re.DOTALL) for quote in _QUOTES}
 
 
 def literal_to_json(text: str) -> str:
-    """The JSON of a literal. Raises ``ValueError`` if it is none, too large or nested too
-    deeply."""
+    """Convert a literal to JSON. Raises ``ValueError`` if it is invalid, too large or too deep."""
     if not _is_quick(text):
         raise ValueError("not a literal, or too large")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes such as \\d, which stay as they are
+            warnings.simplefilter("ignore")  # about escapes such as \\d, which stay unchanged
             tree = ast.parse(text.strip(), mode="eval")
         return _json(_value(tree.body, MAX_DEPTH))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -35,23 +34,23 @@ def literal_to_json(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value as JSON. Half of a surrogate pair, which only an escape can write, stays one."""
+    """A value as JSON. A lone surrogate, which only an escape can write, stays an escape."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(value) if _SURROGATE.search(text) else text
 
 
 def _is_quick(text: str) -> bool:
-    """True if at most ``MAX_STRUCTURE`` characters are outside of strings, or quotes, and no string
-    is a format: to parse the expressions in formats takes longest of all."""
-    left, at = MAX_STRUCTURE, 0
+    """True if a literal is quick to parse: at most ``MAX_STRUCTURE`` characters are quotes or
+    outside of strings, and there is no f-string, whose expressions are slowest of all."""
+    remaining, at = MAX_STRUCTURE, 0
     while quote := _QUOTE.search(text, at):
         before = text[at : quote.start()]
-        left -= len(before) + 2
+        remaining -= len(before) + 2
         string = _STRING[quote[0]].match(text, quote.end())
-        if string is None or left < 0 or "f" in before[-2:].lower():
+        if string is None or remaining < 0 or "f" in before[-2:].lower():
             return False
         at = string.end()
-    return len(text) - at <= left
+    return len(text) - at <= remaining
 
 
 def _value(node: ast.expr, depth: int) -> Any:
@@ -69,7 +68,7 @@ def _value(node: ast.expr, depth: int) -> Any:
             return {_key(key, depth): _value(value, depth - 1) for key, value in pairs}
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
-    raise ValueError(f"{type(node).__name__} is no literal")
+    raise ValueError(f"{type(node).__name__} is not a literal")
 
 
 def _key(node: ast.expr | None, depth: int) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator
 
 from .json_call import QUOTES, verbatim_text
-from .json_text import escaped_string, scalar
+from .json_text import json_string, scalar
 from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse
 
@@ -19,14 +19,14 @@ _QUOTE_OR_ESCAPE = {quote: re.compile(rf"[\\{quote}]") for quote in "'\""}
 
 
 def pythonic(reader: Reader, tools: ToolUse) -> Steps:
-    """An answer that consists of a list of calls, in the markers of Llama 4 or without them."""
+    """An output that consists of a list of calls, with or without the markers of Llama 4."""
     yield from reader.skip_space_of_content()
     yield from reader.attempt(_calls(reader, tools))
     yield from reader.content_until(ends=MARKERS)
 
 
 def text_opening(argument: str) -> str:
-    """What comes before the text of an argument."""
+    """The text before the value of an argument."""
     return f"{argument}={QUOTES}"
 
 
@@ -43,9 +43,9 @@ def _calls(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def _call(reader: Reader, tools: ToolUse) -> Generator[None, None, bool]:
-    """One call, whose name must be known: text in brackets is common. Returns whether another
-    follows."""
-    name = (yield from reader.capture("(", most=MAX_NAME)).strip()
+    """Read a call, whose name must be known, since text in brackets is common. Returns whether
+    another follows."""
+    name = (yield from reader.capture("(", max_length=MAX_NAME)).strip()
     if name not in tools.schemas:
         raise NotACallError
     reader.begin_call(name)
@@ -58,10 +58,10 @@ def _call(reader: Reader, tools: ToolUse) -> Generator[None, None, bool]:
         parts: list[str] = []
         mark = yield from reader.until("=", ",", ")", to=parts.append)
         key = "".join(parts).strip()
-        if mark == "=":  # others have no name, and are left out
+        if mark == "=":  # positional arguments are left out
             value, mark = yield from _literal(reader)
             if mark and _NAME.fullmatch(key):
-                reader.arguments(f"{separator}{escaped_string(key)}: {value}")
+                reader.arguments(f"{separator}{json_string(key)}: {value}")
                 separator = ", "
     if mark:
         reader.arguments("{}" if separator == "{" else "}")
@@ -70,12 +70,12 @@ def _call(reader: Reader, tools: ToolUse) -> Generator[None, None, bool]:
 
 
 def _literal(reader: Reader) -> Generator[None, None, tuple[str, str]]:
-    """The JSON of a literal, and the comma or parenthesis that was after it, if any. What is no
-    literal, such as a variable, is a string."""
+    """Read a literal; return its JSON, and the comma or parenthesis after it, if any. Anything
+    else, such as a variable, becomes a string."""
     extent = _Extent()
     parts: list[str] = []
-    while (end := extent.end_in(reader.held)) is None:
-        parts.append(reader.take(len(reader.held)))
+    while (end := extent.end_in(reader.buffer)) is None:
+        parts.append(reader.take(len(reader.buffer)))
         if reader.ended:
             return "", ""
         yield

@@ -4,7 +4,7 @@ and later models of Qwen."""
 from __future__ import annotations
 
 from .json_call import verbatim_text
-from .reader import NotACallError, Reader, Steps, dropped
+from .reader import NotACallError, Reader, Steps, discard
 from .tool_use import ToolUse, is_name
 from .typed_value import PlainArguments, ValueEnd
 
@@ -13,7 +13,7 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MARKERS = (START, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 MAX_NAME = 256
-VALUE_END = ValueEnd(
+END_OF_VALUE = ValueEnd(
     marker=PARAMETER_END,
     followers=(PARAMETER, FUNCTION_END, END, START, FUNCTION),
     breaks={f"\n{PARAMETER}": (), f"\n{FUNCTION_END}": (END, START, FUNCTION)},
@@ -22,7 +22,7 @@ VALUE_END = ValueEnd(
 
 
 def qwen3_xml(reader: Reader, tools: ToolUse) -> Steps:
-    """Any number of calls. Models forget the outer marker, so a function is one without it too."""
+    """Any number of calls. Models forget the outer marker, so a function alone is a call too."""
 
     def call(markers: list[str]) -> Steps:
         yield from _call(reader, tools, markers)
@@ -31,19 +31,19 @@ def qwen3_xml(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def text_opening(argument: str) -> str:
-    """What comes before the text of an argument."""
+    """The text before the value of an argument."""
     return f"\n{PARAMETER}{argument}>\n"
 
 
 def _call(reader: Reader, tools: ToolUse, markers: list[str]) -> Steps:
-    """A call whose arguments are followed by its end. Other text in it belongs to nothing."""
-    name, mark = yield from reader.capture_to(">", "\n", most=MAX_NAME)
+    """Read a call up to its end marker. Other text between its arguments is dropped."""
+    name, mark = yield from reader.capture_to(">", "\n", max_length=MAX_NAME)
     name = name.strip()
     if FUNCTION not in markers or not is_name(name):
         raise NotACallError
     if mark == "\n":
         reader.give_back(mark)
-    # Without the outer marker, that of a function may be a part of the text.
+    # Without the outer marker, the inner one may be part of the text.
     is_call = START in markers or (yield from reader.comes_next(PARAMETER, FUNCTION_END))
     if is_call is False:
         raise NotACallError
@@ -52,8 +52,8 @@ def _call(reader: Reader, tools: ToolUse, markers: list[str]) -> Steps:
     if argument and (yield from reader.accept(text_opening(argument))):
         yield from verbatim_text(reader, argument)
         return
-    arguments = PlainArguments(reader, tools, name, VALUE_END, untyped_text=True)
-    while marker := (yield from reader.until(PARAMETER, FUNCTION_END, END, *markers, to=dropped)):
+    arguments = PlainArguments(reader, tools, name, END_OF_VALUE, untyped_text=True)
+    while marker := (yield from reader.until(PARAMETER, FUNCTION_END, END, *markers, to=discard)):
         if marker in (FUNCTION_END, END) and (yield from reader.comes_next(PARAMETER)):
             continue
         if marker != PARAMETER:

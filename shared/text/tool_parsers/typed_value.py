@@ -1,4 +1,4 @@
-"""Arguments that are written as plain text, turned into JSON by the tool's schema."""
+"""Arguments written as plain text, converted to JSON by the tool's schema."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..markers import first_of, held_back
-from .json_text import escaped, escaped_string
+from ..markers import first_of, partial_marker
+from .json_text import escape, json_string
 from .python_literal import literal_to_json
 from .reader import MAX_SPACE, Reader, Sink
 from .schema_types import SchemaTypes, Types, fits
@@ -18,19 +18,18 @@ from .tool_use import ToolUse
 
 TEXT: Types = frozenset(("string",))
 TEXT_OR_NULL: Types = frozenset(("string", "null"))
-# Keywords of an untyped argument that may be of any type.
+# Keywords of an argument without a type that may have several.
 VARIANTS = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
-# As models write them, in any case.
+# In any case, as models write them.
 _CONSTANTS = ("true", "false", "null")
 _STRING_MARK = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEnd:
-    """How a value ends: at ``marker`` if one of ``followers`` is next, as the marker may also be a
-    part of the value; or, as models forget the marker, before one of ``breaks``, some of which have
-    to be followed by others. A line break before the marker belongs to it if it is ``on_line`` of
-    its own."""
+    """How a value ends: at ``marker`` if one of ``followers`` is next, since the marker may also be
+    part of the value; or, since models forget the marker, before one of ``breaks``, some of which
+    need a follower too. With ``on_line``, a line break before the marker belongs to it."""
 
     marker: str
     followers: tuple[str, ...]
@@ -39,14 +38,13 @@ class ValueEnd:
 
     @property
     def all(self) -> tuple[str, ...]:
-        own = (f"\n{self.marker}", self.marker) if self.on_line else (self.marker,)
-        return *own, *self.breaks
+        markers = (f"\n{self.marker}", self.marker) if self.on_line else (self.marker,)
+        return *markers, *self.breaks
 
 
 class PlainArguments:
-    """Reads the arguments of one call, and reports them as one JSON object, key by key. The text of
-    strings is reported as it arrives; ``untyped_text`` says that arguments without a type are
-    strings."""
+    """Reads the arguments of one call, and reports them as one JSON object, key by key. Strings are
+    streamed. With ``untyped_text``, arguments without a type are strings."""
 
     def __init__(
         self, reader: Reader, tools: ToolUse, name: str, end: ValueEnd, *, untyped_text: bool
@@ -59,9 +57,9 @@ class PlainArguments:
         self._separator = "{"
 
     def value(self, key: str) -> Generator[None, None, bool]:
-        """Read the value of ``key``, and its end. Returns whether it has ended."""
+        """Read the value of ``key``, including its end. Returns false if the text ended first."""
         types = self._types_of(key)
-        head = f"{self._separator}{escaped_string(key)}: "
+        head = f"{self._separator}{json_string(key)}: "
         if types is not None and "string" in types and types <= TEXT_OR_NULL:
             return (yield from self._text(head, may_be_null="null" in types))
         text = _JsonOrText()
@@ -69,7 +67,7 @@ class PlainArguments:
             self._reader, self._end, text.add, in_string=lambda: text.in_string
         )
         if ended:
-            self._report(head + converted(str(text), types))
+            self._report(head + convert_argument(str(text), types))
         return ended
 
     def close(self) -> None:
@@ -77,7 +75,7 @@ class PlainArguments:
         self._reader.arguments("{}" if self._separator == "{" else "}")
 
     def _text(self, head: str, *, may_be_null: bool) -> Generator[None, None, bool]:
-        """Read a string. One that may be null waits until it is clear that it is not."""
+        """Read a string. One that may be null is held until it is clear that it is not."""
         waiting: list[str] | None = [] if may_be_null else None
         if not may_be_null:
             self._report(f'{head}"')
@@ -85,13 +83,13 @@ class PlainArguments:
         def keep(text: str) -> None:
             nonlocal waiting
             if waiting is None:
-                self._report(escaped(text))
+                self._report(escape(text))
                 return
             waiting.append(text)
             whole = "".join(waiting)
             if not "null".startswith(whole.strip()) or len(whole) > MAX_SPACE:
                 waiting = None
-                self._report(f'{head}"{escaped(whole)}')
+                self._report(f'{head}"{escape(whole)}')
 
         ended = yield from read_value(self._reader, self._end, keep)
         if not ended:
@@ -99,7 +97,7 @@ class PlainArguments:
         if waiting is None:
             self._report('"')
         else:
-            self._report(head + converted("".join(waiting), TEXT_OR_NULL))
+            self._report(head + convert_argument("".join(waiting), TEXT_OR_NULL))
         return True
 
     def _report(self, text: str) -> None:
@@ -119,22 +117,22 @@ class PlainArguments:
 def read_value(
     reader: Reader, end: ValueEnd, to: Sink, *, in_string: Callable[[], bool] = lambda: False
 ) -> Generator[None, None, bool]:
-    """Read a value ``to`` a sink, and its end. Returns false if the text ended first. ``in_string``
-    says whether the value is a JSON string here, in which a marker is text, unless there is a line
-    break at it."""
-    at = 0  # the text before it belongs to the value
+    """Read a value ``to`` a sink, including its end. Returns false if the text ended first.
+    ``in_string`` says whether the value is inside a JSON string, where a marker is text unless a
+    line break is next to it."""
+    at = 0  # text before this belongs to the value
     while True:
-        found = first_of(reader.held, (end.marker, *end.breaks), at)
-        if found is None:
-            kept = held_back(reader.held, end.all)
-            to(reader.take(max(at, len(reader.held) - kept)))
+        match = first_of(reader.buffer, (end.marker, *end.breaks), at)
+        if match is None:
+            partial = partial_marker(reader.buffer, end.all)
+            to(reader.take(max(at, len(reader.buffer) - partial)))
             at = 0
             if reader.ended:
-                reader.take(len(reader.held))
+                reader.take(len(reader.buffer))
                 return False
             yield
             continue
-        place, mark = found
+        place, mark = match
         is_marker = mark == end.marker
         followers = end.followers if is_marker else end.breaks[mark]
         after = place + len(mark)
@@ -144,12 +142,12 @@ def read_value(
         if ends is False:
             at = after
             continue
-        line = int(is_marker and end.on_line and reader.held[at:place].endswith("\n"))
+        line = int(is_marker and end.on_line and reader.buffer[at:place].endswith("\n"))
         to(reader.take(place - line))
         at = 0
         if ends and not is_marker:
             return True
-        rest = reader.held[line + len(mark) :]
+        rest = reader.buffer[line + len(mark) :]
         if ends and not (line or "\n" in rest[: -len(rest.lstrip())]) and in_string():
             at = len(mark)
             continue
@@ -158,35 +156,35 @@ def read_value(
             yield from reader.skip(mark)
             return True
         if reader.ended:
-            reader.take(len(reader.held))
-            return is_marker and bool(rest.strip())  # what has begun there is a follower
+            reader.take(len(reader.buffer))
+            return is_marker and bool(rest.strip())  # a follower has begun
         yield
 
 
-def converted(text: str, types: Types | None) -> str:
-    """The JSON of an argument of these types, or of any. One that cannot be of them is what it is
-    by itself, or a string."""
+def convert_argument(text: str, types: Types | None) -> str:
+    """Convert an argument to JSON of one of ``types``, or of any type if ``None``. If it fits none,
+    its own JSON is used, or a string."""
     plain = text.strip()
-    found: str | None = None
+    fallback: str | None = None
     if types is None:
-        return next(_candidates(plain), escaped_string(text))
-    lowered = plain.lower()
-    for candidate in _candidates(lowered if lowered in _CONSTANTS else plain):
-        value = _loaded(candidate)
+        return next(_candidates(plain), json_string(text))
+    lowercase = plain.lower()
+    for candidate in _candidates(lowercase if lowercase in _CONSTANTS else plain):
+        value = _load(candidate)
         if fits(value, types):
             return candidate
-        if isinstance(value, str):  # quotes around what is no string
-            inner = next((one for one in _candidates(value) if fits(_loaded(one), types)), None)
+        if isinstance(value, str):  # quotes around a value that is not a string
+            inner = next((one for one in _candidates(value) if fits(_load(one), types)), None)
             if inner is not None:
                 return inner
-        found = found or candidate
-    return found if found and "string" not in types else escaped_string(text)
+        fallback = fallback or candidate
+    return fallback if fallback and "string" not in types else json_string(text)
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """A text if it is JSON; otherwise what it is in Python, if anything."""
+    """The text if it is JSON; otherwise its JSON if it is a Python literal."""
     try:
-        _loaded(text)
+        _load(text)
         yield text
     except (ValueError, RecursionError):
         with suppress(ValueError):
@@ -194,7 +192,7 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 class _JsonOrText:
-    """A text that may be JSON, and whether it has ended inside of a string of that."""
+    """Text that may be JSON; ``in_string`` is true while it ends inside a JSON string."""
 
     def __init__(self) -> None:
         self.in_string = False
@@ -222,8 +220,8 @@ class _JsonOrText:
                 self._escaped = True
 
 
-def _loaded(text: str) -> Any:
-    """The value of a JSON text, with another number for each integer: Python's have a limit."""
+def _load(text: str) -> Any:
+    """Parse JSON, with lengths in place of integers, whose digits Python limits."""
     return json.loads(text, parse_int=len, parse_constant=_reject)
 
 

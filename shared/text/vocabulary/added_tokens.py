@@ -1,4 +1,4 @@
-"""Tokens that are matched before a text is split, as the files beside a vocabulary list them."""
+"""Tokens that are matched before a text is split, from the files beside a vocabulary."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from ...errors import ModelError
 from ..model_files import read_json_object
 from ..special_tokens import SPECIAL_NAMES
-from .tokenizer_json import MAX_TOKENS, Step, check_token, with_ends
+from .tokenizer_json import MAX_TOKENS, Step, check_token, template_processing
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-MORE = "additional_special_tokens"
+ADDITIONAL = "additional_special_tokens"
 _NAMES = (*SPECIAL_NAMES, "mask_token")
 
 
@@ -33,12 +33,12 @@ class AddedTokens:
     names."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        named = read_json_object(folder / "special_tokens_map.json")
-        known = (*_NAMES, MORE)
-        self.config = {**{key: named[key] for key in known if key in named}, **config}
+        special_map = read_json_object(folder / "special_tokens_map.json")
+        keys = (*_NAMES, ADDITIONAL)
+        self.config = {**{key: special_map[key] for key in keys if key in special_map}, **config}
         self._place = folder / "tokenizer_config.json"
         self._special: dict[str, dict[str, bool]] = {}
-        more = self.config.get(MORE)
+        more = self.config.get(ADDITIONAL)
         for value in [*map(self.config.get, _NAMES), *(more if isinstance(more, list) else [])]:
             self._name(value)
         self.by_number: dict[int, dict[str, Any]] = {}
@@ -50,13 +50,12 @@ class AddedTokens:
                 raise self._invalid(number)
             flags = {key: bool(token[key]) for key in _FLAGS if key in token}
             self._add(self._place, number, token.get("content"), bool(token.get("special")), flags)
-        older = folder / "added_tokens.json"
-        for content, number in read_json_object(older).items():
-            self._add(older, number, content, content in self._special, {})
+        older_file = folder / "added_tokens.json"
+        for content, number in read_json_object(older_file).items():
+            self._add(older_file, number, content, content in self._special, {})
 
     def default(self, **values: Any) -> None:
-        """Give the config values that the folder leaves out; those of special tokens make them
-        special."""
+        """Set values that the config leaves out; tokens that they name become special."""
         for key, value in values.items():
             if self.config.get(key) is None:
                 self.config[key] = value
@@ -86,12 +85,13 @@ class AddedTokens:
             raise ModelError(f"{self._place}: tokenizer_class is {value!r:.40}; must be a string")
         return None if value is None else value.removesuffix("Fast")
 
-    def joined(self, vocabulary: dict[str, int], origin: str) -> list[dict[str, Any]]:
-        """The added tokens, with those of the ``vocabulary`` that the config only names. Others
-        enter it only if there is a gap before them: the library numbers those that follow it, and
-        a few models have some beyond their embedding.
+    def merge_into(self, vocabulary: dict[str, int], origin: str) -> list[dict[str, Any]]:
+        """The added tokens in order, including tokens of ``vocabulary`` that the config only names
+        as special.
 
-        Raises ``ModelError`` if the two contradict each other.
+        Added tokens enter ``vocabulary`` only if the ids have a gap: the library numbers those
+        after the vocabulary itself, and a few models have some beyond their embedding. Raises
+        ``ModelError`` if the two contradict each other.
         """
         contents = {number: content for content, number in vocabulary.items()}
         for content, flags in self._special.items():
@@ -115,21 +115,21 @@ class AddedTokens:
             vocabulary |= numbers
         return [self.by_number[number] for number in sorted(self.by_number)]
 
-    def ends(
+    def template_processing(
         self, first: Sequence[str], last: Sequence[str], vocabulary: Mapping[str, int], origin: str
     ) -> Step | None:
-        """The step that puts special tokens around every text, given the names of those before
-        and after it. Raises ``ModelError`` for one that there is not."""
+        """The step that puts the special tokens named ``first`` before every text, and those named
+        ``last`` after it. Raises ``ModelError`` if the model lacks one."""
         ids = {token["content"]: token["id"] for token in self.by_number.values()} | {**vocabulary}
         texts = {name: self.token(name) for name in (*first, *last)}
         for name, text in texts.items():
             if text is None or text not in ids:
-                shown = "none" if text is None else repr(text[:40])
+                value = "none" if text is None else repr(text[:40])
                 raise ModelError(
-                    f"{origin}: the {name}, with which its texts begin or end, is {shown}, which "
-                    f"is no token"
+                    f"{origin}: texts begin or end with the {name}, but it is {value}, which is "
+                    f"not a token"
                 )
-        return with_ends(
+        return template_processing(
             [text for name in first if (text := texts[name])],
             [text for name in last if (text := texts[name])],
             ids,
@@ -149,14 +149,14 @@ class AddedTokens:
         if isinstance(number, bool) or not isinstance(number, int) or not isinstance(content, str):
             raise self._invalid(key, path)
         if not 0 <= number < MAX_TOKENS:
-            raise ModelError(f"{path}: {number} is no number of a token")
+            raise ModelError(f"{path}: {number} is not a token id")
         check_token(content, number, str(path))
-        known = self.by_number.get(number)
-        if known is not None and known["content"] != content:
+        existing = self.by_number.get(number)
+        if existing is not None and existing["content"] != content:
             raise ModelError(
-                f"{path}: token {number} is {content[:40]!r}, and {known['content'][:40]!r} too"
+                f"{path}: token {number} is {content[:40]!r}, and {existing['content'][:40]!r} too"
             )
-        if known is None:
+        if existing is None:
             self.by_number[number] = entry(content, number, special=special, **flags)
 
     def _invalid(self, key: Any, path: Path | None = None) -> ModelError:

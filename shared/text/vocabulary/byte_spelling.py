@@ -10,7 +10,7 @@ from ...errors import ModelError
 from ..detokenize import BYTE_LEVEL
 from .tokenizer_json import MAX_TOKEN, Step, byte_pairs, merges_by_rank
 
-_SPELLED = {byte: character for character, byte in BYTE_LEVEL.items()}
+_ALPHABET = {byte: character for character, byte in BYTE_LEVEL.items()}
 
 
 def decode_token(text: str, number: int, origin: str) -> bytes:
@@ -26,25 +26,25 @@ def decode_token(text: str, number: int, origin: str) -> bytes:
     return token
 
 
-def spelled(token: bytes) -> str:
+def spell_bytes(token: bytes) -> str:
     """The bytes in GPT-2's alphabet."""
-    return token.decode("latin-1").translate(_SPELLED)
+    return token.decode("latin-1").translate(_ALPHABET)
 
 
 def lacks_bytes(vocabulary: Mapping[str, int]) -> bool:
-    """Return whether there are bytes that no token is."""
+    """Return whether some byte is not a token."""
     return not BYTE_LEVEL.keys() <= vocabulary.keys()
 
 
 def ranked_bytes(tokens: Sequence[bytes], first: int, origin: str) -> tuple[dict[str, int], Step]:
-    """The vocabulary and the model of tiktoken's encoding: tokens in the order of their ranks, the
-    first of which has the number ``first``. What the vocabulary gets later is the model's too.
+    """The vocabulary and the BPE model of a tiktoken encoding: ``tokens`` by rank, numbered from
+    ``first``. The model refers to the vocabulary, so it has tokens that are added later too.
 
     Raises ``ModelError``.
     """
     vocabulary: dict[str, int] = {}
     for number, token in enumerate(tokens, first):
-        if vocabulary.setdefault(spelled(token), number) != number:
+        if vocabulary.setdefault(spell_bytes(token), number) != number:
             raise ModelError(f"{origin}: the token {token[:40]!r} occurs twice")
     if lacks_bytes(vocabulary):
         raise ModelError(f"{origin}: not every byte is a token, so not every text can be encoded")
@@ -52,5 +52,5 @@ def ranked_bytes(tokens: Sequence[bytes], first: int, origin: str) -> tuple[dict
         merges = merges_by_rank(vocabulary, vocabulary)
     except ValueError as error:
         raise ModelError(f"{origin}: {error}") from None
-    # A part of a text that is a token is that token, whatever its merges would make of it.
+    # As in tiktoken, a part of a text that is a token is not split, whatever its merges say.
     return vocabulary, byte_pairs(vocabulary, merges, ignore_merges=True)

@@ -1,6 +1,6 @@
-"""The map of characters in a model of SentencePiece: a trie, and the texts that it leads to.
+"""SentencePiece's character map: a trie, and the replacement texts that its leaves point to.
 
-The tokenizers library follows it without looking, so a damaged one would end a request.
+The tokenizers library follows it unchecked, so a damaged map would crash during a request.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from array import array
 
-# NFKC's, the largest that is published, has 0.3 MB.
+# The largest published map, NFKC, has 0.3 MB.
 _MAX_BYTES = 4 << 20
 _LEAF = 1 << 31
 
 
 def check_charsmap(charsmap: bytes) -> str | None:
-    """What is wrong with a map; ``None`` if nothing is."""
+    """Return the problem of a map, or ``None``."""
     size = int.from_bytes(charsmap[:4], "little")
     if len(charsmap) > _MAX_BYTES:
         return f"has {len(charsmap)} bytes; supported: at most {_MAX_BYTES}"
@@ -27,15 +27,17 @@ def check_charsmap(charsmap: bytes) -> str | None:
         texts = charsmap[4 + size :].decode()
     except UnicodeDecodeError:
         return "is not UTF-8"
-    # Where a text may begin: at each character, by its place in bytes.
+    if not texts.endswith("\0"):
+        return "is truncated"
+    # Byte offsets at which a text may begin: those of characters.
     starts, place = set(), 0
     for character in texts:
         starts.add(place)
         place += len(character.encode())
     for number, unit in enumerate(units):
-        if unit & _LEAF and number:  # the root is followed whatever it is
+        if unit & _LEAF and number:  # the library never takes the root for a leaf
             continue
         child = number ^ (unit >> 10 << ((unit & 1 << 9) >> 6))
         if child >= len(units) or (unit >> 8 & 1 and (units[child] & ~_LEAF) not in starts):
-            return f"leads out of itself at {number}"
+            return f"unit {number} points outside the map"
     return None

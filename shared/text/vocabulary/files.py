@@ -1,4 +1,4 @@
-"""The files that a tokenizer may be in, of which the first one counts."""
+"""Tokenizer files, the preferred one first."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .vocab_txt import read_vocab_txt
 TOKENIZER_JSON = "tokenizer.json"
 _TEKKEN = "tekken.json"
 _TIKTOKEN = ("tiktoken.model", "qwen.tiktoken")
-# The last two are those of T5 and ALBERT, and of XLM-RoBERTa.
+# Llama's, T5's and ALBERT's, and XLM-RoBERTa's.
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _VOCAB_JSON, _VOCAB_TXT = "vocab.json", "vocab.txt"
 _IN_ORDER = (TOKENIZER_JSON, _TEKKEN, *_TIKTOKEN, *_PIECES, _VOCAB_JSON, _VOCAB_TXT)
-# All that a tokenizer is read from, besides its templates and configuration.
+# All files of a tokenizer, besides its templates and configuration.
 TOKENIZER_FILES = (*_IN_ORDER, "merges.txt", "added_tokens.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """``tokenizer`` is the JSON of a ``tokenizer.json``, made of the file ``origin``; ``config`` is
-    that of the folder, with what the file says. ``template`` is that of chats whose form the file
-    names."""
+    """A tokenizer as the content of a ``tokenizer.json``, converted from the file ``origin`` unless
+    it is one. ``config`` is the folder's, with defaults from that file; ``template`` is the chat
+    template that the file implies."""
 
     tokenizer: str
     origin: str
@@ -42,7 +42,7 @@ class Vocabulary:
 
 
 class Kind(StrEnum):
-    """The libraries, or the algorithms, whose files these are."""
+    """The library or algorithm that a file is for."""
 
     TOKENIZERS = "Hugging Face tokenizers"
     TEKKEN = "tekken"
@@ -63,7 +63,7 @@ _KINDS = {
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind of a file that ``find_vocabulary`` has found: by its name, but what is named as
+    """The kind of a file from ``find_vocabulary``, by its name: except that a file named like
     SentencePiece's may be tiktoken's."""
     kind = _KINDS[path.name]
     if kind is Kind.SENTENCEPIECE and is_ranks(_beginning(path)):
@@ -72,7 +72,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def find_vocabulary(folder: Path) -> Path | None:
-    """The file of a folder's tokenizer."""
+    """The tokenizer file of a folder."""
     paths = (folder / name for name in _IN_ORDER)
     return next((path for path in paths if path.is_file()), None)
 
@@ -88,21 +88,21 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
     kind = kind_of(path)
     if kind is Kind.TOKENIZERS:
         return Vocabulary(read_text(path, MAX_TOKENIZER_JSON), str(path), config)
-    added = AddedTokens(folder, config)
+    added_tokens = AddedTokens(folder, config)
     template = None
     if kind is Kind.TEKKEN:
         tekken = Tekken(path)
-        made = tekken.tokenizer_json(added)
+        content = tekken.tokenizer_json(added_tokens)
         template = tekken_chat(tekken.version, tekken.special)
     elif kind is Kind.TIKTOKEN:
-        made = read_tiktoken(path, added)
+        content = read_tiktoken(path, added_tokens)
     elif kind is Kind.SENTENCEPIECE:
-        made = read_sentencepiece(path, added)
+        content = read_sentencepiece(path, added_tokens)
     elif kind is Kind.BPE:
-        made = read_vocab_json(path, added)
+        content = read_vocab_json(path, added_tokens)
     else:
-        made = read_vocab_txt(path, added)
-    return Vocabulary(made, str(path), added.config, template)
+        content = read_vocab_txt(path, added_tokens)
+    return Vocabulary(content, str(path), added_tokens.config, template)
 
 
 def _beginning(path: Path) -> bytes:

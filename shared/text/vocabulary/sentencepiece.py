@@ -1,8 +1,8 @@
 """SentencePiece's models: ``tokenizer.model``, ``spiece.model`` or ``sentencepiece.bpe.model``.
 
-A tokenizer of the tokenizers library finds special tokens first, and encodes what is between them
-by itself. SentencePiece knows of user-defined symbols only, and finds them in the normalised text;
-what a model's Python class adds to it is in ``_CLASSES``.
+The tokenizers library finds special tokens first, and encodes the texts between them separately.
+SentencePiece itself has only user-defined symbols, which it finds in the normalised text;
+``_CLASSES`` has what a model's Python class adds to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tokenizer_json import (
     byte_pairs,
     merges_by_rank,
     number_tokens,
-    replaced,
+    replace_step,
     sequence,
     tokenizer_json,
 )
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-# Three times the largest model that is published; a piece may take two bytes of it.
+# Three times the largest published model; a piece takes at least two bytes.
 _MAX_BYTES = 16 << 20
-# Of all user-defined symbols, which become one pattern.
+# Characters of all user-defined symbols, which become one pattern.
 _MAX_SYMBOLS = 1 << 20
-# Of spaces before the first word of a text.
+# Spaces before the first word of a text.
 _MAX_STRIPPED = 64
-# A character that no text has, and that joins no other one.
+# A character that occurs in no text and forms no grapheme with others.
 _BREAK = "\U000e0fff"
 # Characters that the map of most models composes.
 _COMPOSED = {"e\u0301": "\u00e9", "a\u0302": "\u00e2"}
@@ -50,9 +50,9 @@ _COMPOSED = {"e\u0301": "\u00e9", "a\u0302": "\u00e2"}
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What a tokenizer's class adds to SentencePiece: the special tokens around a text, of which
-    ``bos`` and ``eos`` are defaults of ``add_bos_token`` and ``add_eos_token``, and the names of
-    those that the folder may leave out."""
+    """What a tokenizer's class adds to SentencePiece: special tokens before and after a text, by
+    the defaults ``bos`` and ``eos`` of ``add_bos_token`` and ``add_eos_token`` or always
+    (``first``, ``last``), and default ``names`` of special tokens."""
 
     bos: bool | None = None
     eos: bool | None = None
@@ -99,22 +99,22 @@ class _Piece:
     kind: int
 
 
-def read_sentencepiece(path: Path, added: AddedTokens) -> str:
-    """The ``tokenizer.json`` of a SentencePiece model. Raises ``ModelError``."""
-    return _Model(path, added).tokenizer_json()
+def read_sentencepiece(path: Path, added_tokens: AddedTokens) -> str:
+    """Convert a SentencePiece model to a ``tokenizer.json``. Raises ``ModelError``."""
+    return _Model(path, added_tokens).tokenizer_json()
 
 
 class _Model:
-    def __init__(self, path: Path, added: AddedTokens) -> None:
+    def __init__(self, path: Path, added_tokens: AddedTokens) -> None:
         self._origin = str(path)
-        self._added = added
-        proto = _parsed(path)
+        self._added_tokens = added_tokens
+        proto = _parse(path)
         self._trainer, self._normalizer = proto.trainer_spec, proto.normalizer_spec
         self._check_specs()
         self._class = self._class_of()
         self._pieces = [self._piece(number, one) for number, one in enumerate(proto.pieces)]
         if not self._pieces:
-            raise self._invalid("has no pieces, so it is no SentencePiece model")
+            raise self._invalid("has no pieces, so it is not a SentencePiece model")
         self._rearrange()
         self._numbers = number_tokens((piece.text for piece in self._pieces), self._origin)
         unknown = [piece.text for piece in self._pieces if piece.kind == _UNKNOWN]
@@ -123,37 +123,40 @@ class _Model:
         self._unknown = unknown[0]
         self._has_bytes = self._trainer.byte_fallback
         if self._has_bytes and sum(piece.kind == _BYTE for piece in self._pieces) != 256:
-            raise self._invalid("has not all 256 bytes as pieces, which byte_fallback needs")
+            raise self._invalid("byte_fallback needs all 256 bytes as pieces, and some are missing")
         self._name_special_tokens()
 
     def tokenizer_json(self) -> str:
         """The whole ``tokenizer.json``."""
         vocabulary = dict(self._numbers)
-        tokens = self._added.joined(vocabulary, self._origin)
-        prefixed = self._normalizer.add_dummy_prefix and self._added.flag("add_prefix_space", True)
+        tokens = self._added_tokens.merge_into(vocabulary, self._origin)
+        prefixed = self._normalizer.add_dummy_prefix and self._added_tokens.flag(
+            "add_prefix_space", True
+        )
         # Classes that are not legacy put a space before the first text only.
-        everywhere = self._added.flag("legacy", True)
+        everywhere = self._added_tokens.flag("legacy", True)
         model = (
-            self._merging(vocabulary)
-            if self._trainer.model_type == _BPE
-            else self._unigram(vocabulary)
+            self._bpe(vocabulary) if self._trainer.model_type == _BPE else self._unigram(vocabulary)
         )
         return tokenizer_json(
             model,
             added=tokens,
-            normalizer=self._normalising(prefixed and everywhere),
+            normalizer=self._normalizer_step(prefixed and everywhere),
             pre_tokenizer=sequence(
                 "pretokenizers",
-                [*(_first_space() if prefixed and not everywhere else ()), *self._dividing()],
+                [
+                    *(_first_space() if prefixed and not everywhere else ()),
+                    *self._split_byte_pieces(),
+                ],
             ),
-            post_processor=self._ends(vocabulary),
-            decoder=self._decoding(prefixed),
+            post_processor=self._post_processor(vocabulary),
+            decoder=self._decoder(prefixed),
         )
 
     def _check_specs(self) -> None:
         kind = self._trainer.model_type
         if kind not in (_UNIGRAM, _BPE):
-            raise self._invalid("is neither a BPE nor a Unigram model, and other kinds are unknown")
+            raise self._invalid("is neither a BPE nor a Unigram model, the supported kinds")
         if self._trainer.treat_whitespace_as_suffix:
             raise self._invalid("has spaces after words (treat_whitespace_as_suffix); unsupported")
         if not self._normalizer.escape_whitespaces:
@@ -163,10 +166,10 @@ class _Model:
             raise self._invalid(f"its precompiled_charsmap {problem}")
 
     def _class_of(self) -> _Class:
-        name = self._added.tokenizer_class
+        name = self._added_tokens.tokenizer_class
         if name in _CLASSES:
             return _CLASSES[name]
-        if self._added.config.get("add_bos_token") is not None or (
+        if self._added_tokens.config.get("add_bos_token") is not None or (
             name is None and self._trainer.model_type == _BPE
         ):
             return _LLAMA
@@ -191,29 +194,29 @@ class _Model:
         return _Piece(text, score, kind)
 
     def _rearrange(self) -> None:
-        """Give the pieces the numbers that they have in the model, and the names that its
-        configuration gives to those that stand for no text."""
-        name = self._added.tokenizer_class
+        """Number the pieces as the model does, and rename those without text as its configuration
+        does."""
+        name = self._added_tokens.tokenizer_class
         if name == "XLMRobertaTokenizer":  # fairseq's own first four
             self._pieces[:3] = [
                 *(_Piece(text, 0.0, _CONTROL) for text in ("<s>", "<pad>", "</s>")),
                 _Piece("<unk>", 0.0, _UNKNOWN),
             ]
             self._pieces.append(_Piece("<mask>", 0.0, _CONTROL))
-        listed = self._added.by_number
-        if name == "T5Tokenizer" and len(self._pieces) not in listed:
-            extra = self._added.config.get("extra_ids", 100)
+        by_number = self._added_tokens.by_number
+        if name == "T5Tokenizer" and len(self._pieces) not in by_number:
+            extra = self._added_tokens.config.get("extra_ids", 100)
             if not isinstance(extra, int) or not 0 <= extra <= 1000:
                 raise self._invalid(f"has extra_ids {extra!r:.40}; supported: at most 1000")
             texts = (f"<extra_id_{number}>" for number in reversed(range(extra)))
             self._pieces += (_Piece(text, 0.0, _CONTROL) for text in texts)
         for number, piece in enumerate(self._pieces):
-            token = listed.get(number)
+            token = by_number.get(number)
             if token is not None and piece.kind in (_CONTROL, _USER_DEFINED, _UNKNOWN):
                 self._pieces[number] = _Piece(token["content"], piece.score, piece.kind)
 
     def _name_special_tokens(self) -> None:
-        """Enter what ``tokenizer_config.json`` may leave out."""
+        """Fill in the special tokens that ``tokenizer_config.json`` may leave out."""
         trainer, names = self._trainer, dict(self._class.names)
         for key, text in (
             ("bos_token", trainer.bos_piece),
@@ -222,28 +225,30 @@ class _Model:
         ):
             names.setdefault(key, text.decode(errors="replace"))
         names.setdefault("unk_token", self._unknown)
-        self._added.default(**{key: name for key, name in names.items() if name in self._numbers})
-        listed = self._added.by_number
-        for number, token in listed.items():
-            listed[number] = token | {"normalized": False}
+        self._added_tokens.default(
+            **{key: name for key, name in names.items() if name in self._numbers}
+        )
+        by_number = self._added_tokens.by_number
+        for number, token in by_number.items():
+            by_number[number] = token | {"normalized": False}
         for number, piece in enumerate(self._pieces):
             if piece.kind == _USER_DEFINED:
-                token = listed.setdefault(number, entry(piece.text, number, special=False))
-                normal = "".join(map(self._normalized, piece.text)) == piece.text
-                listed[number] = token | {"normalized": normal and not token["special"]}
+                token = by_number.setdefault(number, entry(piece.text, number, special=False))
+                normal = "".join(map(self._normalize, piece.text)) == piece.text
+                by_number[number] = token | {"normalized": normal and not token["special"]}
             elif piece.kind in (_CONTROL, _UNKNOWN):
-                listed.setdefault(number, entry(piece.text, number))
+                by_number.setdefault(number, entry(piece.text, number))
 
-    def _merging(self, vocabulary: dict[str, int]) -> Step:
+    def _bpe(self, vocabulary: dict[str, int]) -> Step:
         normal = {piece.text for piece in self._pieces if piece.kind == _NORMAL}
         numbers = {text: number for text, number in self._numbers.items() if text in normal}
         # A stable sort: equal scores stay in their order.
-        ranked = sorted(
+        by_score = sorted(
             (piece for piece in self._pieces if piece.kind == _NORMAL),
             key=lambda piece: -piece.score,
         )
         try:
-            merges = merges_by_rank((piece.text for piece in ranked), numbers)
+            merges = merges_by_rank((piece.text for piece in by_score), numbers)
         except ValueError as error:
             raise self._invalid(str(error)) from None
         return byte_pairs(
@@ -272,8 +277,8 @@ class _Model:
             "byte_fallback": self._has_bytes,
         }
 
-    def _dividing(self) -> list[Step]:
-        """Divide what looks like a byte: the library would find its piece in a text."""
+    def _split_byte_pieces(self) -> list[Step]:
+        """Split text that looks like a byte piece, which the library would encode as that byte."""
         if not self._has_bytes or self._trainer.model_type != _UNIGRAM:
             return []
         return [
@@ -285,69 +290,71 @@ class _Model:
             }
         ]
 
-    def _normalising(self, prefixed: bool) -> Step | None:
+    def _normalizer_step(self, prefixed: bool) -> Step | None:
         steps = self._character_steps()
         trims = self._normalizer.remove_extra_whitespaces
         if trims:
-            steps += [replaced(" {2,}", " ", regex=True), replaced(r"\A +", "", regex=True)]
-        steps.append(replaced(" ", SPACE))
+            steps += [replace_step(" {2,}", " ", regex=True), replace_step(r"\A +", "", regex=True)]
+        steps.append(replace_step(" ", SPACE))
         if trims:
-            steps.append(replaced(rf"{SPACE}+\z", "", regex=True))
+            steps.append(replace_step(rf"{SPACE}+\z", "", regex=True))
         if prefixed:
-            steps += self._prefixing()
+            steps += self._prefix_steps()
         return sequence("normalizers", steps)
 
     def _character_steps(self) -> list[Step]:
         steps: list[Step] = []
-        if self._added.tokenizer_class == "AlbertTokenizer":
-            steps += [replaced("``", '"'), replaced("''", '"')]
-            if not self._added.flag("keep_accents", False):
+        if self._added_tokens.tokenizer_class == "AlbertTokenizer":
+            steps += [replace_step("``", '"'), replace_step("''", '"')]
+            if not self._added_tokens.flag("keep_accents", False):
                 steps += [{"type": "NFKD"}, {"type": "StripAccents"}]
-            if self._added.flag("do_lower_case", True):
+            if self._added_tokens.flag("do_lower_case", True):
                 steps.append({"type": "Lowercase"})
         if charsmap := self._normalizer.precompiled_charsmap:
-            # The library looks up graphemes, and drops the rest of one that only begins in the map:
-            # it gets characters. What the map has for several is composing, which NFC does too,
-            # unless several marks are in an unusual order.
-            encoded = base64.b64encode(charsmap).decode()
-            composes = all(self._normalized(text) == one for text, one in _COMPOSED.items())
+            # The library looks up graphemes, and drops the rest of one of which only the beginning
+            # is in the map, so it gets single characters. Entries for several characters compose
+            # them, as NFC does, except for several marks in an unusual order.
+            charsmap_base64 = base64.b64encode(charsmap).decode()
+            composes = all(self._normalize(text) == one for text, one in _COMPOSED.items())
             composing: list[Step] = [{"type": "NFC"}] if composes else []
             steps += [
                 *composing,
-                replaced(r"(?<=[\s\S])(?=[^\x00-\x7f])", _BREAK, regex=True),
-                {"type": "Precompiled", "precompiled_charsmap": encoded},
-                replaced(_BREAK, ""),
+                replace_step(r"(?<=[\s\S])(?=[^\x00-\x7f])", _BREAK, regex=True),
+                {"type": "Precompiled", "precompiled_charsmap": charsmap_base64},
+                replace_step(_BREAK, ""),
                 *composing,
             ]
         return steps
 
-    def _decoding(self, prefixed: bool) -> Step:
+    def _decoder(self, prefixed: bool) -> Step:
         steps: list[Step] = [
-            replaced(SPACE, " "),
+            replace_step(SPACE, " "),
             {"type": "ByteFallback"},
             {"type": "Fuse"},
         ]
-        stripped = _MAX_STRIPPED if self._normalizer.remove_extra_whitespaces else int(prefixed)
-        if stripped:
-            steps.append({"type": "Strip", "content": " ", "start": stripped, "stop": 0})
+        num_spaces = _MAX_STRIPPED if self._normalizer.remove_extra_whitespaces else int(prefixed)
+        if num_spaces:
+            steps.append({"type": "Strip", "content": " ", "start": num_spaces, "stop": 0})
         return {"type": "Sequence", "decoders": steps}
 
-    def _prefixing(self) -> list[Step]:
-        """A space before each text. The library normalises user-defined symbols too, before it
-        looks for them: to a text that is just one of them, nothing is added."""
+    def _prefix_steps(self) -> list[Step]:
+        """Prepend a space to each text. The library also normalises user-defined symbols before it
+        looks for them, so a text that is just a symbol gets no space."""
         steps: list[Step] = [{"type": "Prepend", "prepend": SPACE}]
         symbols = [
-            token["content"] for token in self._added.by_number.values() if token["normalized"]
+            token["content"]
+            for token in self._added_tokens.by_number.values()
+            if token["normalized"]
         ]
         if sum(map(len, symbols)) > _MAX_SYMBOLS:
             raise self._invalid(f"has more than {_MAX_SYMBOLS} characters of user-defined symbols")
         if symbols:
             one_of = "|".join(map(re.escape, symbols))
-            steps.append(replaced(rf"\A{SPACE}(?=(?:{one_of})\z)", "", regex=True))
+            steps.append(replace_step(rf"\A{SPACE}(?=(?:{one_of})\z)", "", regex=True))
         return steps
 
-    def _normalized(self, text: str) -> str:
-        """What the map of characters makes of a text that is one grapheme."""
+    def _normalize(self, text: str) -> str:
+        """Normalise a single grapheme by the character map."""
         from tokenizers import normalizers
 
         charsmap = self._normalizer.precompiled_charsmap
@@ -356,20 +363,24 @@ class _Model:
         )
         return normalized
 
-    def _ends(self, vocabulary: dict[str, int]) -> Step | None:
+    def _post_processor(self, vocabulary: dict[str, int]) -> Step | None:
         """The special tokens before and after every text."""
         first, last = self._class.first, self._class.last
         if self._class.bos is not None:
-            first = ("bos_token",) if self._added.flag("add_bos_token", self._class.bos) else ()
+            first = (
+                ("bos_token",) if self._added_tokens.flag("add_bos_token", self._class.bos) else ()
+            )
         if self._class.eos is not None:
-            last = ("eos_token",) if self._added.flag("add_eos_token", self._class.eos) else ()
-        return self._added.ends(first, last, vocabulary, self._origin)
+            last = (
+                ("eos_token",) if self._added_tokens.flag("add_eos_token", self._class.eos) else ()
+            )
+        return self._added_tokens.template_processing(first, last, vocabulary, self._origin)
 
     def _invalid(self, problem: str) -> ModelError:
         return ModelError(f"{self._origin}: {problem}")
 
 
-def _parsed(path: Path) -> pb.ModelProto:
+def _parse(path: Path) -> pb.ModelProto:
     try:
         from google.protobuf.message import DecodeError
 
@@ -383,13 +394,13 @@ def _parsed(path: Path) -> pb.ModelProto:
         return pb.ModelProto.FromString(read_bytes(path, _MAX_BYTES))
     except DecodeError:
         raise ModelError(
-            f"{path} is truncated or no SentencePiece model: delete it and download it again"
+            f"{path} is truncated or not a SentencePiece model: delete it and download it again"
         ) from None
 
 
 def _first_space() -> list[Step]:
-    """A space before the first text. ``Metaspace`` adds none before the character that it writes
-    for one: the first step writes a space for it, and the second what stands for a space."""
+    """Prepend a space to the first text. ``Metaspace`` prepends none to its own replacement
+    character, so the first step inserts a plain space, and the second one replaces it."""
 
     def metaspace(character: str, scheme: str) -> Step:
         return {

@@ -20,7 +20,7 @@ from .tokenizer_json import (
 )
 
 _BOS = "<s>"
-# Those of versions up to v7, whose files do not list them.
+# Special tokens of versions up to v7, whose files do not list them.
 _OLDER = (
     *("<unk>", _BOS, "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
@@ -57,10 +57,10 @@ class Tekken:
             self._token(rank, one) for rank, one in enumerate(vocabulary[: size - specials])
         ]
 
-    def tokenizer_json(self, added: AddedTokens) -> str:
+    def tokenizer_json(self, added_tokens: AddedTokens) -> str:
         """The whole ``tokenizer.json``. Special tokens come first."""
         names = {"bos_token": _BOS, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-        added.default(**{key: text for key, text in names.items() if text in self.special})
+        added_tokens.default(**{key: text for key, text in names.items() if text in self.special})
         vocabulary, model = ranked_bytes(self._tokens, len(self.special), self._origin)
         for number, text in enumerate(self.special):
             if text in vocabulary:
@@ -68,26 +68,28 @@ class Tekken:
                     f"tokens {vocabulary[text]} and {number} are the same, {text[:40]!r}"
                 )
             vocabulary[text] = number
-            added.by_number.setdefault(number, entry(text, number))
-        tokens = added.joined(vocabulary, self._origin)
-        first = ("bos_token",) if added.flag("add_bos_token", _BOS in self.special) else ()
+            added_tokens.by_number.setdefault(number, entry(text, number))
+        tokens = added_tokens.merge_into(vocabulary, self._origin)
+        first = ("bos_token",) if added_tokens.flag("add_bos_token", _BOS in self.special) else ()
         return tokenizer_json(
             model,
             added=tokens,
             pre_tokenizer=split_by(self._pattern),
-            post_processor=added.ends(first, (), vocabulary, self._origin),
+            post_processor=added_tokens.template_processing(first, (), vocabulary, self._origin),
             decoder=byte_level(use_regex=False),
         )
 
-    def _special(self, listed: Any, count: int) -> list[str]:
-        if listed is None:
+    def _special(self, entries: Any, count: int) -> list[str]:
+        if entries is None:
             if self.version not in _OLDER_VERSIONS:
                 raise self._invalid(f"special_tokens are missing, which {self.version} needs")
-            listed = [{"rank": rank, "token_str": text} for rank, text in enumerate(_OLDER[:count])]
-        if not isinstance(listed, list):
+            entries = [
+                {"rank": rank, "token_str": text} for rank, text in enumerate(_OLDER[:count])
+            ]
+        if not isinstance(entries, list):
             raise self._invalid("special_tokens must be a list")
         texts: dict[int, str] = {}
-        for one in listed:
+        for one in entries:
             rank: Any = one.get("rank") if isinstance(one, Mapping) else None
             text = one.get("token_str") if isinstance(one, Mapping) else None
             if not _is_number(rank) or not 0 <= rank < count or not isinstance(text, str):
@@ -98,10 +100,10 @@ class Tekken:
             if rank in texts:
                 raise self._invalid(f"two special tokens have the rank {rank}")
             texts[rank] = check_token(text, rank, self._origin)
-        every = [texts.get(rank, f"<SPECIAL_{rank}>") for rank in range(count)]
-        if len(set(every)) != count:
+        tokens = [texts.get(rank, f"<SPECIAL_{rank}>") for rank in range(count)]
+        if len(set(tokens)) != count:
             raise self._invalid("two special tokens are the same")
-        return every
+        return tokens
 
     def _token(self, rank: int, one: Any) -> bytes:
         text = one.get("token_bytes") if isinstance(one, Mapping) else None

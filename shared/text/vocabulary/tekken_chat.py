@@ -1,14 +1,14 @@
 """Chats of Mistral's models whose folder has a ``tekken.json`` and no chat template.
 
-The rules are those of the package mistral-common, by the version of the ``tekken.json``: where the
-system prompt and the tools are, and how calls and their results are written.
+The rules follow the package mistral-common. They depend on the version of the ``tekken.json``:
+where the system prompt and the tools go, and how tool calls and their results are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-# Later ones have settings of the model, such as an effort, in their prompts.
+# Later versions put settings of the model, such as an effort, into their prompts.
 VERSIONS = {"v3": 3, "v7": 7, "v11": 11, "v13": 13}
 
 _TEMPLATE = r"""
@@ -20,7 +20,7 @@ _TEMPLATE = r"""
   {%- endif -%}
 {%- endmacro -%}
 
-{%- macro written(arguments) -%}
+{%- macro arguments_json(arguments) -%}
   {%- if arguments is string -%}
     {{- (arguments or '{}') | from_json | tojson -}}
   {%- else -%}
@@ -111,40 +111,40 @@ _TEMPLATE = r"""
     {{- parts.all | join('\n\n') -}}
     [/INST]
   {%- elif group.role == 'assistant' -%}
-    {%- set said = namespace(before='', text='', calls=[]) -%}
+    {%- set turn = namespace(before='', text='', calls=[]) -%}
     {%- for message in group.messages -%}
-      {%- set between = '\n\n' if said.text else '' -%}
+      {%- set between = '\n\n' if turn.text else '' -%}
 @THINKING@      {%- if text(message.content) -%}
-        {%- set said.text = said.text ~ between ~ text(message.content) -%}
+        {%- set turn.text = turn.text ~ between ~ text(message.content) -%}
       {%- endif -%}
-      {%- set said.calls = said.calls + (message.tool_calls or []) -%}
+      {%- set turn.calls = turn.calls + (message.tool_calls or []) -%}
     {%- endfor -%}
-    {%- if not said.before and not said.text and not said.calls -%}
+    {%- if not turn.before and not turn.text and not turn.calls -%}
       {{- raise_exception('a message of the assistant has neither content nor calls') -}}
-    {%- elif version == 3 and said.text and said.calls -%}
+    {%- elif version == 3 and turn.text and turn.calls -%}
       {{- raise_exception('a message of the assistant has both content and calls') -}}
     {%- endif -%}
-    {{- said.before ~ (said.text if said.before else said.text.rstrip(' ')) -}}
-    {%- set made = namespace(calls=[]) -%}
-    {%- for call in said.calls -%}
+    {{- turn.before ~ (turn.text if turn.before else turn.text.rstrip(' ')) -}}
+    {%- set array = namespace(calls=[]) -%}
+    {%- for call in turn.calls -%}
       {%- set _ = ns.ids.append(call.id) -%}
       {%- if version >= 11 -%}
         [TOOL_CALLS]{{- call.function.name -}}
         {%- if version == 11 -%}
           [CALL_ID]{{- short(call.id) -}}
         {%- endif -%}
-        [ARGS]{{- written(call.function.arguments) -}}
+        [ARGS]{{- arguments_json(call.function.arguments) -}}
       {%- else -%}
         {%- set arguments = call.function.arguments -%}
         {%- if arguments is string -%}
           {%- set arguments = (arguments or '{}') | from_json -%}
         {%- endif -%}
-        {%- set _ = made.calls.append(
+        {%- set _ = array.calls.append(
           {'name': call.function.name, 'arguments': arguments, 'id': short(call.id)}) -%}
       {%- endif -%}
     {%- endfor -%}
-    {%- if made.calls -%}
-      [TOOL_CALLS]{{- made.calls | tojson -}}
+    {%- if array.calls -%}
+      [TOOL_CALLS]{{- array.calls | tojson -}}
     {%- endif -%}
     {{- eos_token -}}
   {%- elif version < 11 -%}
@@ -165,18 +165,18 @@ _TEMPLATE = r"""
 {%- endfor -%}
 """
 
-# Shown only by templates of models that have the two tokens: templates also say what is parsed.
+# Only for models that have both tokens: the reasoning parser is chosen by the template.
 _THINKING = r"""
       {%- if message.thinking -%}
-        {%- set said.before = said.before ~ said.text ~ '[THINK]' ~ message.thinking -%}
-        {%- set said.before = said.before ~ '[/THINK]' -%}
-        {%- set said.text, between = '', '' -%}
+        {%- set turn.before = turn.before ~ turn.text ~ '[THINK]' ~ message.thinking -%}
+        {%- set turn.before = turn.before ~ '[/THINK]' -%}
+        {%- set turn.text, between = '', '' -%}
       {%- endif -%}
 """
 
 
 def tekken_chat(version: str, special: Collection[str]) -> str | None:
-    """The chat template of a version with these special tokens; ``None`` if its chats are
+    """The chat template of a version with these special tokens; ``None`` if the version is
     unknown."""
     number = VERSIONS.get(version)
     if number is None:

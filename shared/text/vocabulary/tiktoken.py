@@ -1,8 +1,8 @@
 """tiktoken's files of ranks: ``tiktoken.model``, ``qwen.tiktoken``, and Llama 3's
 ``tokenizer.model``.
 
-They have tokens and ranks only; the rule by which texts are split, and the special tokens, are in
-the code of each family.
+They contain tokens and ranks only; the splitting pattern and the special tokens are in the code of
+each family.
 """
 
 from __future__ import annotations
@@ -14,57 +14,78 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_files import read_text
-from . import patterns
 from .added_tokens import AddedTokens, entry
 from .byte_spelling import decode_token, ranked_bytes
 from .tokenizer_json import MAX_TOKENS, byte_level, split_by, tokenizer_json
+
+# The patterns by which families split a text before byte-pair encoding.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _cased_words(without: str = "") -> str:
+    """A pattern of words with leading capitals, of letters ``without`` some."""
+    upper, lower = f"[{_UPPER}{without}]", f"[{_LOWER}{without}]"
+    before, after = r"[^\r\n\p{L}\p{N}]?", f"{_CONTRACTION}?"
+    return f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
+
+
+QWEN_PATTERN = "|".join((_CONTRACTION, _WORD, r"\p{N}", _PUNCTUATION, _SPACES))
+_LLAMA3_PATTERN = "|".join((_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _SPACES))
+_LLAMA4_PATTERN = "|".join((_cased_words(), r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES))
+_KIMI_PATTERN = "|".join(
+    (r"[\p{Han}]+", _cased_words(r"&&[^\p{Han}]"), r"\p{N}{1,3}", _PUNCTUATION, _SPACES)
+)
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """After the ranks come ``specials`` tokens: those in ``special``, and others that ``reserved``
-    names by their numbers among all tokens, or ``counted_from`` a number. ``names`` are what
-    ``tokenizer_config.json`` may leave out."""
+    """What a family's code adds to a file of ranks. After the ranks come ``num_special`` tokens:
+    those in ``special``, then ``reserved`` ones, which are named by their ids, or count up from
+    ``reserved_from``. ``names`` are defaults for ``tokenizer_config.json``."""
 
     name: str
     pattern: str
     special: tuple[str, ...] = ()
-    specials: int = 0
+    num_special: int = 0
     reserved: str = ""
-    counted_from: int | None = None
+    reserved_from: int | None = None
     names: tuple[tuple[str, str], ...] = ()
-    begins: bool = False
-    normalises: bool = False
+    adds_bos: bool = False
+    nfc: bool = False
 
     def special_tokens(self, ranks: int) -> list[str]:
-        """All special tokens, by their numbers after the ranks."""
-        known = len(self.special)
-        base = ranks if self.counted_from is None else self.counted_from - known
-        more = (self.reserved.format(base + number) for number in range(known, self.specials))
+        """All special tokens, in the order in which they follow the ranks."""
+        count = len(self.special)
+        base = ranks if self.reserved_from is None else self.reserved_from - count
+        more = (self.reserved.format(base + number) for number in range(count, self.num_special))
         return [*self.special, *more]
 
 
 _KIMI = _Family(
     "Kimi's and Moonlight's",
-    patterns.KIMI,
-    specials=256,
+    _KIMI_PATTERN,
+    num_special=256,
     reserved="<|reserved_token_{}|>",
 )
 _QWEN = _Family(
     "Qwen's",
-    patterns.QWEN,
+    QWEN_PATTERN,
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    specials=208,
+    num_special=208,
     reserved="<|extra_{}|>",
-    counted_from=0,
+    reserved_from=0,
     names=(("eos_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")),
-    normalises=True,
+    nfc=True,
 )
 _LLAMA3 = _Family(
     "Llama 3's",
-    patterns.LLAMA3,
+    _LLAMA3_PATTERN,
     special=(
         "<|begin_of_text|>",
         "<|end_of_text|>",
@@ -79,74 +100,74 @@ _LLAMA3 = _Family(
         "<|python_tag|>",
         "<|image|>",
     ),
-    specials=256,
+    num_special=256,
     reserved="<|reserved_special_token_{}|>",
-    counted_from=2,
+    reserved_from=2,
     names=(("bos_token", "<|begin_of_text|>"), ("eos_token", "<|end_of_text|>")),
-    begins=True,
+    adds_bos=True,
 )
 _LLAMA4 = _Family(
     "Llama 4's",
-    patterns.LLAMA4,
+    _LLAMA4_PATTERN,
     names=(("bos_token", "<|begin_of_text|>"), ("eos_token", "<|end_of_text|>")),
-    begins=True,
+    adds_bos=True,
 )
-# By the name of the file, and by the number of ranks in one whose name says nothing.
+# By file name, else by the number of ranks.
 _BY_FILE = {"tiktoken.model": _KIMI, "qwen.tiktoken": _QWEN}
 _BY_RANKS = {128_000: _LLAMA3, 200_000: _LLAMA4}
 _CLASSES = {"tiktoken.model": ("TikTokenTokenizer",), "qwen.tiktoken": ("QWenTokenizer",)}
 
 
 def is_ranks(beginning: bytes) -> bool:
-    """Return whether a file begins as a list of ranks does."""
+    """Return whether a file that begins like this is a list of ranks."""
     return _LINE.match(beginning) is not None
 
 
-def read_tiktoken(path: Path, added: AddedTokens) -> str:
-    """The ``tokenizer.json`` of a file of ranks. Raises ``ModelError``."""
+def read_tiktoken(path: Path, added_tokens: AddedTokens) -> str:
+    """Convert a file of ranks to a ``tokenizer.json``. Raises ``ModelError``."""
     origin = str(path)
     tokens = _ranks(path)
-    family = _family_of(path.name, len(tokens), added, origin)
-    listed = added.by_number
+    family = _family_of(path.name, len(tokens), added_tokens, origin)
+    by_number = added_tokens.by_number
     special = family.special_tokens(len(tokens))
-    if not special and not listed:
+    if not special and not by_number:
         raise ModelError(
             f"{origin}: {family.name} special tokens are in added_tokens_decoder of "
             f"tokenizer_config.json, which is missing there: download it too"
         )
-    # A configuration may give a family's names to other numbers.
-    given = {token["content"] for token in listed.values()}
+    # A configuration may give these names to other ids.
+    names = {token["content"] for token in by_number.values()}
     for number, text in enumerate(special, len(tokens)):
-        if number not in listed and text not in given:
-            listed[number] = entry(text, number)
-    known = {token["content"] for token in listed.values()}
-    added.default(**{key: text for key, text in family.names if text in known})
+        if number not in by_number and text not in names:
+            by_number[number] = entry(text, number)
+    texts = {token["content"] for token in by_number.values()}
+    added_tokens.default(**{key: text for key, text in family.names if text in texts})
     vocabulary, model = ranked_bytes(tokens, 0, origin)
-    every = added.joined(vocabulary, origin)
-    first = ("bos_token",) if added.flag("add_bos_token", family.begins) else ()
+    entries = added_tokens.merge_into(vocabulary, origin)
+    first = ("bos_token",) if added_tokens.flag("add_bos_token", family.adds_bos) else ()
     return tokenizer_json(
         model,
-        added=every,
-        normalizer={"type": "NFC"} if family.normalises else None,
+        added=entries,
+        normalizer={"type": "NFC"} if family.nfc else None,
         pre_tokenizer=split_by(family.pattern),
-        post_processor=added.ends(first, (), vocabulary, origin),
+        post_processor=added_tokens.template_processing(first, (), vocabulary, origin),
         decoder=byte_level(use_regex=False),
     )
 
 
-def _family_of(name: str, ranks: int, added: AddedTokens, origin: str) -> _Family:
+def _family_of(name: str, ranks: int, added_tokens: AddedTokens, origin: str) -> _Family:
     family = _BY_FILE.get(name) or _BY_RANKS.get(ranks)
-    kind = added.tokenizer_class
+    kind = added_tokens.tokenizer_class
     if family is None:
-        known = ", ".join(f"{one.name} with {number}" for number, one in _BY_RANKS.items())
+        supported = ", ".join(f"{one.name} with {number}" for number, one in _BY_RANKS.items())
         raise ModelError(
-            f"{origin}: is a file of tiktoken with {ranks} ranks, and the rule by which its texts "
-            f"are split is unknown; known: {known}, and {', '.join(_BY_FILE)}"
+            f"{origin}: a tiktoken file with {ranks} ranks, whose splitting pattern is unknown; "
+            f"supported: {supported}, and {', '.join(_BY_FILE)}"
         )
     if kind is not None and kind not in _CLASSES.get(name, (kind,)):
         raise ModelError(
-            f"{origin}: tokenizer_class in tokenizer_config.json is {kind!r:.60}, whose rule for "
-            f"splitting texts is unknown; known: {', '.join(_CLASSES[name])}"
+            f"{origin}: tokenizer_class in tokenizer_config.json is {kind!r:.60}, whose "
+            f"splitting pattern is unknown; supported: {', '.join(_CLASSES[name])}"
         )
     return family
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors import ModelError
 
-# What SentencePiece writes for a space.
+# SentencePiece's spelling of a space.
 SPACE = "\u2581"
-# Of one token, in characters: the longest published ones are runs of some hundred spaces.
+# Characters in a token; the longest published ones are runs of a few hundred spaces.
 MAX_TOKEN = 1024
-# Ten times as many as the largest published vocabulary has.
+# Ten times the largest published vocabulary.
 MAX_TOKENS = 1 << 22
 MAX_MERGES = 1 << 23
 
@@ -45,7 +45,7 @@ def tokenizer_json(
 
 
 def byte_pairs(vocabulary: Mapping[str, int], merges: Iterable[Merge], **options: Any) -> Step:
-    """The model of byte-pair encoding; ``merges`` come in the order of their ranks."""
+    """A byte-pair encoding model; ``merges`` are in the order of their ranks."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -61,15 +61,14 @@ def byte_pairs(vocabulary: Mapping[str, int], merges: Iterable[Merge], **options
     }
 
 
-def merges_by_rank(ranked: Iterable[str], vocabulary: Mapping[str, int]) -> list[Merge]:
-    """All pairs of tokens that make a token, in the order of the tokens that they make: two
-    neighbours become the best token that is their sum, which is how SentencePiece and tiktoken
-    encode.
+def merges_by_rank(tokens: Iterable[str], vocabulary: Mapping[str, int]) -> list[Merge]:
+    """All pairs of tokens that concatenate to a token, in the order ``tokens`` of the results: the
+    pair whose result comes first is merged first, as in SentencePiece and tiktoken.
 
     Raises ``ValueError`` if there are too many.
     """
     merges: list[Merge] = []
-    for token in ranked:
+    for token in tokens:
         pairs = [
             (token[:cut], token[cut:])
             for cut in range(1, len(token))
@@ -79,7 +78,7 @@ def merges_by_rank(ranked: Iterable[str], vocabulary: Mapping[str, int]) -> list
             pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += pairs
         if len(merges) > MAX_MERGES:
-            raise ValueError(f"its tokens are made of others in more than {MAX_MERGES} ways")
+            raise ValueError(f"its tokens can be merged from others in more than {MAX_MERGES} ways")
     return merges
 
 
@@ -90,15 +89,15 @@ def sequence(kind: str, steps: Sequence[Step]) -> Step | None:
     return {"type": "Sequence", kind: [*steps]}
 
 
-def replaced(pattern: str, content: str, *, regex: bool = False) -> Step:
+def replace_step(pattern: str, content: str, *, regex: bool = False) -> Step:
     """A step that replaces text."""
     kind = "Regex" if regex else "String"
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
 def split_by(pattern: str) -> Step:
-    """A step that splits text into the matches of a pattern and what is between them, and spells
-    bytes in GPT-2's alphabet."""
+    """A step that splits text into the matches of a pattern and the texts between them, and spells
+    the bytes in GPT-2's alphabet."""
     split = {
         "type": "Split",
         "pattern": {"Regex": pattern},
@@ -118,7 +117,9 @@ def byte_level(*, use_regex: bool, add_prefix_space: bool = False) -> Step:
     }
 
 
-def with_ends(first: Sequence[str], last: Sequence[str], ids: Mapping[str, int]) -> Step | None:
+def template_processing(
+    first: Sequence[str], last: Sequence[str], ids: Mapping[str, int]
+) -> Step | None:
     """The step that puts special tokens before and after every text."""
     if not first and not last:
         return None
@@ -146,7 +147,7 @@ def with_ends(first: Sequence[str], last: Sequence[str], ids: Mapping[str, int])
 
 
 def check_token(token: str, number: int, origin: str) -> str:
-    """Return the text of a token. Raises ``ModelError`` if no tokenizer has such a one."""
+    """Return ``token``. Raises ``ModelError`` if it is empty or too long."""
     if not token:
         raise ModelError(f"{origin}: token {number} is empty")
     if len(token) > MAX_TOKEN:
@@ -158,7 +159,7 @@ def check_token(token: str, number: int, origin: str) -> str:
 
 
 def number_tokens(tokens: Iterable[str], origin: str) -> dict[str, int]:
-    """The number of each token, from 0. Raises ``ModelError`` for one that occurs twice."""
+    """The index of each token. Raises ``ModelError`` for a duplicate."""
     numbers: dict[str, int] = {}
     for number, token in enumerate(tokens):
         other = numbers.setdefault(check_token(token, number, origin), number)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_files import read_json_object, read_text
-from . import patterns
 from .added_tokens import AddedTokens
 from .byte_spelling import lacks_bytes
+from .tiktoken import QWEN_PATTERN
 from .tokenizer_json import (
     MAX_MERGES,
     MAX_TOKENS,
@@ -26,12 +26,12 @@ _END = "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What the class of a tokenizer adds to the two files. Without a ``pattern``, GPT-2's splits a
-    text."""
+    """What a tokenizer's class adds to the two files. Without a ``pattern``, text is split by
+    GPT-2's."""
 
     names: tuple[tuple[str, str], ...]
     pattern: str | None = None
-    normalises: bool = False
+    nfc: bool = False
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
 
@@ -51,64 +51,66 @@ _CLASSES = {
     "CodeGenTokenizer": _GPT2,
     "Qwen2Tokenizer": _Class(
         names=(("eos_token", _END), ("pad_token", _END), ("unk_token", _END)),
-        pattern=patterns.QWEN,
-        normalises=True,
+        pattern=QWEN_PATTERN,
+        nfc=True,
     ),
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
 }
 
 
-def read_vocab_json(path: Path, added: AddedTokens) -> str:
-    """The ``tokenizer.json`` of a ``vocab.json`` and the ``merges.txt`` beside it. Raises
+def read_vocab_json(path: Path, added_tokens: AddedTokens) -> str:
+    """Convert a ``vocab.json`` and the ``merges.txt`` beside it to a ``tokenizer.json``. Raises
     ``ModelError``."""
-    kind = _class_of(path, added)
+    kind = _class_of(path, added_tokens)
     vocabulary = _vocabulary(path)
     merges = _merges(path.with_name("merges.txt"), vocabulary)
-    added.default(**{key: text for key, text in kind.names if text in vocabulary})
-    tokens = added.joined(vocabulary, str(path))
-    unknown = added.token("unk_token")
+    added_tokens.default(**{key: text for key, text in kind.names if text in vocabulary})
+    tokens = added_tokens.merge_into(vocabulary, str(path))
+    unknown = added_tokens.token("unk_token")
     if unknown not in vocabulary:
         unknown = None
     if unknown is None and lacks_bytes(vocabulary):
-        raise ModelError(f"{path}: not every byte is a token, and no token stands for the others")
-    first = kind.first or (("bos_token",) if added.flag("add_bos_token", False) else ())
-    last = kind.last or (("eos_token",) if added.flag("add_eos_token", False) else ())
-    spaced = added.flag("add_prefix_space", False)
+        raise ModelError(
+            f"{path}: not every byte is a token, and there is no unk_token for the others"
+        )
+    first = kind.first or (("bos_token",) if added_tokens.flag("add_bos_token", False) else ())
+    last = kind.last or (("eos_token",) if added_tokens.flag("add_eos_token", False) else ())
+    add_prefix_space = added_tokens.flag("add_prefix_space", False)
     return tokenizer_json(
         byte_pairs(vocabulary, merges, unk_token=unknown),
         added=tokens,
-        normalizer={"type": "NFC"} if kind.normalises else None,
+        normalizer={"type": "NFC"} if kind.nfc else None,
         pre_tokenizer=(
-            byte_level(use_regex=True, add_prefix_space=spaced)
+            byte_level(use_regex=True, add_prefix_space=add_prefix_space)
             if kind.pattern is None
             else split_by(kind.pattern)
         ),
-        post_processor=added.ends(first, last, vocabulary, str(path)),
+        post_processor=added_tokens.template_processing(first, last, vocabulary, str(path)),
         decoder=byte_level(use_regex=True),
     )
 
 
-def _class_of(path: Path, added: AddedTokens) -> _Class:
-    name = added.tokenizer_class or "GPT2Tokenizer"
+def _class_of(path: Path, added_tokens: AddedTokens) -> _Class:
+    name = added_tokens.tokenizer_class or "GPT2Tokenizer"
     if name not in _CLASSES:
         raise ModelError(
-            f"{path}: the rule by which texts are split is unknown, since tokenizer_class in "
-            f"tokenizer_config.json is {name!r:.60}; known: {', '.join(_CLASSES)}"
+            f"{path}: the splitting pattern is unknown, since tokenizer_class in "
+            f"tokenizer_config.json is {name!r:.60}; supported: {', '.join(_CLASSES)}"
         )
     return _CLASSES[name]
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
     vocabulary = read_json_object(path)
-    seen: dict[int, str] = {}
+    tokens: dict[int, str] = {}
     for token, number in vocabulary.items():
         if isinstance(number, bool) or not isinstance(number, int):
             raise ModelError(f"{path}: {token[:40]!r} must have a number, not {number!r:.40}")
         if not 0 <= number < MAX_TOKENS:
-            raise ModelError(f"{path}: {number} is no number of a token")
+            raise ModelError(f"{path}: {number} is not a token id")
         check_token(token, number, str(path))
-        if (other := seen.setdefault(number, token)) != token:
+        if (other := tokens.setdefault(number, token)) != token:
             raise ModelError(
                 f"{path}: {other[:40]!r} and {token[:40]!r} both have the number {number}"
             )
@@ -128,8 +130,8 @@ def _merges(path: Path, vocabulary: dict[str, int]) -> list[Merge]:
         left, _, right = line.partition(" ")
         if not {left, right, left + right} <= vocabulary.keys():
             raise ModelError(
-                f"{path}: line {number} has {line[:40]!r}, which is no pair of tokens that make a "
-                f"token"
+                f"{path}: line {number} has {line[:40]!r}, which is not a pair of tokens that "
+                f"concatenate to a token"
             )
         merges.append((left, right))
         if len(merges) > MAX_MERGES:

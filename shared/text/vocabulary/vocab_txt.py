@@ -37,23 +37,25 @@ _CLASSES = {
 }
 
 
-def read_vocab_txt(path: Path, added: AddedTokens) -> str:
-    """The ``tokenizer.json`` of a ``vocab.txt``. Raises ``ModelError``."""
-    name = added.tokenizer_class or "BertTokenizer"
+def read_vocab_txt(path: Path, added_tokens: AddedTokens) -> str:
+    """Convert a ``vocab.txt`` to a ``tokenizer.json``. Raises ``ModelError``."""
+    name = added_tokens.tokenizer_class or "BertTokenizer"
     if name not in _CLASSES:
         raise ModelError(
-            f"{path}: the rule by which texts are split is unknown, since tokenizer_class in "
-            f"tokenizer_config.json is {name!r:.60}; known: {', '.join(_CLASSES)}"
+            f"{path}: the splitting pattern is unknown, since tokenizer_class in "
+            f"tokenizer_config.json is {name!r:.60}; supported: {', '.join(_CLASSES)}"
         )
-    if not added.flag("do_basic_tokenize", True):
+    if not added_tokens.flag("do_basic_tokenize", True):
         raise ModelError(f"{path}: do_basic_tokenize is false; supported: true")
     vocabulary = _vocabulary(path)
-    added.default(**{key: text for key, text in _CLASSES[name].items() if text in vocabulary})
-    tokens = added.joined(vocabulary, str(path))
-    unknown = added.token("unk_token")
+    added_tokens.default(
+        **{key: text for key, text in _CLASSES[name].items() if text in vocabulary}
+    )
+    tokens = added_tokens.merge_into(vocabulary, str(path))
+    unknown = added_tokens.token("unk_token")
     if unknown not in vocabulary:
         raise ModelError(f"{path}: has no unk_token")
-    accents = added.config.get("strip_accents")
+    accents = added_tokens.config.get("strip_accents")
     return tokenizer_json(
         {
             "type": "WordPiece",
@@ -66,12 +68,14 @@ def read_vocab_txt(path: Path, added: AddedTokens) -> str:
         normalizer={
             "type": "BertNormalizer",
             "clean_text": True,
-            "handle_chinese_chars": added.flag("tokenize_chinese_chars", True),
-            "strip_accents": None if accents is None else added.flag("strip_accents", False),
-            "lowercase": added.flag("do_lower_case", True),
+            "handle_chinese_chars": added_tokens.flag("tokenize_chinese_chars", True),
+            "strip_accents": None if accents is None else added_tokens.flag("strip_accents", False),
+            "lowercase": added_tokens.flag("do_lower_case", True),
         },
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=added.ends(("cls_token",), ("sep_token",), vocabulary, str(path)),
+        post_processor=added_tokens.template_processing(
+            ("cls_token",), ("sep_token",), vocabulary, str(path)
+        ),
         decoder={"type": "WordPiece", "prefix": _PREFIX, "cleanup": True},
     )
 
@@ -83,7 +87,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         token = line.removesuffix("\r")
-        if token:  # a few published files have empty lines, which no text can be
-            # Of a token that occurs twice, the last number counts, as in transformers.
+        if token:  # a few published files have empty lines
+            # The last id of a duplicate token counts, as in transformers.
             vocabulary[check_token(token, number, str(path))] = number
     return vocabulary

@@ -1,9 +1,9 @@
 """Architectures of GGUF files: the family of each, its metadata as keys of a ``config.json``, and
 its tensors. No torch.
 
-llama.cpp's converter stores tensors of some families otherwise than Hugging Face does: with the
-rotated rows of q and k in pairs, norms with one added, experts of a layer in one tensor. It names
-some values that a config has as what tensors a file has, or has not.
+llama.cpp's converter stores tensors of some families differently from Hugging Face: the rotated
+rows of q and k in pairs, norms with one added, the experts of a layer in one tensor. Some values of
+a config follow from the presence of tensors.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...models.model_config import PROJECTIONS
+from ...models.config_files import PROJECTIONS
 from ...models.weight_names import Deinterleave, Split, Stacked, WeightNames
 from .header import GGUFHeader
 
-# Metadata without the prefix of the architecture, and the tensors: the values of a config that
-# follow from both, and take the place of others.
+# From metadata without the architecture's prefix and the header to config values, which replace
+# others.
 Derive = Callable[[Mapping[str, Any], GGUFHeader], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """``family`` as ``architectures`` of a config.json has it. ``keys`` are the config's names of
-    metadata, without the prefix of the architecture; ``constants`` what the metadata leaves out.
-    ``implied`` metadata needs no key: other values or tensors say the same, or ``derived`` reads
-    it. ``rotated_part`` is the key of families whose heads are rotated in part unless it is one.
-    ``scaling`` is what a table that scales rope always has, ``stretch`` the ratio of a config's
-    ``mscale`` to the file's, ``ropes`` the values of families that have ropes in other tables.
-    Values that are ``None`` are left out."""
+    """``family`` is the entry in ``architectures`` of a config.json. ``keys`` are the config's
+    names of metadata, without the architecture's prefix; ``constants`` are values that the metadata
+    leaves out. ``ignored_keys`` are metadata that follow from other values or tensors, or that
+    ``derive`` reads. ``rotated_part`` is the config's key for partly rotated heads. ``scaling`` is
+    added to a table that scales rope, ``stretch`` is the ratio of a config's ``mscale`` to the
+    file's, and ``ropes`` converts values for families with other rope tables. ``None`` values are
+    left out."""
 
     family: str
     keys: Mapping[str, str]
     weights: WeightNames
     constants: Mapping[str, Any] = field(default_factory=dict)
-    implied: frozenset[str] = frozenset()
+    ignored_keys: frozenset[str] = frozenset()
     rotated_part: str | None = None
     scaling: Mapping[str, Any] = field(default_factory=dict)
     stretch: float = 1.0
     ropes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
-    derived: Derive = lambda metadata, header: {}
+    derive: Derive = lambda metadata, header: {}
 
 
 _KEYS = {
@@ -60,7 +60,7 @@ _SOFT_CAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 LOCAL_THETA = "rope_local_base_freq"
-# Far above what scales any frequency.
+# Far above any real factor of a frequency.
 _NOT_ROTATED = 1e9
 _QUERY_GROWTH = "query growth"
 _LOCAL = {
@@ -72,9 +72,9 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-# About positions in images, and about layers that images are added after.
+# About positions in images, and the layers after which images are added.
 _OF_IMAGES = frozenset(("rope.dimension_sections", "n_deepstack_layers"))
-# Of LayerNorms, under the key that most families have.
+# The epsilon of LayerNorms, under the key of most families.
 _LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
 
@@ -85,8 +85,8 @@ def _in_layers(names: Mapping[str, str], kind: str = "weight") -> WeightNames:
     }
 
 
-def _interleaved(names: Mapping[str, str]) -> WeightNames:
-    """Projections whose rotated rows are stored in pairs, with their biases."""
+def _rotary_projections(names: Mapping[str, str]) -> WeightNames:
+    """Weights and biases of projections whose rotated rows are stored in pairs."""
     return {
         f"blk.{{i}}.{theirs}.{kind}": Deinterleave(f"layers.{{i}}.{ours}.{kind}")
         for theirs, ours in names.items()
@@ -112,7 +112,7 @@ _DENSE: WeightNames = {
     "token_embd.weight": "embed.weight",
     "output_norm.weight": "norm.weight",
     "output.weight": "head.weight",
-    # Factors of rope, which the config has from the file.
+    # Rope factors, which the config reads from the file.
     "rope_freqs.weight": None,
     "rope_factors_long.weight": None,
     "rope_factors_short.weight": None,
@@ -120,7 +120,7 @@ _DENSE: WeightNames = {
     **_in_layers(_PROJECTIONS, "bias"),
     **_in_layers(_NORMS),
 }
-_LLAMA = _DENSE | _interleaved(_QK)
+_LLAMA = _DENSE | _rotary_projections(_QK)
 _QWEN3 = _DENSE | _in_layers(_HEAD_NORMS)
 _GEMMA = _DENSE | _in_layers(_SANDWICH)
 _FUSED_QKV = {
@@ -133,11 +133,11 @@ _FUSED_GATE: WeightNames = {
     "blk.{i}.ffn_up.weight": Split(("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight"))
 }
 _NORM_BIASES: WeightNames = {"output_norm.bias": "norm.bias", **_in_layers(_NORMS, "bias")}
-# Norms behind the halves of a layer only.
+# Norms after the halves of a layer only.
 _POST_NORMS = _in_layers(
     {"post_attention_norm": "post_attention_norm", "post_ffw_norm": "post_mlp_norm"}
 )
-# A norm that is named after the half before it.
+# A norm that is named after the preceding half.
 _NORM_OF_MLP = _in_layers({"post_attention_norm": "mlp_norm"})
 _PARTS = ("gate", "up", "down")
 _EXPERT_WEIGHTS: WeightNames = _in_layers({"ffn_gate_inp": "mlp.router"}) | {
@@ -167,7 +167,7 @@ _BERT: WeightNames = {
         }.items()
     },
 }
-# Of models that score or label texts.
+# Heads that score or label texts.
 CLASSIFIER_WEIGHTS: WeightNames = {
     f"{theirs}.{kind}": f"classifier.{ours}.{kind}"
     for theirs, ours in (("cls", "dense"), ("cls.norm", "norm"), ("cls.output", "out"))
@@ -178,7 +178,7 @@ _MODERN_BERT: WeightNames = (
         "token_embd.weight": "embed.weight",
         "token_embd_norm.weight": "embedding_norm.weight",
         "output_norm.weight": "norm.weight",
-        # A head that fills gaps in texts, where there is none that scores or labels them.
+        # The head for masked language modelling, in models without a classifier.
         "cls.weight": None,
         "cls.norm.weight": None,
         **_in_layers(_NORMS),
@@ -187,7 +187,7 @@ _MODERN_BERT: WeightNames = (
     | _FUSED_QKV
     | _FUSED_GATE
 )
-# Before experts were stacked.
+# Names from before experts were stacked.
 _MIXTRAL: WeightNames = (
     _LLAMA
     | _EXPERT_WEIGHTS
@@ -206,7 +206,7 @@ _DEEPSEEK: WeightNames = (
             "attn_kv_b": "attention.kv_b",
         }
     )
-    | _interleaved(
+    | _rotary_projections(
         {
             "attn_q": "attention.q",
             "attn_q_b": "attention.q_b",
@@ -290,35 +290,34 @@ def _of_stablelm(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str
 
 
 _POOLINGS_OF_CLASSIFIERS = {1: "mean", 2: "cls"}
-# Of families that have biases always, or say so by another key.
+# Families that always have biases, or have another key for them.
 _NO_BIASES = {"attention_bias": None, "mlp_bias": None}
-# Which configs of encoders do not have.
-_OF_DECODERS = dict.fromkeys(
+# Keys that configs of encoders lack.
+_NOT_IN_ENCODERS = dict.fromkeys(
     ("head_dim", "num_key_value_heads", "tie_word_embeddings", "rope_theta", "is_causal")
 )
 
 
 def _of_phi(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """The width of the feed-forward, which the converter takes for granted."""
+    """The width of the feed-forward, which the converter leaves out."""
     up = header.tensors.get("blk.0.ffn_up.weight")
     return _NO_BIASES | {"intermediate_size": None if up is None else up.shape[0]}
 
 
 def _of_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """The sizes of tables. Those of RoBERTa's positions lack the rows that no token has, so that it
-    is a BERT."""
+    """The sizes of tables. RoBERTa's positions lack the unused rows, which makes it a BERT."""
     tables = {
         "max_position_embeddings": header.tensors.get("position_embd.weight"),
         "type_vocab_size": header.tensors.get("token_types.weight"),
     }
     sizes = {key: None if table is None else table.shape[0] for key, table in tables.items()}
-    return _NO_BIASES | _OF_DECODERS | {"bos_token_id": None} | sizes
+    return _NO_BIASES | _NOT_IN_ENCODERS | {"bos_token_id": None} | sizes
 
 
 def _of_modern_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """Kinds of layers, which are all the same without a window, and the pooling of a classifier,
-    which is a mean unless the file has another."""
-    values: dict[str, Any] = _NO_BIASES | _OF_DECODERS
+    """The kinds of layers, which are all the same without a window, and the pooling of a
+    classifier, by default the mean."""
+    values: dict[str, Any] = _NO_BIASES | _NOT_IN_ENCODERS
     if not metadata.get("attention.sliding_window"):
         values |= {"local_attention": None, "global_attn_every_n_layers": 1}
     elif kinds := _kinds_by_window(metadata, header):
@@ -352,11 +351,11 @@ def _of_starcoder2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[s
 
 
 def _kinds_by_window(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """``layer_types``, where a file says of each layer whether it has a window."""
+    """``layer_types``, if a file lists the layers with a window."""
     pattern = metadata.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {}
-    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    kinds = ["sliding_attention" if has_window else "full_attention" for has_window in pattern]
     return {"layer_types": kinds}
 
 
@@ -365,31 +364,31 @@ def _of_minimax(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str,
 
 
 def _of_glm4_moe(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """The layers that predict further tokens count as layers in a file."""
+    """Subtract layers that predict further tokens, which a file counts as layers."""
     layers, more = metadata.get("block_count"), metadata.get("nextn_predict_layers", 0)
-    known = isinstance(layers, int) and isinstance(more, int)
+    are_integers = isinstance(layers, int) and isinstance(more, int)
     return {
-        "num_hidden_layers": layers - more if known else layers,
+        "num_hidden_layers": layers - more if are_integers else layers,
         "attention_bias": _has("attn_q.bias", header),
         **_qk_normed(metadata, header),
     }
 
 
 def _of_deepseek(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """The widths of heads, which older files do not have for latent attention."""
-    rotated = metadata.get("rope.dimension_count")
+    """The widths of heads, which older files lack for latent attention."""
+    rope_dim = metadata.get("rope.dimension_count")
     width = metadata.get("attention.key_length_mla", metadata.get("attention.key_length"))
-    known = isinstance(rotated, int) and isinstance(width, int)
+    are_integers = isinstance(rope_dim, int) and isinstance(width, int)
     heads = metadata.get("attention.head_count")
     groups = metadata.get("expert_group_count", 1)
     values: dict[str, Any] = {
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": width - rotated if known else width,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": width - rope_dim if are_integers else width,
         "v_head_dim": metadata.get(
             "attention.value_length_mla", metadata.get("attention.value_length")
         ),
         "num_key_value_heads": heads,
-        "head_dim": rotated,
+        "head_dim": rope_dim,
         "n_group": groups,
         "topk_group": metadata.get("expert_group_used_count", 1),
         "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
@@ -398,23 +397,23 @@ def _of_deepseek(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str
 
 
 def _of_deepseek_v2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    grouped = metadata.get("expert_group_count", 1) != 1
-    method = "group_limited_greedy" if grouped else "greedy"
-    normalised = metadata.get("expert_weights_norm", False)
+    has_groups = metadata.get("expert_group_count", 1) != 1
+    method = "group_limited_greedy" if has_groups else "greedy"
+    normalise = metadata.get("expert_weights_norm", False)
     return {
         **_of_deepseek(metadata, header),
         "topk_method": method,
-        "norm_topk_prob": normalised,
+        "norm_topk_prob": normalise,
     }
 
 
 def _of_deepseek_v3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    normalised = metadata.get("expert_weights_norm", True)
-    return {**_of_deepseek(metadata, header), "norm_topk_prob": normalised}
+    normalise = metadata.get("expert_weights_norm", True)
+    return {**_of_deepseek(metadata, header), "norm_topk_prob": normalise}
 
 
 def _of_gemma4(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """What lists by layer say, and tensors that are not there."""
+    """Values that follow from lists by layer, and from missing tensors."""
     kinds = _kinds_by_window(metadata, header).get("layer_types", [])
     heads, widths = metadata.get("attention.head_count_kv"), metadata.get("feed_forward_length")
     table = header.tensors.get("per_layer_token_embd.weight")
@@ -435,14 +434,14 @@ def _of_gemma4(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, 
 
 
 def _of_gemma3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """Kinds of layers, for which a file may have a period or a list."""
+    """The kinds of layers, by a period or a list."""
     kinds = _kinds_by_window(metadata, header)
     return {**kinds, "sliding_window_pattern": None} if kinds else {}
 
 
 def _of_gemma_embedding(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    """Kinds of layers, and the linear layers over a text's vector, which are in files that were
-    converted with them. Their widths are those of the tensors."""
+    """The kinds of layers, and the linear layers over a text's vector if they were converted too,
+    with the widths of their tensors."""
     layers = [header.tensors.get(f"{name}.weight") for name in _VECTOR_LAYERS]
     return {
         "is_causal": None,
@@ -475,14 +474,14 @@ def _ropes_of_gemma4(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rope_table(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One table with all about rope, and the growth of queries."""
+    """One table with the rope and the growth of queries."""
     table = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
     table["llama_4_scaling_beta"] = values.get(_QUERY_GROWTH)
     return {"rope_parameters": table} | dict.fromkeys(("rope_theta", "rope_scaling", _QUERY_GROWTH))
 
 
 def _ropes_by_kind(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tables of ropes with and without a window, in the place of one for all layers."""
+    """Tables of the ropes with and without a window, in place of one for all layers."""
     if LOCAL_THETA not in values:
         return {}
     full = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
@@ -544,16 +543,16 @@ DEEPSEEK_V3 = Architecture(
     "DeepseekV3ForCausalLM",
     _DEEPSEEK_KEYS,
     _DEEPSEEK,
-    implied=_DEEPSEEK_IMPLIED,
+    ignored_keys=_DEEPSEEK_IMPLIED,
     stretch=10.0,
-    derived=_of_deepseek_v3,
+    derive=_of_deepseek_v3,
 )
 OLMO3 = Architecture(
     "Olmo3ForCausalLM",
     _KEYS | _WINDOW | {"rope.freq_base_swa": LOCAL_THETA},
     _QWEN3 | _POST_NORMS,
-    implied=_PATTERN,
-    derived=_kinds_by_window,
+    ignored_keys=_PATTERN,
+    derive=_kinds_by_window,
     ropes=_ropes_by_kind,
 )
 MINISTRAL3 = Architecture(
@@ -572,20 +571,20 @@ ARCHITECTURES = {
         | _EXPERT_WEIGHTS
         | _SHARED_EXPERT
         | _in_layers({"ffn_gate_inp_shexp": "mlp.shared_gate"}),
-        derived=_with_q_bias("qkv_bias"),
+        derive=_with_q_bias("qkv_bias"),
     ),
     "qwen3": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3),
     "qwen3moe": Architecture(
         "Qwen3MoeForCausalLM", _KEYS | _EXPERTS, _MOE, {"norm_topk_prob": True}
     ),
-    "qwen2vl": Architecture("Qwen2ForCausalLM", _KEYS, _DENSE, implied=_OF_IMAGES),
-    "qwen3vl": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3, implied=_OF_IMAGES),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", _KEYS, _DENSE, ignored_keys=_OF_IMAGES),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3, ignored_keys=_OF_IMAGES),
     "qwen3vlmoe": Architecture(
         "Qwen3MoeForCausalLM",
         _KEYS | _EXPERTS,
         _MOE,
         {"norm_topk_prob": True},
-        implied=_OF_IMAGES,
+        ignored_keys=_OF_IMAGES,
     ),
     "gemma": Architecture("GemmaForCausalLM", _KEYS, _DENSE),
     "gemma2": Architecture("Gemma2ForCausalLM", _KEYS | _WINDOW | _SOFT_CAPS, _GEMMA),
@@ -593,7 +592,7 @@ ARCHITECTURES = {
         "Gemma3ForCausalLM",
         _KEYS | _WINDOW | _SOFT_CAPS | _LOCAL,
         _GEMMA | _in_layers(_HEAD_NORMS),
-        derived=_of_gemma3,
+        derive=_of_gemma3,
     ),
     "gemma-embedding": Architecture(
         "Gemma3TextModel",
@@ -605,10 +604,10 @@ ARCHITECTURES = {
             for number, theirs in enumerate(_VECTOR_LAYERS)
         },
         {"use_bidirectional_attention": True},
-        implied=frozenset(
+        ignored_keys=frozenset(
             f"{name}_feat_{side}" for name in _VECTOR_LAYERS for side in ("in", "out")
         ),
-        derived=_of_gemma_embedding,
+        derive=_of_gemma_embedding,
     ),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",
@@ -626,13 +625,13 @@ ARCHITECTURES = {
             "expert_feed_forward_length": "moe_intermediate_size",
         },
         _GEMMA4,
-        implied=_PATTERN
+        ignored_keys=_PATTERN
         | {
             "attention.value_length",
             "attention.value_length_swa",
             "rope.dimension_count_swa",
         },
-        derived=_of_gemma4,
+        derive=_of_gemma4,
         ropes=_ropes_of_gemma4,
     ),
     "phi2": Architecture(
@@ -640,7 +639,7 @@ ARCHITECTURES = {
         _KEYS | _LAYER_NORM,
         _DENSE | _FUSED_QKV | _NORM_BIASES | {"output.bias": "head.bias"},
         rotated_part="partial_rotary_factor",
-        derived=_of_phi,
+        derive=_of_phi,
     ),
     "phi3": Architecture("Phi3ForCausalLM", _KEYS | _WINDOW, _DENSE | _FUSED_QKV | _FUSED_GATE),
     "smollm3": Architecture("SmolLM3ForCausalLM", _KEYS, _LLAMA),
@@ -648,26 +647,24 @@ ARCHITECTURES = {
         "DeepseekV2ForCausalLM",
         _DEEPSEEK_KEYS,
         _DEEPSEEK,
-        implied=_DEEPSEEK_IMPLIED,
+        ignored_keys=_DEEPSEEK_IMPLIED,
         stretch=10.0,
-        derived=_of_deepseek_v2,
+        derive=_of_deepseek_v2,
     ),
     "command-r": Architecture(
         "CohereForCausalLM",
         _KEYS | _LAYER_NORM | {"logit_scale": "logit_scale"},
         _COHERE,
-        derived=_qk_normed,
+        derive=_qk_normed,
     ),
     "cohere2": Architecture(
         "Cohere2ForCausalLM",
         _KEYS | _LAYER_NORM | _WINDOW | {"logit_scale": "logit_scale"},
         _LLAMA,
-        implied=_PATTERN,
-        derived=_kinds_by_window,
+        ignored_keys=_PATTERN,
+        derive=_kinds_by_window,
     ),
-    "ernie4_5": Architecture(
-        "Ernie4_5ForCausalLM", _KEYS, _LLAMA, derived=_with_q_bias("use_bias")
-    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", _KEYS, _LLAMA, derive=_with_q_bias("use_bias")),
     "ernie4_5-moe": Architecture(
         "Ernie4_5_MoeForCausalLM",
         _KEYS
@@ -683,8 +680,8 @@ ARCHITECTURES = {
         | _EXPERT_WEIGHTS
         | _SHARED_EXPERT
         | {"blk.{i}.exp_probs_b.bias": Stacked("layers.{i}.mlp.router.bias", "one")},
-        implied=frozenset(("expert_shared_feed_forward_length",)),
-        derived=_with_q_bias("use_bias"),
+        ignored_keys=frozenset(("expert_shared_feed_forward_length",)),
+        derive=_with_q_bias("use_bias"),
     ),
     "exaone": Architecture(
         "ExaoneForCausalLM",
@@ -695,36 +692,36 @@ ARCHITECTURES = {
         "Exaone4ForCausalLM",
         _KEYS | _WINDOW,
         _QWEN3 | _POST_NORMS,
-        implied=_PATTERN,
-        derived=_kinds_by_window,
+        ignored_keys=_PATTERN,
+        derive=_kinds_by_window,
     ),
     "chatglm": Architecture(
         "GlmForCausalLM",
         _KEYS,
         _LLAMA | _FUSED_GATE,
         rotated_part="partial_rotary_factor",
-        derived=_with_q_bias("attention_bias"),
+        derive=_with_q_bias("attention_bias"),
     ),
     "glm4": Architecture(
         "Glm4ForCausalLM",
         _KEYS,
         _LLAMA | _POST_NORMS | _FUSED_GATE,
         rotated_part="partial_rotary_factor",
-        derived=_with_q_bias("attention_bias"),
+        derive=_with_q_bias("attention_bias"),
     ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
         _GLM_KEYS,
         _QWEN3 | _NORM_OF_MLP | _EXPERT_WEIGHTS | _SHARED_EXPERT | _CORRECTION,
-        implied=frozenset(("expert_gating_func",)),
+        ignored_keys=frozenset(("expert_gating_func",)),
         rotated_part="partial_rotary_factor",
-        derived=_of_glm4_moe,
+        derive=_of_glm4_moe,
     ),
     "gpt2": Architecture(
         "GPT2LMHeadModel",
         _KEYS | {"attention.layer_norm_epsilon": "layer_norm_epsilon"},
         _DENSE | _FUSED_QKV | _NORM_BIASES | {"position_embd.weight": "positions.weight"},
-        derived=_of_gpt2,
+        derive=_of_gpt2,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",
@@ -736,7 +733,7 @@ ARCHITECTURES = {
         },
         _DENSE | _FUSED_QKV | _NORM_BIASES,
         rotated_part="rotary_pct",
-        derived=_of_neox,
+        derive=_of_neox,
     ),
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
@@ -749,7 +746,7 @@ ARCHITECTURES = {
             "blk.{i}.ffn_gate_inp.bias": "layers.{i}.mlp.router.logits.bias",
             "blk.{i}.attn_sinks.weight": "layers.{i}.attention.sinks.weight",
         },
-        implied=_WIDTH_OF_EXPERTS,
+        ignored_keys=_WIDTH_OF_EXPERTS,
         scaling={"truncate": False},
     ),
     "granite": Architecture("GraniteForCausalLM", _GRANITE_KEYS, _LLAMA),
@@ -763,22 +760,22 @@ ARCHITECTURES = {
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _KEYS, _QWEN3),
     "internlm2": Architecture("LlamaForCausalLM", _KEYS, _LLAMA),
     "mistral3": Architecture(
-        "MistralForCausalLM", _KEYS, _LLAMA, derived=lambda metadata, header: {"sliding_window": 0}
+        "MistralForCausalLM", _KEYS, _LLAMA, derive=lambda metadata, header: {"sliding_window": 0}
     ),
     "minimax-m2": Architecture(
         "MiniMaxM2ForCausalLM",
         _KEYS | _LOCAL_EXPERTS,
         _QWEN3 | _EXPERT_WEIGHTS | _CORRECTION,
-        implied=frozenset(("expert_gating_func", "expert_feed_forward_length")),
-        derived=_of_minimax,
+        ignored_keys=frozenset(("expert_gating_func", "expert_feed_forward_length")),
+        derive=_of_minimax,
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", _KEYS, _QWEN3 | _POST_NORMS),
-    "bert": Architecture("BertModel", _KEYS | _LAYER_NORM, _BERT, derived=_of_bert),
+    "bert": Architecture("BertModel", _KEYS | _LAYER_NORM, _BERT, derive=_of_bert),
     "modern-bert": Architecture(
         "ModernBertModel",
         _KEYS
         | {
-            # The converter writes one number under both keys.
+            # The converter writes the same number under both keys.
             "attention.layer_norm_epsilon": "norm_eps",
             "attention.layer_norm_rms_epsilon": "norm_eps",
             "attention.sliding_window": "local_attention",
@@ -788,28 +785,28 @@ ARCHITECTURES = {
             "rope.freq_base_swa": "local_rope_theta",
         },
         _MODERN_BERT,
-        implied=frozenset(("classifier.pooling_type",)),
-        derived=_of_modern_bert,
+        ignored_keys=frozenset(("classifier.pooling_type",)),
+        derive=_of_modern_bert,
     ),
     "seed_oss": Architecture(
-        "SeedOssForCausalLM", _KEYS, _DENSE | _NORM_OF_MLP, derived=_of_seed_oss
+        "SeedOssForCausalLM", _KEYS, _DENSE | _NORM_OF_MLP, derive=_of_seed_oss
     ),
     "stablelm": Architecture(
         "StableLmForCausalLM",
         _KEYS | _LAYER_NORM,
         _DENSE | _NORM_BIASES | _STACKED_HEAD_NORMS,
-        implied=frozenset(("use_parallel_residual",)),
+        ignored_keys=frozenset(("use_parallel_residual",)),
         rotated_part="partial_rotary_factor",
-        derived=_of_stablelm,
+        derive=_of_stablelm,
     ),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM",
         _KEYS | {"attention.layer_norm_epsilon": "norm_epsilon"},
         _DENSE | _NORM_BIASES,
-        derived=_of_starcoder2,
+        derive=_of_starcoder2,
     ),
 }
-# Of names that stand for several families.
+# Names that stand for several families.
 VARIANTS = (MIXTRAL, DEEPSEEK_V3, OLMO3, MINISTRAL3)
 
 
@@ -817,10 +814,10 @@ def architecture(name: str, header: GGUFHeader) -> Architecture:
     """The architecture of this name. Some names stand for several families."""
     if name == "llama" and header.metadata.get("llama.expert_count", 0) != 0:
         return MIXTRAL
-    corrected = any(tensor.endswith(".exp_probs_b.bias") for tensor in header.tensors)
+    has_correction = any(tensor.endswith(".exp_probs_b.bias") for tensor in header.tensors)
     sigmoids = header.metadata.get("deepseek2.expert_gating_func") == 2
-    normalised = header.metadata.get("deepseek2.expert_weights_norm") is True
-    if name == "deepseek2" and (corrected or sigmoids or normalised):
+    normalise = header.metadata.get("deepseek2.expert_weights_norm") is True
+    if name == "deepseek2" and (has_correction or sigmoids or normalise):
         return DEEPSEEK_V3
     if name == "mistral3" and "mistral3.attention.temperature_scale" in header.metadata:
         return MINISTRAL3

@@ -1,4 +1,4 @@
-"""GGUF file, or several: one model's configuration, tokenizer and tensors."""
+"""A model's configuration, tokenizer and tensors in one or several GGUF files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
-from ...models.model_config import LOGIT_SCORE, ModelConfig, overridden, with_token_score
+from ...models.config_files import LOGIT_SCORE, ModelConfig, apply_overrides, with_token_score
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
@@ -23,7 +23,7 @@ from .hf_config import (
     HEAD,
     architecture_of,
     check_codebooks,
-    compares_answers,
+    compares_labels,
     config_keys,
     config_values,
     end_tokens,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 F32 = TENSOR_TYPES[0]
-# The most factors of rope that are read without torch.
+# The maximum number of rope factors.
 _MAX_FACTORS = 1 << 12
 
 
@@ -65,7 +65,9 @@ class GGUFFile:
     def config(self) -> ModelConfig:
         """See ``WeightSource``."""
         file, header = str(self.path), self.header
-        values = overridden(config_values(header, self._read_floats, self.path), self._overrides)
+        values = apply_overrides(
+            config_values(header, self._read_floats, self.path), self._overrides
+        )
         values = with_token_score(
             values,
             file,
@@ -73,7 +75,7 @@ class GGUFFile:
             named=is_reranker_by_name(header, file),
         )
         if LOGIT_SCORE in values and values.get("pooling_type") == "rank":
-            del values["pooling_type"]  # the head that generates has the answers
+            del values["pooling_type"]  # the score tokens are in the generating head
         return ModelConfig(values, file, origins=config_keys(header, self.path))
 
     def tokenizer_files(self) -> TokenizerFiles:
@@ -92,31 +94,31 @@ class GGUFFile:
 
     @cached_property
     def _tensors(self) -> dict[str, TensorEntry]:
-        """The tensors; of one that has the experts of a layer, a matrix for each."""
+        """The tensors; a stacked tensor becomes a matrix for each expert."""
         split = {part.name for pair in self._expansions.values() for part in pair}
-        listed = (entry for name, entry in self.header.tensors.items() if name not in split)
-        tensors = {each.name: each for entry in listed for each in _matrices(entry)}
-        if compares_answers(self.header):
+        entries = (entry for name, entry in self.header.tensors.items() if name not in split)
+        tensors = {each.name: each for entry in entries for each in _matrices(entry)}
+        if compares_labels(self.header):
             tensors[HEAD] = replace(tensors[HEAD], shape=(1, tensors[HEAD].shape[1]), type=F32)
         return tensors | {
-            name: replace(keys, name=name, shape=_expanded(keys, values), type=F32)
+            name: replace(keys, name=name, shape=_expansion_shape(keys, values), type=F32)
             for name, (keys, values) in self._expansions.items()
         }
 
     @cached_property
     def _expansions(self) -> dict[str, tuple[TensorEntry, TensorEntry]]:
-        """The tensors of latent attention that make one of a Hugging Face checkpoint, by the name
-        that it has in files from before they were split: for each head the rows of keys, which
-        are stored as columns, and the rows of values."""
-        found = {}
+        """Pairs of tensors of latent attention that form one tensor of a Hugging Face checkpoint,
+        by its name in older files: for each head the rows of keys, which are stored as columns, and
+        the rows of values."""
+        pairs = {}
         for name, keys in self.header.tensors.items():
-            stem, marked, _ = name.partition(".attn_k_b.weight")
+            stem, separator, _ = name.partition(".attn_k_b.weight")
             values = self.header.tensors.get(f"{stem}.attn_v_b.weight")
-            if not marked or values is None or len(keys.shape) != 3 or len(values.shape) != 3:
+            if not separator or values is None or len(keys.shape) != 3 or len(values.shape) != 3:
                 continue
             if (keys.shape[0], keys.shape[1]) == (values.shape[0], values.shape[2]):
-                found[f"{stem}.attn_kv_b.weight"] = keys, values
-        return found
+                pairs[f"{stem}.attn_kv_b.weight"] = keys, values
+        return pairs
 
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""
@@ -164,11 +166,11 @@ class GGUFFile:
         index: int | None = None,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See ``WeightSource``. Stacked matrices are tensors with names of their own here."""
+        """See ``WeightSource``. Stacked matrices have their own names here."""
         entry = self._tensors[name]
         if name in self._expansions:
             return self._expansion(*self._expansions[name], first, end)
-        if name == HEAD and compares_answers(self.header):
+        if name == HEAD and compares_labels(self.header):
             yes, no = self._numbers(self.header.tensors[HEAD], 0).unbind()
             return (yes - no)[None].narrow(dim, first, end - first)
         if index is not None:
@@ -178,7 +180,7 @@ class GGUFFile:
     def _expansion(
         self, keys: TensorEntry, values: TensorEntry, first: int, end: int
     ) -> torch.Tensor:
-        """Some rows, of whole heads."""
+        """Rows of whole heads from a pair."""
         import torch
 
         width = keys.shape[2] + values.shape[1]
@@ -191,7 +193,7 @@ class GGUFFile:
         return torch.cat(parts)
 
     def _numbers(self, entry: TensorEntry, index: int) -> torch.Tensor:
-        """One of several matrices, in fp32."""
+        """One of the matrices of a tensor, in fp32."""
         from ....kernels.quantized import QuantizedWeight, dequantize
 
         matrix = _matrices(entry)[index]
@@ -209,7 +211,7 @@ class GGUFFile:
 
         of_row = prod(entry.shape[1:])
         if into is None:
-            into = torch.empty((end - first, *_kept(entry, of_row)), dtype=_dtype(entry))
+            into = torch.empty((end - first, *_row_shape(entry, of_row)), dtype=_dtype(entry))
         begin = entry.begin + first * entry.type.bytes_of(of_row)
         self._reads.rows(entry.file, begin, into, entry.name)
         return into
@@ -218,37 +220,37 @@ class GGUFFile:
         import torch
 
         rows, inputs = entry.shape
-        made = torch.empty((rows, *_kept(entry, end - first)), dtype=_dtype(entry))
+        columns = torch.empty((rows, *_row_shape(entry, end - first)), dtype=_dtype(entry))
         whole, begin = entry.type.bytes_of(inputs), entry.type.bytes_of(first)
-        self._reads.columns(entry.file, entry.begin, whole, begin, made, entry.name)
-        return made
+        self._reads.columns(entry.file, entry.begin, whole, begin, columns, entry.name)
+        return columns
 
     def _read_floats(self, name: str) -> list[float]:
-        """The factors of rope, which the configuration needs."""
+        """Read rope factors, which the configuration needs."""
         entry = self.header.tensors.get(name)
         if entry is None or entry.type.name != "F32" or entry.shape[-1] > _MAX_FACTORS:
-            raise ModelError(f"{self.path}: {name} is missing, or no list of factors in F32")
+            raise ModelError(f"{self.path}: {name} is missing, or is not a list of factors in F32")
         with FileReads() as reads:
             data = reads.bytes_at(entry.file, entry.begin, 4 * entry.shape[-1], name)
         return [shortest(value) for (value,) in struct.iter_unpack("<f", data)]
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:
-    """What a tensor is read as: numbers, or bytes of blocks."""
+    """The dtype that a tensor is read as: numbers, or bytes of blocks."""
     import torch
 
     dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     return dtypes.get(entry.type.name, torch.uint8)
 
 
-def _kept(entry: TensorEntry, inputs: int) -> tuple[int, ...]:
-    """The width of rows of so many inputs; nothing for a vector."""
+def _row_shape(entry: TensorEntry, inputs: int) -> tuple[int, ...]:
+    """The shape of a row of ``inputs`` inputs; empty for a vector."""
     if len(entry.shape) == 1:
         return ()
     return (entry.type.bytes_of(inputs) if entry.type.values > 1 else inputs,)
 
 
-def _expanded(keys: TensorEntry, values: TensorEntry) -> tuple[int, int]:
+def _expansion_shape(keys: TensorEntry, values: TensorEntry) -> tuple[int, int]:
     heads, rank, width = keys.shape
     return heads * (width + values.shape[1]), rank
 

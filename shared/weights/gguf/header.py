@@ -1,8 +1,8 @@
-"""The header of a GGUF file: metadata, and where each tensor is. No numpy, no torch.
+"""The header of a GGUF file: metadata, and the place of each tensor. No numpy, no torch.
 
-Files come from strangers, so every count and length is compared with the bytes that are left before
-anything of that size is read, and a header takes a few times the memory of its bytes in the file.
-The ``gguf`` library trusts them, and imports numpy, which a router does without.
+Files are not trusted: every count and length is compared with the remaining bytes before anything
+of that size is read, so a header takes a few times its size in memory. The ``gguf`` library does
+not check, and imports numpy, which routers do without.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....kernels.block_formats import BlockFormat
-from ...errors import ModelError, shown
-from ...text.lfs_pointer import LFS_POINTER, LFS_REMEDY
+from ...errors import ModelError, brief
+from ...text.model_files import LFS_POINTER, LFS_REMEDY
 from .tensor_types import TENSOR_TYPES, type_name
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# Far above what any published model has: 70,000 matrices of experts, a million tokens and merges,
-# which are 20 MB.
+# Far above any published model: 70,000 matrices of experts, a million tokens and merges (20 MB).
 MAX_HEADER = 1 << 26
 MAX_ENTRIES = 1 << 16
 # Elements of all lists, and matrices of all tensors.
@@ -34,10 +33,10 @@ MAX_MATRICES = 1 << 18
 MAX_KEY = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
-# The fewest bytes of an entry: the name's length, then type and value, or dimensions and offset.
+# The minimum size of an entry: the name's length, then type and value, or dimensions and offset.
 _MIN_METADATA_BYTES, _MIN_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
-# Types of metadata: numbers by their form in ``struct``, and others.
+# Types of metadata: numbers by their ``struct`` format, and others.
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _FLOAT, _STRING, _ARRAY = 6, 8, 9
 _ALIGNMENT = "general.alignment"
@@ -45,8 +44,8 @@ _ALIGNMENT = "general.alignment"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor: ``shape`` as torch has it, the last dimension's values being neighbours, and the
-    place of its first byte in its file."""
+    """A tensor: ``shape`` in torch's order, the last dimension being contiguous, and the offset of
+    its first byte in its file."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,11 +60,11 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """``metadata`` by key; floats of 32 bits are the shortest numbers with the same bits, lists of
+    """``metadata`` by key; 32-bit floats are the shortest decimals with the same bits, and lists of
     numbers are arrays.
 
-    ``unsupported`` has a tensor of each type that is not, by the type's name; ``tensors`` has the
-    others."""
+    ``unsupported`` has an example tensor of each unsupported type, by the type's name; ``tensors``
+    has the others."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
@@ -73,7 +72,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header of a file. Raises ``ModelError`` for one that is not whole."""
+    """Read the header of a file. Raises ``ModelError`` if it is invalid or truncated."""
     try:
         with path.open("rb") as file:
             return _HeaderReader(path, file).read()
@@ -102,9 +101,9 @@ class _HeaderReader:
             if key in metadata:
                 raise self._invalid(f"the metadata key {key[:100]!r} is there twice")
             metadata[key] = self._value(self._number("I"), key)
-        listed = [entry for _ in range(tensors) if (entry := self._tensor()) is not None]
-        placed = self._placed(listed, self._alignment(metadata))
-        return GGUFHeader(metadata, placed, self._unsupported)
+        tensor_entries = [entry for _ in range(tensors) if (entry := self._tensor()) is not None]
+        by_name = self._by_name(tensor_entries, self._alignment(metadata))
+        return GGUFHeader(metadata, by_name, self._unsupported)
 
     def _check_magic(self) -> None:
         magic = self._take(4, "the magic number")
@@ -116,18 +115,18 @@ class _HeaderReader:
             )
         version = self._number("I")
         if version not in VERSIONS:
-            swapped = int.from_bytes(version.to_bytes(4, "big"), "little") in VERSIONS
-            reason = "it is big-endian" if swapped else f"it has version {version}"
+            is_big_endian = int.from_bytes(version.to_bytes(4, "big"), "little") in VERSIONS
+            reason = "it is big-endian" if is_big_endian else f"it has version {version}"
             raise self._unsuitable(f"{reason}; supported: little-endian, versions 2 and 3")
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         value = metadata.get(_ALIGNMENT, 32)
         if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
-            raise self._invalid(f"{_ALIGNMENT} is {shown(value)}, not a power of two up to 1 MiB")
+            raise self._invalid(f"{_ALIGNMENT} is {brief(value)}, not a power of two up to 1 MiB")
         return value
 
     def _tensor(self) -> TensorEntry | None:
-        """The next tensor; ``None``, with a note, if its type is not supported."""
+        """The next tensor; ``None`` if its type is unsupported, which is recorded."""
         name = self._name("a tensor's name")
         dimensions = self._number("I")
         if not 0 < dimensions <= MAX_DIMENSIONS:
@@ -142,27 +141,27 @@ class _HeaderReader:
             return None
         if min(shape) < 1 or shape[-1] % kind.values:
             raise self._invalid(
-                f"{name:.100} has shape {list(shape)}, whose rows are no blocks of {kind.values}"
+                f"{name:.100} has shape {list(shape)}, whose rows are not blocks of {kind.values}"
             )
         return TensorEntry(name, shape, kind, self._path, begin)
 
-    def _placed(self, listed: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
-        """The tensors at their places in the file, all of which must be within it."""
+    def _by_name(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
+        """The tensors by name, with absolute offsets, all of which must be within the file."""
         data = -(-self._at // alignment) * alignment
         tensors: dict[str, TensorEntry] = {}
-        for each in listed:
+        for each in entries:
             if each.name in tensors:
                 raise self._invalid(f"tensor {each.name:.100} is there twice")
             if each.begin % alignment:
                 raise self._invalid(
-                    f"{each.name:.100} begins at {each.begin}, which is no multiple of {alignment}"
+                    f"{each.name:.100} begins at {each.begin}, not a multiple of {alignment}"
                 )
             begin = data + each.begin
             if begin + each.nbytes > self._size:
                 raise self._truncated(each.name, begin + each.nbytes)
             tensors[each.name] = replace(each, begin=begin)
         self._check_apart(tensors.values())
-        if (count := matrices(listed)) > MAX_MATRICES:
+        if (count := matrices(entries)) > MAX_MATRICES:
             raise self._unsuitable(
                 f"its tensors are {count} matrices; at most {MAX_MATRICES} are supported"
             )
@@ -201,14 +200,14 @@ class _HeaderReader:
             numbers.byteswap()
         return numbers
 
-    def _elements_of(self, key: str, least: int) -> int:
-        left = MAX_ELEMENTS - self._elements
-        count = self._count(least, left, f"elements in {key}")
+    def _elements_of(self, key: str, min_bytes: int) -> int:
+        remaining = MAX_ELEMENTS - self._elements
+        count = self._count(min_bytes, remaining, f"elements in {key}")
         self._elements += count
         return count
 
     def _name(self, purpose: str) -> str:
-        """A text that errors may have in their line."""
+        """Read a printable text, which errors may quote."""
         name = self._string(purpose, MAX_KEY)
         if not name.isprintable():
             raise self._invalid(f"{purpose} is {name[:100]!r}, with unprintable characters")
@@ -225,13 +224,13 @@ class _HeaderReader:
             place = f"{error.reason} at its byte {error.start}"
             raise self._invalid(f"{purpose:.100} is not UTF-8: {place}") from None
 
-    def _count(self, least: int, most: int, of: str) -> int:
-        """A number of things, each of which takes at least so many bytes."""
+    def _count(self, min_bytes: int, limit: int, of: str) -> int:
+        """Read a count of items, each of which takes at least ``min_bytes``."""
         count: int = self._number("Q")
-        if count * least > self._size - self._at:
+        if count * min_bytes > self._size - self._at:
             raise self._invalid(f"it counts {count} {of:.100}, more than it has room for")
-        if count > most:
-            raise self._unsuitable(f"it counts {count} {of:.100}, of which {most} are supported")
+        if count > limit:
+            raise self._unsuitable(f"it counts {count} {of:.100}, of which {limit} are supported")
         return count
 
     def _number(self, form: str) -> Any:
@@ -263,13 +262,13 @@ class _HeaderReader:
 
 
 def matrices(tensors: Iterable[TensorEntry]) -> int:
-    """How many matrices tensors are, each of which may be read by itself."""
+    """The number of matrices in tensors."""
     return sum(prod(each.shape[:-2]) for each in tensors)
 
 
 def shortest(value: float) -> float:
-    """The shortest decimal with the same 32 bits, which is what a converter was given: 1e-05 and
-    not 9.999999747378752e-06."""
+    """The shortest decimal with the same 32 bits, as a converter read it: 1e-05 instead of
+    9.999999747378752e-06."""
     bits = struct.pack("<f", value) if abs(value) < 3e38 else b""
     texts = (f"{value:.{digits}g}" for digits in range(1, 10))
     return next((float(text) for text in texts if struct.pack("<f", float(text)) == bits), value)

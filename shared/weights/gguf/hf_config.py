@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ....kernels.block_formats import CODEBOOK_FORMATS
-from ...errors import ModelError, UnsupportedWeightsError, shown
+from ...errors import ModelError, UnsupportedWeightsError, brief
 from ...models.spec import QUANTIZED
 from ...version import install_command
 from .architectures import ARCHITECTURES, Architecture, architecture
@@ -26,13 +26,13 @@ HEAD = "cls.output.weight"
 _LABELS = "classifier.output_labels"
 CLASSIFIER = "ForSequenceClassification"
 _GENERATES = re.compile("(ForCausalLM|LMHeadModel|Model)$")
-# Whose heads are two rows of the one that generates.
-_OF_ANSWERS = ("qwen3", "qwen3vl")
+# Architectures whose score head is two rows of the generating head.
+_SCORED_BY_TOKENS = ("qwen3", "qwen3vl")
 
 # Reads a tensor of F32.
 ReadFloats = Callable[[str], Sequence[float]]
 
-# Metadata that others imply, or that changes no computation.
+# Metadata that follows from other keys, or does not change the computation.
 _IMPLIED = (
     "vocab_size",
     "rope.dimension_count",
@@ -41,14 +41,14 @@ _IMPLIED = (
     "expert_weights_norm",
     "mm.tokens_per_image",
 )
-# Names of all architectures, for what a config.json says under other ones.
+# Keys of all architectures, by their names in a config.json.
 _COMMON_KEYS = {
     "attention.causal": "is_causal",
     "pooling_type": "pooling_type",
     _LABELS: _LABELS,
 }
 _POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
-# Signs of other kinds in "TYPE ARCHITECTURE".
+# Patterns for other kinds of files, matched with "TYPE ARCHITECTURE".
 _OTHER_KINDS = (
     ("^adapter", "it is a LoRA adapter; merge it into its base model with llama-export-lora"),
     (
@@ -71,13 +71,13 @@ _OTHER_KINDS = (
     (" (wavtokenizer-dec|whisper)$", "it is a model of audio; only text models are supported"),
     ("eagle|medusa", "it drafts tokens for another model; use that model"),
 )
-# Llama 3's models differ in the factor alone.
+# Llama 3's models only differ in the factor.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# Models with so many layers, if any, scale scores by another number than the width of a head.
+# With this number of layers, scores are scaled by hidden size / heads instead of the head width.
 _SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62, "gemma-embedding": None}
 
 
@@ -88,95 +88,95 @@ def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
         return architecture(name, header)
     kind = _kind(header.metadata)
     raise ModelError(
-        f"{origin}: general.architecture is {'missing' if name is None else shown(name)}"
+        f"{origin}: general.architecture is {'missing' if name is None else brief(name)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(ARCHITECTURES)}")
     )
 
 
 def _kind(metadata: dict[str, Any]) -> str:
-    """What a file is that is not that of a language model, by its type or its architecture."""
+    """Describe a file that is not a language model, by its type or architecture."""
     names = f"{metadata.get('general.type')} {metadata.get('general.architecture')}"
     return next((kind for sign, kind in _OTHER_KINDS if re.search(sign, names)), "")
 
 
 def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -> dict[str, Any]:
     """The values that the model's ``config.json`` would have."""
-    known = architecture_of(header, origin)
+    arch = architecture_of(header, origin)
     metadata, name = header.metadata, header.metadata["general.architecture"]
-    own = {
+    entries = {
         key.removeprefix(f"{name}."): list(value) if isinstance(value, array) else value
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    _refuse_experts(own, known, name, origin)
+    _refuse_experts(entries, arch, name, origin)
     _refuse_types(header, origin)
-    scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
+    scaling = {key: entries.pop(key) for key in list(entries) if key.startswith("rope.scaling.")}
     values = {
-        known.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
-        for key, value in own.items()
-        if key in known.keys or (key not in _IMPLIED and key not in known.implied)
+        arch.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
+        for key, value in entries.items()
+        if key in arch.keys or (key not in _IMPLIED and key not in arch.ignored_keys)
     }
     if isinstance(pooling := values.get("pooling_type"), int):
         values["pooling_type"] = _POOLINGS.get(pooling, pooling)
     values.pop(_LABELS, None)
     if HEAD in header.tensors:
-        values |= _of_head(header, known, origin)
+        values |= _of_head(header, arch, origin)
         values.pop("pooling_type", None)
-    values |= known.constants
+    values |= arch.constants
     values |= _of_tensors(header, origin)
     values |= {
-        "architectures": [_family(known, header)],
+        "architectures": [_family(arch, header)],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header) or None,
     }
     values.setdefault("head_dim", _head_dim(values))
-    if "attention.value_length" not in known.implied:
-        _check_rotated(own, values, name, origin)
-    if known.rotated_part is not None:
-        values[known.rotated_part] = values.pop("partial_rotary_factor", 1.0)
-    values |= known.derived(own, header)
-    values |= _rope(scaling, values, header, read_floats, known.stretch, origin)
+    if "attention.value_length" not in arch.ignored_keys:
+        _check_head_dims(entries, values, name, origin)
+    if arch.rotated_part is not None:
+        values[arch.rotated_part] = values.pop("partial_rotary_factor", 1.0)
+    values |= arch.derive(entries, header)
+    values |= _rope(scaling, values, header, read_floats, arch.stretch, origin)
     if isinstance(rope := values.get("rope_scaling"), dict):
-        values["rope_scaling"] = {**rope, **known.scaling}
+        values["rope_scaling"] = {**rope, **arch.scaling}
     values |= _score_scale(name, values)
-    values |= known.ropes(values)
+    values |= arch.ropes(values)
     return {key: value for key, value in values.items() if value is not None}
 
 
 def config_keys(header: GGUFHeader, origin: object) -> dict[str, str]:
-    """The file's own names of the keys that a config.json would have."""
-    known, name = architecture_of(header, origin), header.metadata["general.architecture"]
-    return {ours: f"{name}.{key}" for key, ours in {**known.keys, **_COMMON_KEYS}.items()}
+    """The file's own keys, by their names in a config.json."""
+    arch, name = architecture_of(header, origin), header.metadata["general.architecture"]
+    return {ours: f"{name}.{key}" for key, ours in {**arch.keys, **_COMMON_KEYS}.items()}
 
 
-def compares_answers(header: GGUFHeader) -> bool:
-    """Return whether the head's rows are those of yes and of no, of which llama.cpp takes the
-    probability of the first: the difference of both is a logit."""
+def compares_labels(header: GGUFHeader) -> bool:
+    """Return whether the head's rows are for "yes" and "no", from which llama.cpp takes the
+    probability of "yes": the difference of both is a logit."""
     name = header.metadata.get("general.architecture")
     labels = header.metadata.get(f"{name}.{_LABELS}", ["yes", "no"])
     head = header.tensors.get(HEAD)
     return (
-        name in _OF_ANSWERS
+        name in _SCORED_BY_TOKENS
         and head is not None
         and labels == ["yes", "no"]
         and head.shape[:1] == (2,)
     )
 
 
-def _family(known: Architecture, header: GGUFHeader) -> str:
-    """The family's name for a model with a head that scores or labels texts, or without one."""
-    return _GENERATES.sub(CLASSIFIER, known.family) if HEAD in header.tensors else known.family
+def _family(arch: Architecture, header: GGUFHeader) -> str:
+    """The family's architecture name, with a classifier head if the file has one."""
+    return _GENERATES.sub(CLASSIFIER, arch.family) if HEAD in header.tensors else arch.family
 
 
-def _of_head(header: GGUFHeader, known: Architecture, origin: object) -> dict[str, Any]:
-    """What a config says about a head that scores or labels texts."""
-    if known.family == "BertModel" and "cls.weight" not in header.tensors:
-        # BERT's own, which the converter leaves out.
+def _of_head(header: GGUFHeader, arch: Architecture, origin: object) -> dict[str, Any]:
+    """The config values for a head that scores or labels texts."""
+    if arch.family == "BertModel" and "cls.weight" not in header.tensors:
+        # The layer is BERT's pooler, which the converter leaves out.
         raise ModelError(
             f"{origin}: it lacks cls.weight, the layer between its encoder and its classifier; use "
             f"the model's folder with safetensors"
         )
-    rows = 1 if compares_answers(header) else header.tensors[HEAD].shape[0]
+    rows = 1 if compares_labels(header) else header.tensors[HEAD].shape[0]
     labels = header.metadata.get(f"{header.metadata['general.architecture']}.{_LABELS}")
     if rows == 1 or not isinstance(labels, list):
         return {"num_labels": rows}
@@ -185,35 +185,35 @@ def _of_head(header: GGUFHeader, known: Architecture, origin: object) -> dict[st
     return {"id2label": dict(enumerate(labels))}
 
 
-def _refuse_experts(
-    own: dict[str, Any], architecture: Architecture, name: str, origin: object
-) -> None:
-    """Refuse experts under the name of a dense architecture; none at all do not matter."""
-    if "expert_count" in architecture.keys:
+def _refuse_experts(entries: dict[str, Any], arch: Architecture, name: str, origin: object) -> None:
+    """Reject experts under the name of a dense architecture; a count of zero is ignored."""
+    if "expert_count" in arch.keys:
         return
-    if count := own.pop("expert_count", 0):
+    if count := entries.pop("expert_count", 0):
         raise ModelError(
-            f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
+            f"{origin}: {name}.expert_count is {brief(count)}: it is a mixture of experts under "
             f"the name {name}, which is not supported"
         )
-    if own.get("expert_used_count") == 0:
-        del own["expert_used_count"]
+    if entries.get("expert_used_count") == 0:
+        del entries["expert_used_count"]
 
 
 def _refuse_types(header: GGUFHeader, origin: object) -> None:
-    """Refuse tensors whose types are not read."""
+    """Reject tensors of unsupported types."""
     if header.unsupported:
-        found = " and ".join(f"{name} is of type {of}" for of, name in header.unsupported.items())
+        examples = " and ".join(
+            f"{name} is of type {of}" for of, name in header.unsupported.items()
+        )
         are = "are" if len(header.unsupported) > 1 else "is"
-        known = ", ".join(each.name for each in TENSOR_TYPES.values())
+        supported = ", ".join(each.name for each in TENSOR_TYPES.values())
         raise UnsupportedWeightsError(
-            f"{origin}: {found}, which {are} not supported",
-            f"use a file of the same model in one of these types: {known}",
+            f"{origin}: {examples}, which {are} not supported",
+            f"use a file of the same model in one of these types: {supported}",
         )
 
 
 def check_codebooks(header: GGUFHeader, origin: object) -> None:
-    """Refuse tensors of types that are decoded with a library, where that is not installed."""
+    """Reject tensors of types that need the package gguf, if it is not installed."""
     types = {each.type for each in header.tensors.values()} & CODEBOOK_FORMATS
     if types and find_spec("gguf") is None:
         names = " and ".join(sorted(each.name for each in types))
@@ -224,21 +224,21 @@ def check_codebooks(header: GGUFHeader, origin: object) -> None:
 
 
 def end_tokens(header: GGUFHeader) -> list[int]:
-    """The ids of the tokens that end an answer: of a text, of a turn, of a message."""
+    """The ids of the tokens that end a text, a turn or a message."""
     names = ("eos", "eot", "eom")
-    found = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
-    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+    ids = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return list(dict.fromkeys(token for token in ids if isinstance(token, int)))
 
 
 def _of_tensors(header: GGUFHeader, origin: object) -> dict[str, Any]:
-    """Values that the tensors show: their dtype, biases, the vocabulary, a head of its own."""
+    """Values that follow from the tensors: dtype, biases, vocabulary, and a separate head."""
     embeddings = header.tensors.get("token_embd.weight")
     if not header.tensors:
         raise ModelError(
             f"{origin} has a vocabulary and no weights; give the file of a whole model"
         )
     if embeddings is None:
-        raise ModelError(f"{origin} lacks token_embd.weight: it is no whole model")
+        raise ModelError(f"{origin} lacks token_embd.weight: it is not a whole model")
     return {
         "vocab_size": embeddings.shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -249,7 +249,7 @@ def _of_tensors(header: GGUFHeader, origin: object) -> dict[str, Any]:
 
 
 def _dtype(header: GGUFHeader) -> str:
-    """The dtype of matrices."""
+    """The dtype of the matrices."""
     matrices = [each.type for each in header.tensors.values() if len(each.shape) > 1]
     kinds = {kind.name for kind in matrices}
     if any(kind.values > 1 for kind in matrices):
@@ -266,17 +266,19 @@ def _head_dim(values: dict[str, Any]) -> Any:
     return None
 
 
-def _check_rotated(own: dict[str, Any], values: dict[str, Any], name: str, origin: object) -> None:
-    """Reject values of another width than keys; note a part of a head that is not rotated."""
+def _check_head_dims(
+    entries: dict[str, Any], values: dict[str, Any], name: str, origin: object
+) -> None:
+    """Reject values with another width than keys, and set the rotated part of a head."""
     dim = values["head_dim"]
-    if (width := own.get("attention.value_length", dim)) != dim:
+    if (width := entries.get("attention.value_length", dim)) != dim:
         raise ModelError(
-            f"{origin}: {name}.attention.value_length is {shown(width)}; supported: {shown(dim)}, "
+            f"{origin}: {name}.attention.value_length is {brief(width)}; supported: {brief(dim)}, "
             f"as for keys"
         )
-    rotated = own.get("rope.dimension_count", dim)
-    if rotated != dim and isinstance(rotated, int) and isinstance(dim, int) and dim > 0:
-        values["partial_rotary_factor"] = rotated / dim
+    rope_dim = entries.get("rope.dimension_count", dim)
+    if rope_dim != dim and isinstance(rope_dim, int) and isinstance(dim, int) and dim > 0:
+        values["partial_rotary_factor"] = rope_dim / dim
 
 
 def _rope(
@@ -287,7 +289,7 @@ def _rope(
     stretch: float,
     origin: object,
 ) -> dict[str, Any]:
-    """The scaling of rope, by metadata or by the tensors with a factor for each frequency."""
+    """The rope scaling, by metadata or by tensors with a factor for each frequency."""
     get = {key.removeprefix("rope.scaling."): value for key, value in scaling.items()}
     original = get.get("original_context_length")
     if "rope_freqs.weight" in header.tensors:
@@ -306,13 +308,13 @@ def _rope(
     get.pop("finetuned", None)
     names = {
         "original_context_length": "original_max_position_embeddings",
-        # Multiplied by what follows from the factor, unlike a config's attention_factor.
+        # Unlike a config's attention_factor, multiplied by the value that follows from the factor.
         "attn_factor": "rope.scaling.attn_factor",
         "yarn_beta_fast": "beta_fast",
         "yarn_beta_slow": "beta_slow",
     }
     if isinstance(multiplier := get.get("yarn_log_multiplier"), float):
-        # Of what the config has under two names, which are equal in every such model.
+        # A config has it under two keys, which are equal in every such model.
         del get["yarn_log_multiplier"]
         get |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * stretch, 6))
     return {
@@ -322,23 +324,25 @@ def _rope(
 
 
 def _llama3(factors: Sequence[float], values: dict[str, Any], origin: object) -> dict[str, Any]:
-    """Llama 3's scaling, which a file has as its factors alone."""
+    """Llama 3's scaling, of which a file has only the factors."""
     table = {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
     theta, dim = values.get("rope_theta", 10000.0), 2 * len(factors)
     if not isinstance(theta, float) or not 0 < theta < math.inf or min(factors) <= 0:
         raise ModelError(
-            f"{origin}: rope.freq_base is {shown(theta)}, and rope_freqs.weight has "
+            f"{origin}: rope.freq_base is {brief(theta)}, and rope_freqs.weight has "
             f"{min(factors)!r}; supported: positive numbers"
         )
-    expected = [_llama3_factor(theta ** (2 * i / dim), max(factors)) for i in range(len(factors))]
-    if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(expected, factors, strict=True)):
+    llama3_factors = [
+        _llama3_factor(theta ** (2 * i / dim), max(factors)) for i in range(len(factors))
+    ]
+    if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(llama3_factors, factors, strict=True)):
         return table
-    # Any other factors are applied as they are.
-    listed = list(factors)
+    # Other factors are applied directly.
+    long_factor = list(factors)
     return {
         "rope_type": "longrope",
-        "long_factor": listed,
-        "short_factor": listed,
+        "long_factor": long_factor,
+        "short_factor": long_factor,
         "original_max_position_embeddings": values.get("max_position_embeddings"),
         "attention_factor": 1.0,
     }
@@ -353,7 +357,7 @@ def _llama3_factor(inverse: float, factor: float) -> float:
 
 
 def _score_scale(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The number that Gemma's scores are scaled by, which llama.cpp knows from the model's size."""
+    """The scale of Gemma's scores, which llama.cpp derives from the model's size."""
     if name not in _SCALED_BY_HIDDEN:
         return {}
     by_hidden = values.get("num_hidden_layers") == _SCALED_BY_HIDDEN[name]

@@ -1,7 +1,7 @@
-"""Rules by which texts are split before byte-pair encoding, by their names in GGUF files.
+"""Rules for splitting texts before byte-pair encoding, by their names in GGUF files.
 
-llama.cpp and the ``tokenizer.json`` of each model spell them differently; where they are known to
-differ, these follow the latter.
+llama.cpp and the ``tokenizer.json`` of each model spell them differently; where results differ,
+these follow the latter.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def _words(*, numbers: str, words: str = f"{_CONTRACTIONS}|{_LETTERS}", signs: s
     return f"{words}|{numbers}|{signs or _PUNCTUATION}|{_LINES}|{_SPACES}"
 
 
-def _cased(upper: str, lower: str, ends: str) -> str:
+def _cased_words(upper: str, lower: str, endings: str) -> str:
     first = r"[^\r\n\p{L}\p{N}]?"
-    return f"{first}{upper}*{lower}+{ends}|{first}{upper}+{lower}*{ends}"
+    return f"{first}{upper}*{lower}+{endings}|{first}{upper}+{lower}*{endings}"
 
 
 _DEEPSEEK3_WORDS = (
@@ -52,16 +52,16 @@ _SOUTH_AND_EAST_ASIAN = (
 
 @dataclass(frozen=True, slots=True)
 class SplittingRule:
-    """``patterns`` split a text, each the parts that the one before it left.
+    """``patterns`` split a text, each the parts from the one before.
 
-    ``normalises``: texts are composed (NFC) first. ``whole_words``: a part that is a token is not
-    built by merges. ``begins``: texts begin with the bos token unless the file says otherwise.
+    ``nfc``: texts are normalised to NFC first. ``whole_words``: a part that is a token is not built
+    by merges. ``adds_bos``: texts begin with the bos token unless the file says otherwise.
     """
 
     patterns: tuple[str, ...]
-    normalises: bool = False
+    nfc: bool = False
     whole_words: bool = False
-    begins: bool = False
+    adds_bos: bool = False
 
     def pre_tokenizer(self) -> dict[str, Any]:
         """The rule as in a ``tokenizer.json``."""
@@ -88,10 +88,10 @@ def _rule(*patterns: str) -> SplittingRule:
 
 
 _DIGITS_GPT2 = _rule(_DIGIT, _GPT2)
-_LLAMA3 = replace(_rule(_words(numbers=r"\p{N}{1,3}")), whole_words=True, begins=True)
-_QWEN2 = replace(_rule(_words(numbers=_DIGIT)), normalises=True)
+_LLAMA3 = replace(_rule(_words(numbers=r"\p{N}{1,3}")), whole_words=True, adds_bos=True)
+_QWEN2 = replace(_rule(_words(numbers=_DIGIT)), nfc=True)
 _CASED_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-_CASED = _cased(_UPPER, _LOWER, f"{_CONTRACTIONS}?")
+_CASED = _cased_words(_UPPER, _LOWER, f"{_CONTRACTIONS}?")
 _GPT4O = _rule(_words(words=_CASED, numbers=r"\p{N}{1,3}", signs=_CASED_SIGNS))
 _DEEPSEEK3 = _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES}|{_SPACES}")
 _NOT_HAN = r"(?:(?!\p{{Han}}){})"
@@ -103,12 +103,12 @@ _BY_NAMES = {
     "default": _rule(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, _DIGITS, _THREE_DIGITS),
     "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum "
     "exaone4 jais trillion granite-docling jina-v1-en jina-v2-code roberta-bpe": _rule(_GPT2),
-    "mpt olmo modern-bert": replace(_rule(_GPT2), normalises=True),
+    "mpt olmo modern-bert": replace(_rule(_GPT2), nfc=True),
     "smollm starcoder refact codeshell exaone minerva-7b mellum2": _DIGITS_GPT2,
-    "command-r": replace(_DIGITS_GPT2, normalises=True),
+    "command-r": replace(_DIGITS_GPT2, nfc=True),
     "llama-bpe llama-v3 llama3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA3,
-    "smaug-bpe dbrx chatglm-bpe": replace(_LLAMA3, whole_words=False, begins=False),
-    "glm4 glm5": replace(_LLAMA3, begins=False),
+    "smaug-bpe dbrx chatglm-bpe": replace(_LLAMA3, whole_words=False, adds_bos=False),
+    "glm4 glm5": replace(_LLAMA3, adds_bos=False),
     "minicpm5": replace(_rule(r"\p{N}{1,3}", _words(numbers=_DIGITS)), whole_words=True),
     "jais-2": _rule(
         f"{_CONTRACTIONS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_PUNCTUATION}|{_LINES}|"
@@ -116,7 +116,7 @@ _BY_NAMES = {
         + r"|\s{1,2}(?!\S)|\s{1}"
     ),
     "qwen2 deepseek-r1-qwen f2llmv2": _QWEN2,
-    "stablelm2 kormo megrez hunyuan solar-open grok-2": replace(_QWEN2, normalises=False),
+    "stablelm2 kormo megrez hunyuan solar-open grok-2": replace(_QWEN2, nfc=False),
     "qwen35": replace(
         _rule(
             _words(
@@ -125,7 +125,7 @@ _BY_NAMES = {
                 signs=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
             )
         ),
-        normalises=True,
+        nfc=True,
     ),
     "ufakzeka": _rule(_words(words=_LETTERS, numbers=_DIGIT)),
     "laguna": _rule(r"[^\n]+|[\n]+", _words(numbers=_DIGIT)),
@@ -136,9 +136,9 @@ _BY_NAMES = {
     ),
     "bailingmoe bailingmoe2 llada-moe": _BAILING,
     "tekken": replace(
-        _rule(_words(words=_cased(_UPPER, _LOWER, ""), numbers=_DIGIT, signs=_CASED_SIGNS)),
+        _rule(_words(words=_cased_words(_UPPER, _LOWER, ""), numbers=_DIGIT, signs=_CASED_SIGNS)),
         whole_words=True,
-        begins=True,
+        adds_bos=True,
     ),
     "gpt-4o llama4 kanana2 talkie minimax-m2": _GPT4O,
     "granite-embed-multi-97m": replace(_GPT4O, whole_words=True),
@@ -146,7 +146,7 @@ _BY_NAMES = {
     "kimi-k2": _rule(
         _words(
             words=r"\p{Han}+|"
-            + _cased(_NOT_HAN.format(_UPPER), _NOT_HAN.format(_LOWER), f"{_CONTRACTIONS}?"),
+            + _cased_words(_NOT_HAN.format(_UPPER), _NOT_HAN.format(_LOWER), f"{_CONTRACTIONS}?"),
             numbers=r"\p{N}{1,3}",
         )
     ),
@@ -182,10 +182,10 @@ _BY_NAMES = {
             r"[\p{P}!-/:-@\[-`{-~]",
             _GPT2,
         ),
-        begins=True,
+        adds_bos=True,
     ),
 }
 RULES = {name: rule for names, rule in _BY_NAMES.items() for name in names.split()}
-# Of these, spaces become "\u2581" and bytes stay characters, as with SentencePiece; merges are made
-# in the whole text.
+# Rules by which, as in SentencePiece, spaces become "\u2581" and bytes stay characters; merges are
+# applied to the whole text.
 UNSPLIT = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")

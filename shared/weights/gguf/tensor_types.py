@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....kernels import block_formats as formats
 from ....kernels.block_formats import BlockFormat
 
-# By their number in a file; numbers are blocks of one.
+# By their number in a file; unquantised values are blocks of one.
 TENSOR_TYPES = {
     0: BlockFormat("F32", 1, 4),
     1: BlockFormat("F16", 1, 2),
@@ -36,7 +36,7 @@ TENSOR_TYPES = {
     41: formats.Q1_0,
     42: formats.Q2_0,
 }
-# Names of types that no weights are in: products are computed in them, and some are gone.
+# Names of types without support: used in products only, or removed from GGUF.
 _UNSUPPORTED = {
     4: "Q4_2",
     5: "Q4_3",

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, as the files of a Hugging Face tokenizer. No torch.
 
-A file has the vocabulary, merges or scores, and the name of a splitting rule; the rules themselves
-are known to readers only.
+A file has the vocabulary, merges or scores, and the name of a splitting rule, but not the rule
+itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelError, shown
+from ...errors import ModelError, brief
 from ...text.pair_template import (
     QWEN3_PLACES,
     QWEN3_VL_TEMPLATE,
@@ -23,8 +23,8 @@ from ...text.pair_template import (
     template_by_name,
 )
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
+from ...text.vocabulary.charsmap import check_charsmap
 from ...text.vocabulary.tokenizer_json import byte_pairs, merges_by_rank
-from . import character_map
 from .generation_config import generation_config
 from .header import GGUFHeader
 from .splitting import DEFAULT, RULES, UNSPLIT
@@ -33,7 +33,7 @@ log = logging.getLogger("tandem.weights")
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
-# What SentencePiece writes for a space.
+# SentencePiece's spelling of a space.
 _SPACE = "\u2581"
 _SPECIAL = {
     "bos": "bos",
@@ -47,7 +47,7 @@ _SPECIAL = {
 
 
 def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
-    """The files. Raises ``ModelError`` for an unsupported tokenizer, or one that is not whole."""
+    """The tokenizer's files. Raises ``ModelError`` if it is unsupported or incomplete."""
     vocabulary = _Vocabulary(header, origin)
     tokenizer = vocabulary.tokenizer_json()
     return TokenizerFiles(
@@ -57,33 +57,33 @@ def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
         generation_config=generation_config(header),
         template=_template(header, "tokenizer.chat_template", origin),
         tool_template=_template(header, f"tokenizer.chat_template.{TOOL_USE}", origin),
-        more_templates=_of_pairs(header, origin),
+        more_templates=_pair_templates(header, origin),
     )
 
 
 def is_reranker_by_name(header: GGUFHeader, origin: str) -> bool:
-    """Return whether a file, or the model in it, is named as one of the rerankers of Qwen3."""
+    """Return whether a file, or the model in it, is named like one of Qwen3's rerankers."""
     return _template_by_name(header, origin) is not None
 
 
 def _template_by_name(header: GGUFHeader, origin: str) -> str | None:
     names = [header.metadata.get(f"general.{key}") for key in ("name", "basename")]
-    found = (template_by_name(str(name)) for name in (Path(origin).name, *names))
-    return next((template for template in found if template is not None), None)
+    templates = (template_by_name(str(name)) for name in (Path(origin).name, *names))
+    return next((template for template in templates if template is not None), None)
 
 
-def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
-    """The template by which a reranker reads pairs, if there is one."""
+def _pair_templates(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
+    """The template for a reranker's pairs, if any."""
     key = f"tokenizer.chat_template.{RERANK}"
     template = _template(header, key, origin)
     if template is None:
-        named = _template_by_name(header, origin)
-        return {} if named is None else {RERANK: TemplateText(named, origin)}
+        source_by_name = _template_by_name(header, origin)
+        return {} if source_by_name is None else {RERANK: TemplateText(source_by_name, origin)}
     if header.metadata.get("general.architecture") == "qwen3vl" and template.source == QWEN3_PLACES:
         return {RERANK: TemplateText(QWEN3_VL_TEMPLATE, origin)}
     source = of_placeholders(template.source)
     if source is None and not shows_pairs(template.source):
-        raise ModelError(f"{origin}: {key} has no {{query}} and {{document}} to put texts in")
+        raise ModelError(f"{origin}: {key} has no placeholders {{query}} and {{document}}")
     return {RERANK: template if source is None else TemplateText(source, origin)}
 
 
@@ -130,13 +130,13 @@ class _Vocabulary:
             parts = self._unigrams()
         else:
             raise self._unsupported(
-                "model", f"is {shown(kind)}; supported: gpt2, llama, gemma4, bert and t5"
+                "model", f"is {brief(kind)}; supported: gpt2, llama, gemma4, bert and t5"
             )
         return {
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": self._added(),
+            "added_tokens": self._added_tokens(),
             **parts,
         }
 
@@ -144,23 +144,23 @@ class _Vocabulary:
         """Byte-pair encoding of bytes, as GPT-2 introduced it."""
         if name is None:
             log.warning(
-                "%s names no rule by which its tokenizer splits texts, so that some become other "
-                "tokens than in training: use a newer file of the model",
+                "%s does not name the rule for splitting texts, so that some get other tokens than "
+                "in training: use a newer file of the model",
                 self._origin,
             )
             name = DEFAULT
-        # Of encoders, "bert" is RoBERTa here, whose pairs have two ends between the texts.
+        # Among encoders, "bert" means RoBERTa here, whose pairs have two ends between the texts.
         architecture = self._metadata.get("general.architecture")
         roberta, modern = architecture == "bert", architecture == "modern-bert"
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
-            raise self._unsupported("pre", f"is {shown(name)}, which is unknown here")
+            raise self._unsupported("pre", f"is {brief(name)}, which is unknown here")
         return {
-            "normalizer": {"type": "NFC"} if rule.normalises else None,
+            "normalizer": {"type": "NFC"} if rule.nfc else None,
             "pre_tokenizer": rule.pre_tokenizer(),
-            "post_processor": self._with_ends(
-                rule.begins or roberta or modern,
-                ends=roberta or modern,
+            "post_processor": self._post_processor(
+                rule.adds_bos or roberta or modern,
+                adds_last=roberta or modern,
                 names=("cls", "seperator") if modern else ("bos", "eos"),
                 between=2 if roberta else 1,
                 segments=not roberta,
@@ -171,7 +171,7 @@ class _Vocabulary:
         }
 
     def _pieces(self, merges: list[str], *, prefixed: bool) -> dict[str, Any]:
-        """SentencePiece's byte-pair encoding of characters, of which unknown ones become bytes."""
+        """SentencePiece's byte-pair encoding of characters; unknown ones become bytes."""
         prefixed = self._flag("add_space_prefix", prefixed)
         normalizers: list[dict[str, Any]] = [
             {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -188,14 +188,14 @@ class _Vocabulary:
         return {
             "normalizer": {"type": "Sequence", "normalizers": normalizers},
             "pre_tokenizer": None,
-            "post_processor": self._with_ends(True),
+            "post_processor": self._post_processor(True),
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": self._model(merges, byte_fallback=True, fuse_unk=True, unk_token=unknown),
         }
 
     def _word_pieces(self) -> dict[str, Any]:
-        """BERT's longest pieces of words. Pieces that begin a word have a space before them in the
-        file, and the others have a sign in a ``tokenizer.json``."""
+        """BERT's WordPiece. Pieces that begin a word are marked in the file, and the others in a
+        ``tokenizer.json``."""
         for number, token in enumerate(self._tokens):
             if not (token.startswith("[") and token.endswith("]")):
                 within = not token.startswith(_SPACE)
@@ -210,7 +210,9 @@ class _Vocabulary:
                 "lowercase": lowercase,
             },
             "pre_tokenizer": {"type": "BertPreTokenizer"},
-            "post_processor": self._with_ends(True, ends=True, names=("cls", "seperator")),
+            "post_processor": self._post_processor(
+                True, adds_last=True, names=("cls", "seperator")
+            ),
             "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
             "model": {
                 "type": "WordPiece",
@@ -222,7 +224,7 @@ class _Vocabulary:
         }
 
     def _unigrams(self) -> dict[str, Any]:
-        """SentencePiece's likeliest pieces."""
+        """SentencePiece's unigram model."""
         scores = self._scores()
         unknown = self._metadata.get(f"{_PREFIX}unknown_token_id", 2)
         self._token("unknown_token_id")
@@ -236,8 +238,8 @@ class _Vocabulary:
         if self._flag("remove_extra_whitespaces", False):
             splits.insert(0, {"type": "WhitespaceSplit"})
         characters = self._bytes("precompiled_charsmap")
-        if characters and not character_map.is_valid(characters):
-            raise self._invalid("precompiled_charsmap", "is not whole")
+        if characters and (problem := check_charsmap(characters)):
+            raise self._invalid("precompiled_charsmap", problem)
         return {
             "normalizer": {
                 "type": "Precompiled",
@@ -246,7 +248,9 @@ class _Vocabulary:
             if characters
             else None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
-            "post_processor": self._with_ends(False, ends=True, between=2, segments=False),
+            "post_processor": self._post_processor(
+                False, adds_last=True, between=2, segments=False
+            ),
             "decoder": spaces,
             "model": {
                 "type": "Unigram",
@@ -257,30 +261,31 @@ class _Vocabulary:
         }
 
     def _model(self, merges: list[str], **options: Any) -> dict[str, Any]:
-        merged = [_pair(merge) for merge in merges]
-        # Converters fill up the vocabulary to the number of embeddings.
+        pairs = [_pair(merge) for merge in merges]
+        # Converters pad the vocabulary to the number of embeddings.
         vocabulary = {
             token: number
             for number, token in enumerate(self._tokens)
             if self._types[number] != _UNUSED or token != f"[PAD{number}]"
         }
-        for pair in merged:
+        for pair in pairs:
             if not {*pair, "".join(pair)} <= vocabulary.keys():
                 raise self._invalid(
                     "merges",
-                    f"has {' '.join(pair)!r}, which is no pair of tokens that make a token",
+                    f"has {' '.join(pair)!r}, which is not a pair of tokens that "
+                    "concatenate to a token",
                 )
-        return byte_pairs(vocabulary, merged, **options)
+        return byte_pairs(vocabulary, pairs, **options)
 
     def _respell_spaces(self) -> None:
-        """Several spaces in one token are stored as they are."""
+        """Replace tokens of several plain spaces, which are stored verbatim."""
         for number, token in enumerate(self._tokens):
             if self._types[number] == _USER_DEFINED and token and not token.strip(" "):
                 self._tokens[number], self._types[number] = _SPACE * len(token), _NORMAL
 
     def _merges_by_score(self) -> list[str]:
-        """The pairs of pieces that make a piece, best scores first. Gemma's merges are in the order
-        of the tokens instead."""
+        """The pairs of pieces that concatenate to a piece, best scores first; for Gemma, in the
+        order of tokens."""
         if str(self._metadata.get("general.architecture")).startswith("gemma"):
             scores = [-float(number) for number in range(len(self._tokens))]
         else:
@@ -308,8 +313,8 @@ class _Vocabulary:
             )
         return scores
 
-    def _added(self) -> list[dict[str, Any]]:
-        """Tokens that are found before a text is split."""
+    def _added_tokens(self) -> list[dict[str, Any]]:
+        """Tokens that are matched before a text is split."""
         special = (_CONTROL, _UNKNOWN)
         return [
             {
@@ -325,21 +330,21 @@ class _Vocabulary:
             if kind in (*special, _USER_DEFINED) and token
         ]
 
-    def _with_ends(
+    def _post_processor(
         self,
-        begins: bool,
+        adds_first: bool,
         *,
-        ends: bool = False,
+        adds_last: bool = False,
         names: tuple[str, str] = ("bos", "eos"),
         between: int = 1,
         segments: bool = True,
     ) -> dict[str, Any] | None:
-        """The token before, and the token after every text, where the model wants them: by its
-        kind, unless its file says otherwise. Of a pair, so many are ``between`` the texts if the
-        model has one for an end; else the second begins as the first. With ``segments``, the second
-        text is of another one."""
-        first = self._end(names[0], "bos") if self._flag("add_bos_token", begins) else None
-        last = self._end(names[1], "eos") if self._flag("add_eos_token", ends) else None
+        """The special tokens before and after every text. ``adds_first`` and ``adds_last`` are the
+        defaults of the file's switches. In a pair, ``between`` end tokens separate the texts if the
+        model has an end token; otherwise the second begins like the first. With ``segments``, the
+        second text is in its own segment."""
+        first = self._end(names[0], "bos") if self._flag("add_bos_token", adds_first) else None
+        last = self._end(names[1], "eos") if self._flag("add_eos_token", adds_last) else None
         if first is None and last is None:
             return None
         single, second = [_text("A", 0)], [_text("B", int(segments))]
@@ -371,14 +376,14 @@ class _Vocabulary:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self._tokens):
             raise self._invalid(
-                key, f"is {shown(number)}; the vocabulary has {len(self._tokens)} tokens"
+                key, f"is {brief(number)}; the vocabulary has {len(self._tokens)} tokens"
             )
         return self._tokens[number]
 
     def _flag(self, key: str, default: bool) -> bool:
         value = self._metadata.get(_PREFIX + key, default)
         if not isinstance(value, bool):
-            raise self._invalid(key, f"is {shown(value)}; supported: true or false")
+            raise self._invalid(key, f"is {brief(value)}; supported: true or false")
         return value
 
     def _strings(self, key: str) -> list[str]:
@@ -405,7 +410,7 @@ class _Vocabulary:
         return values.tobytes()
 
     def _unsupported(self, key: str, problem: str) -> ModelError:
-        """The error for a rule by which texts are split that only its name tells."""
+        """The error for an unsupported tokenizer or splitting rule."""
         return ModelError(
             f"{self._origin}: {_PREFIX}{key} {problem}; use the model's folder with safetensors, "
             f"whose tokenizer.json has the rule itself"
@@ -424,7 +429,7 @@ def _special(token: str, segment: int) -> dict[str, Any]:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The tokens of a merge, of which the first may begin with a space."""
+    """The tokens of a merge; the first may begin with a space."""
     first, _, second = merge[1:].partition(" ")
     return merge[:1] + first, second
 

@@ -1,4 +1,4 @@
-"""Model folder whose weights are quantised, read as if it had one tensor for each matrix."""
+"""Model folder with quantised weights, read as if it had one tensor for each matrix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....kernels.block_formats import BlockFormat
-from ...models.families.wrappers import unwrapped
-from ...models.model_config import ModelConfig
+from ...models.config_files import ModelConfig
+from ...models.families.wrappers import text_tensor_name
 from ...models.quantization import Quantization
 from ...models.registry import Family
 from ...models.weight_names import WeightNames, pattern_of
@@ -26,7 +26,7 @@ _BIASES = ("F16", "BF16", "F32")
 
 
 class QuantizedFolder:
-    """A ``WeightSource`` around the folder's own."""
+    """A ``WeightSource`` around a plain folder."""
 
     format = "safetensors"
 
@@ -44,8 +44,10 @@ class QuantizedFolder:
         except BaseException:
             self._folder.__exit__(None, None, None)
             raise
-        used = {name for matrix in self._matrices.values() for name in matrix.tensors}
-        plain = (name for name in self._folder.names() if name not in used)
+        tensors_of_matrices = {
+            name for matrix in self._matrices.values() for name in matrix.tensors
+        }
+        plain = (name for name in self._folder.names() if name not in tensors_of_matrices)
         self._names = [*plain, *self._matrices]
         return self
 
@@ -65,19 +67,19 @@ class QuantizedFolder:
         return self._folder.end_tokens()
 
     def weight_names(self, family: Family) -> WeightNames:
-        """See ``WeightSource``. Those of biases that change nothing as well; unless it is open, of
-        all that may change nothing."""
+        """See ``WeightSource``. Includes biases without effect, or unless it is open, all that may
+        have none."""
         if self._names:
             return self._with_spare(family, self.spare)
-        if (known := self._by_headers) is None:
+        if (folder := self._by_headers) is None:
             return self._folder.weight_names(family)
-        return known._with_spare(family, known._adds_bias)
+        return folder._with_spare(family, folder._adds_bias)
 
     def _with_spare(self, family: Family, is_spare: Callable[[str], bool]) -> WeightNames:
         table = self._folder.weight_names(family)
         spare: dict[str, bool] = {}
         for name in self._names:
-            text = unwrapped(name) if family.wrapped else name
+            text = text_tensor_name(name) if family.wrapped else name
             if text is not None and (pattern := pattern_of(text)) not in table:
                 spare[pattern] = spare.get(pattern, True) and is_spare(name)
         return {**table, **dict.fromkeys(pattern for pattern, each in spare.items() if each)}
@@ -95,8 +97,8 @@ class QuantizedFolder:
         """The names of tensors and matrices, if all files are here."""
         if any(not (self.path / file).is_file() for file in self.weight_files()):
             return None
-        with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as opened:
-            return opened
+        with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as folder:
+            return folder
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""
@@ -114,8 +116,8 @@ class QuantizedFolder:
 
     def block_formats(self) -> frozenset[str]:
         """See ``WeightSource``."""
-        with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as opened:
-            return frozenset(each.format.name for each in opened._matrices.values())
+        with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as folder:
+            return frozenset(each.format.name for each in folder._matrices.values())
 
     def order(self, name: str) -> torch.Tensor | None:
         """See ``WeightSource``."""
@@ -123,7 +125,7 @@ class QuantizedFolder:
         return None if matrix is None else matrix.order()
 
     def spare(self, name: str) -> bool:
-        """See ``WeightSource``. GPTQ's libraries add biases to all that they quantise."""
+        """See ``WeightSource``. GPTQ libraries add zero biases to all quantised linears."""
         if not self._adds_bias(name) or self._folder.dtype(name) not in _BIASES:
             return False
         return not bool(self._folder.whole(name).any())

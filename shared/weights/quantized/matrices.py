@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 _FP8, _REMEDY = "F8_E4M3", "download the model again, or use another version of it"
 _SCALES = ("F16", "BF16", "F32")
-# Values that a longer group's scale is repeated after, so that ranks can cut between them.
+# Scales of longer groups are repeated after this many values, so that ranks can split them.
 _LONGEST_RUN = 128
-# Far above any model's, each of which takes memory before its weights are read.
+# Far above any model; each expert takes memory before its weights are read.
 _MAX_EXPERTS = 1 << 14
-# The experts of a layer in one tensor, in MLX's names.
+# MLX's name for a tensor with all experts of a layer.
 _MLX_EXPERTS = re.compile(r"\.switch_mlp\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A quantised weight [outputs, inputs]. ``blocks`` reads those of some outputs. Blocks have the
-    inputs in their own order, or in that of ``order``: the input at each place."""
+    """A quantised weight [outputs, inputs]. ``blocks`` reads the blocks of a range of outputs. If
+    inputs are reordered in the blocks, ``order`` returns the input at each place."""
 
     shape: tuple[int, int]
     format: BlockFormat
@@ -43,13 +43,13 @@ class Matrix:
 
 
 def find_matrices(folder: SafetensorsFolder, how: Quantization) -> dict[str, Matrix]:
-    """The quantised matrices in an open folder, by the names that they would have as numbers."""
-    found: dict[str, Matrix] = {}
+    """The quantised matrices in an open folder, by the names that unquantised weights have."""
+    matrices: dict[str, Matrix] = {}
     finder = _Finder(folder, how)
     for name in folder.names():
         for each, matrix in finder.at(name):
-            found[each] = matrix
-    return found
+            matrices[each] = matrix
+    return matrices
 
 
 class _Finder:
@@ -61,7 +61,7 @@ class _Finder:
         self._names = set(folder.names())
 
     def at(self, name: str) -> Iterator[tuple[str, Matrix]]:
-        """The matrices that a tensor has the codes of."""
+        """The matrices whose codes are in a tensor."""
         stem, _, kind = name.rpartition(".")
         match self._how.method, kind:
             case ("gptq", "qweight"):
@@ -69,9 +69,9 @@ class _Finder:
             case ("awq", "qweight"):
                 yield f"{stem}.weight", self._awq(stem)
             case ("compressed-tensors", "weight_packed"):
-                yield f"{stem}.weight", self._compressed(stem)
+                yield f"{stem}.weight", self._packed_matrix(stem)
             case ("fp8" | "modelopt" | "compressed-tensors", "weight"):
-                yield from self._scaled(stem)
+                yield from self._scaled_matrix(stem)
             case ("fp8" | "modelopt" | "compressed-tensors", "gate_up_proj" | "down_proj"):
                 yield from self._stacked_floats(stem, kind)
             case ("bitsandbytes", "weight"):
@@ -114,17 +114,19 @@ class _Finder:
             codes = in_words(self._folder.read(words, 1, first, end).mT, bits)
             if has_groups:
                 codes = self._in_order(codes, groups, size)
-            stored = self._folder.read(zeros, 0, 0, count)
-            zero = gptq_zeros(stored, bits, less_one=how.zeros_less_one)[:, first:end].mT.short()
+            words_of_zeros = self._folder.read(zeros, 0, 0, count)
+            zero = gptq_zeros(words_of_zeros, bits, less_one=how.zeros_less_one)[
+                :, first:end
+            ].mT.short()
             if how.symmetric and not (zero == 1 << bits - 1).all():
                 raise ModelError(
                     f"{self._folder.path}: {zeros} has zeros other than {1 << bits - 1}, but "
                     f"{how.key} has sym true: correct it to false"
                 )
-            own = self._folder.read(scales, 1, first, end).mT
+            row_scales = self._folder.read(scales, 1, first, end).mT
             if how.symmetric and bits == 8:
                 codes = codes ^ 128
-            return pack(format, codes, bits, size, own, None if how.symmetric else zero)
+            return pack(format, codes, bits, size, row_scales, None if how.symmetric else zero)
 
         return Matrix((outputs, inputs), format, (words, zeros, scales, groups), blocks, order)
 
@@ -139,21 +141,21 @@ class _Finder:
         format = self._integers(4, size, inputs, scales, symmetric=False)
 
         def blocks(first: int, end: int) -> torch.Tensor:
-            from .unpacking import interleaved, pack
+            from .unpacking import awq_codes, pack
 
             begin, stop = first // 8, -(-end // 8)
             codes, zero = (
-                interleaved(self._folder.read(name, 1, begin, stop))[
+                awq_codes(self._folder.read(name, 1, begin, stop))[
                     :, first - 8 * begin : end - 8 * begin
                 ].mT
                 for name in (words, zeros)
             )
-            own = self._folder.read(scales, 1, first, end).mT
-            return pack(format, codes, 4, size, own, zero.short())
+            row_scales = self._folder.read(scales, 1, first, end).mT
+            return pack(format, codes, 4, size, row_scales, zero.short())
 
         return Matrix((outputs, inputs), format, (words, zeros, scales), blocks)
 
-    def _compressed(self, stem: str) -> Matrix:
+    def _packed_matrix(self, stem: str) -> Matrix:
         """Codes in words, or two floats of 4 bits in a byte."""
         words = f"{stem}.weight_packed"
         if self._folder.dtype(words) == "U8":
@@ -186,23 +188,23 @@ class _Finder:
             codes = in_words(self._folder.read(words, 0, first, end), bits)[:, :inputs]
             if has_groups:
                 codes = self._in_order(codes, groups, size)
-            own = self._folder.read(scales, 0, first, end)
+            row_scales = self._folder.read(scales, 0, first, end)
             if not has_zeros:
-                return pack(format, codes ^ 128 if bits == 8 else codes, bits, size, own)
+                return pack(format, codes ^ 128 if bits == 8 else codes, bits, size, row_scales)
             zero = self._zero_points(zeros, (outputs, count), bits, first, end)
-            return pack(format, codes, bits, size, own, zero)
+            return pack(format, codes, bits, size, row_scales, zero)
 
         return Matrix(
             (outputs, inputs), format, (words, scales, zeros, shape, groups), blocks, order
         )
 
-    def _inputs_of_words(self, shape: str, words: str, most: int) -> int:
-        """The inputs that the last word of a row may have more room than; of a header without the
-        rest of a file, so many."""
+    def _inputs_of_words(self, shape: str, words: str, default: int) -> int:
+        """The number of inputs, which the last word of a row may exceed; ``default`` for a header
+        without the rest of a file."""
         self._expect(shape, self._dtype(shape, "I64", "I32"), (2,))
         outputs, inputs = (int(each) for each in self._folder.whole(shape))
         if not outputs and not inputs:
-            return most
+            return default
         if outputs != self._folder.shape(words)[0]:
             raise self._wrong(words, f"{outputs} outputs, by {shape}")
         return inputs
@@ -210,7 +212,8 @@ class _Finder:
     def _zero_points(
         self, name: str, shape: tuple[int, int], bits: int, first: int, end: int
     ) -> torch.Tensor:
-        """Zeros of some rows, less which codes are signed: packed along the rows, or as int8."""
+        """Zeros of some rows, which are subtracted from codes: packed along the rows, or as
+        int8."""
         from .unpacking import in_words
 
         outputs, count = shape
@@ -223,11 +226,11 @@ class _Finder:
                 )
             return zeros
         self._matrix(name, "I32", height=-(-outputs * bits // 32), width=count)
-        packed = self._folder.read(name, 0, 0, -(-outputs * bits // 32))
-        return in_words(packed.mT, bits)[:, first:end].mT.short()
+        words = self._folder.read(name, 0, 0, -(-outputs * bits // 32))
+        return in_words(words.mT, bits)[:, first:end].mT.short()
 
-    def _scaled(self, stem: str) -> Iterator[tuple[str, Matrix]]:
-        """Floats or integers of 8 bits, or floats of 4, with scales of their own name."""
+    def _scaled_matrix(self, stem: str) -> Iterator[tuple[str, Matrix]]:
+        """Floats or integers of 8 bits, or floats of 4, with scales in a tensor beside them."""
         weight = f"{stem}.weight"
         names = [f"{stem}.weight_scale_inv", f"{stem}.weight_scale"]
         scales = next((name for name in names if name in self._names), None)
@@ -249,7 +252,7 @@ class _Finder:
         outputs, inputs = self._matrix(weight, _FP8)
         shape = self._folder.shape(scales)
         self._dtype(scales, *_SCALES, "F8_E8M0")
-        squeezed = tuple(each for each in shape if each != 1)
+        sides = tuple(each for each in shape if each != 1)
         height, size = outputs, inputs
         if prod(shape) == 1:
             pass
@@ -258,7 +261,7 @@ class _Finder:
         elif self._how.block is not None:
             height, size = self._how.block
             expected = (-(-outputs // height), -(-inputs // size))
-            if squeezed != tuple(each for each in expected if each != 1):
+            if sides != tuple(each for each in expected if each != 1):
                 raise self._wrong(scales, f"{list(expected)}, by {self._how.key}")
         elif len(shape) == 2 and shape[0] == outputs and shape[1] and inputs % shape[1] == 0:
             height, size = 1, inputs // shape[1]
@@ -273,14 +276,14 @@ class _Finder:
 
             codes = self._folder.read(weight, 0, first, end)
             whole = self._folder.whole(scales).float().reshape(-(-outputs // height), -1)
-            own = of_rows(whole[first // height :], first, end, height)
-            return pack(format, codes, 8, size, own)
+            row_scales = of_rows(whole[first // height :], first, end, height)
+            return pack(format, codes, 8, size, row_scales)
 
         return Matrix((outputs, inputs), format, (weight, scales), blocks)
 
     def _stacked_floats(self, stem: str, kind: str) -> Iterator[tuple[str, Matrix]]:
-        """One side of a layer's experts in a tensor [experts, outputs, inputs], or as published
-        text parts of models of images have it, [experts, inputs, outputs]."""
+        """One side of a layer's experts in a tensor [experts, outputs, inputs], or in published
+        text parts of image models [experts, inputs, outputs]."""
         weight = f"{stem}.{kind}"
         if self._folder.dtype(weight) != _FP8:
             return
@@ -291,14 +294,14 @@ class _Finder:
                 f"{self._folder.path}: {weight} is saved in {_FP8} and has no {names[0]} or "
                 f"{names[1]} beside it: {_REMEDY}"
             )
-        turned = self._is_turned(stem)
+        transposed = self._is_transposed(stem)
         experts, *sides = self._experts(weight)
-        outputs, inputs = sides[::-1] if turned else sides
-        height, size, grid = self._stacked_scales(scales, experts, outputs, inputs, turned)
+        outputs, inputs = sides[::-1] if transposed else sides
+        height, size, grid = self._stacked_scales(scales, experts, outputs, inputs, transposed)
         format = self._e4m3(size, inputs)
         others = (f"{weight}_input_scale", f"{weight}_activation_scale")
         halves = kind == "gate_up_proj" and f"{weight}_bias" not in self._names
-        # With biases, gate and up alternate, and their family divides them.
+        # With biases, gate and up alternate, and the family splits them.
         parts = {"gate_proj": 0, "up_proj": outputs // 2} if halves else {kind: 0}
         count = outputs // len(parts)
         for index in range(experts):
@@ -310,16 +313,16 @@ class _Finder:
                     from .unpacking import of_rows, pack
 
                     first, end = start + first, start + end
-                    codes = self._folder.read(weight, int(turned), first, end, index)
-                    own = of_rows(grid(index)[first // height :], first, end, height)
-                    return pack(format, codes.mT if turned else codes, 8, size, own)
+                    codes = self._folder.read(weight, int(transposed), first, end, index)
+                    row_scales = of_rows(grid(index)[first // height :], first, end, height)
+                    return pack(format, codes.mT if transposed else codes, 8, size, row_scales)
 
                 yield (
                     f"{stem}.{index}.{part}.weight",
                     Matrix((count, inputs), format, (weight, scales, *others), blocks),
                 )
 
-    def _is_turned(self, stem: str) -> bool:
+    def _is_transposed(self, stem: str) -> bool:
         """Return whether experts are stored as [inputs, outputs], by the shapes of both sides."""
         gate_up, down = f"{stem}.gate_up_proj", f"{stem}.down_proj"
         for name in (gate_up, down):
@@ -334,10 +337,10 @@ class _Finder:
         return not plain
 
     def _stacked_scales(
-        self, scales: str, experts: int, outputs: int, inputs: int, turned: bool
+        self, scales: str, experts: int, outputs: int, inputs: int, transposed: bool
     ) -> tuple[int, int, Callable[[int], torch.Tensor]]:
-        """The outputs and inputs that share a scale, and those of an expert in fp32, [outputs /
-        height, inputs / size]."""
+        """The outputs (``height``) and inputs (``size``) that share a scale, and a function that
+        reads an expert's scales in fp32, [outputs / height, inputs / size]."""
         shape = self._folder.shape(scales)
         self._dtype(scales, *_SCALES, "F8_E8M0")
         count = prod(shape)
@@ -350,17 +353,17 @@ class _Finder:
             return outputs, inputs, single
         height, size = (1, inputs)
         expected = [outputs, 1]
-        sides = list(shape[:0:-1] if turned else shape[1:])
+        sides = list(shape[:0:-1] if transposed else shape[1:])
         if sides != expected and self._how.block is not None:
             height, size = self._how.block
             expected = [-(-outputs // height), -(-inputs // size)]
         if shape[0] != experts or sides != expected:
-            known = expected[::-1] if turned else expected
-            raise self._wrong(scales, f"one for each expert, or {[experts, *known]}")
+            expected_shape = expected[::-1] if transposed else expected
+            raise self._wrong(scales, f"one for each expert, or {[experts, *expected_shape]}")
 
         def several(index: int) -> torch.Tensor:
-            own = self._folder.read(scales, 0, 0, shape[1], index).float()
-            return own.mT if turned else own
+            grid = self._folder.read(scales, 0, 0, shape[1], index).float()
+            return grid.mT if transposed else grid
 
         return height, size, several
 
@@ -394,11 +397,11 @@ class _Finder:
             from .unpacking import pack
 
             codes = self._folder.read(weight, 0, first, end).view(torch.uint8)
-            own = of(scales, first, end)
+            row_scales = of(scales, first, end)
             if not has_zeros:
-                return pack(format, codes, 8, inputs // count, own)
+                return pack(format, codes, 8, inputs // count, row_scales)
             zero = of(zeros, first, end).short() + 128
-            return pack(format, codes ^ 128, 8, inputs // count, own, zero)
+            return pack(format, codes ^ 128, 8, inputs // count, row_scales, zero)
 
         return Matrix((outputs, inputs), format, (weight, scales, zeros), blocks)
 
@@ -418,10 +421,10 @@ class _Finder:
             from .unpacking import in_words, pack
 
             codes = in_words(self._folder.read(weight, 0, first, end), 4)
-            all_of_them = self._folder.whole(whole).float().reshape(())
-            own = self._folder.read(scales, 0, first, end).float()
-            own = own / all_of_them if divides else own * all_of_them
-            return pack(format, codes, 4, 16, own)
+            global_scale = self._folder.whole(whole).float().reshape(())
+            row_scales = self._folder.read(scales, 0, first, end).float()
+            row_scales = row_scales / global_scale if divides else row_scales * global_scale
+            return pack(format, codes, 4, 16, row_scales)
 
         return Matrix((outputs, inputs), format, (weight, scales, whole), blocks)
 
@@ -441,8 +444,8 @@ class _Finder:
             from .unpacking import pack
 
             codes = self._folder.read(weight, 0, first, end)
-            own = self._folder.whole(scales)[first:end, None] / 127
-            return pack(format, codes, 8, inputs, own)
+            row_scales = self._folder.whole(scales)[first:end, None] / 127
+            return pack(format, codes, 8, inputs, row_scales)
 
         kind = f"{weight}_format"
         return Matrix((outputs, inputs), format, (weight, scales, kind), blocks)
@@ -475,12 +478,14 @@ class _Finder:
             from ....kernels.block_codes import FP4, NF4
             from .unpacking import in_words, of_flat, pack
 
-            known = torch.tensor(NF4 if kind == "nf4" else FP4)
-            if not torch.equal(self._folder.whole(levels), known):
-                raise ModelError(f"{self._folder.path}: {levels} has not the numbers of {kind}")
-            packed = self._folder.read(weight, 0, first * inputs // 2, end * inputs // 2)
-            codes = in_words(packed.reshape(end - first, -1), 4)
-            # The first of two is the high half.
+            expected = torch.tensor(NF4 if kind == "nf4" else FP4)
+            if not torch.equal(self._folder.whole(levels), expected):
+                raise ModelError(
+                    f"{self._folder.path}: {levels} does not have the values of {kind}"
+                )
+            data = self._folder.read(weight, 0, first * inputs // 2, end * inputs // 2)
+            codes = in_words(data.reshape(end - first, -1), 4)
+            # The first of two codes is in the high half.
             codes = codes.unflatten(1, (-1, 2)).flip(-1).flatten(1)
             largest = self._folder.whole(absmax)
             if is_nested:
@@ -509,8 +514,9 @@ class _Finder:
         raise self._lacks(weight, f"weight.{_STATE}nf4")
 
     def _state_of_header(self, weight: str) -> QuantState:
-        """What a header without the rest of a file tells: how many neighbours share a scale, which
-        is a power of two, but not how long the rows are of a matrix that is stored flat."""
+        """The state as far as a header without the rest of a file shows it: the number of
+        neighbours that share a scale, a power of two, but not the length of rows of a flattened
+        matrix."""
         values = 2 * prod(self._folder.shape(weight))
         count = prod(self._folder.shape(f"{weight}.absmax"))
         nested = f"{weight}.nested_absmax"
@@ -537,9 +543,9 @@ class _Finder:
 
     def _mlx_matrix(self, stem: str, index: int | None) -> Matrix:
         weight, scales, biases = (f"{stem}.{each}" for each in ("weight", "scales", "biases"))
-        own = self._how.exceptions.get(stem, {})
-        size = own.get("group_size", self._how.group_size)
-        floats = own.get("mode", self._how.mode) == "mxfp4"
+        exception = self._how.exceptions.get(stem, {})
+        size = exception.get("group_size", self._how.group_size)
+        floats = exception.get("mode", self._how.mode) == "mxfp4"
         outputs, width = self._folder.shape(weight)[-2:]
         shape = self._folder.shape(scales)
         if shape[:-1] != self._folder.shape(weight)[:-1] or not shape[-1]:
@@ -562,8 +568,8 @@ class _Finder:
 
             codes = in_words(self._folder.read(weight, 0, first, end, index), bits)
             factors = self._folder.read(scales, 0, first, end, index)
-            least = None if floats else self._folder.read(biases, 0, first, end, index)
-            return pack(format, codes, bits, size, factors, least)
+            minima = None if floats else self._folder.read(biases, 0, first, end, index)
+            return pack(format, codes, bits, size, factors, minima)
 
         return Matrix((outputs, inputs), format, (weight, scales, biases), blocks)
 
@@ -582,16 +588,16 @@ class _Finder:
             def blocks(first: int, end: int, index: int = index) -> torch.Tensor:
                 from .unpacking import in_words, pack
 
-                packed = self._folder.read(codes, 0, first, end, index)
+                data = self._folder.read(codes, 0, first, end, index)
                 factors = self._folder.read(scales, 0, first, end, index)
-                return pack(MXFP4, in_words(packed.flatten(1), 4), 4, MXFP4.values, factors)
+                return pack(MXFP4, in_words(data.flatten(1), 4), 4, MXFP4.values, factors)
 
             yield (
                 f"{before}.{index}.{name}.weight",
                 Matrix((outputs, 32 * groups), MXFP4, (codes, scales), blocks),
             )
 
-    # What tensors must be.
+    # Checks of tensors.
 
     def _group_size(self, inputs: int) -> int:
         """The inputs of a row that share a scale."""
@@ -601,8 +607,8 @@ class _Finder:
     def _integers(
         self, bits: int, size: int, inputs: int, scales: str, symmetric: bool
     ) -> BlockFormat:
-        """The format of codes of integers. Without zeros, and with scales in fp16, it is GGUF's,
-        which all operators multiply, though it has a scale for each 32 inputs."""
+        """The format of integer codes. Without zeros, and with scales in fp16, it is GGUF's, which
+        all operators support, though it has a scale for each 32 inputs."""
         scale: Scale = self._dtype(scales, *_SCALES)
         run = _run(size, inputs)
         if symmetric and scale == "F16" and run % 32 == 0 and bits in (4, 8):
@@ -613,21 +619,21 @@ class _Finder:
         return group_format("int", bits, run, scale, offset)
 
     def _order(self, groups: str) -> torch.Tensor | None:
-        """The inputs by their groups, or ``None`` if those are neighbours."""
+        """The inputs sorted by group, or ``None`` if groups are contiguous."""
         import torch
 
         order = self._folder.whole(groups).argsort(stable=True)
         return None if torch.equal(order, torch.arange(len(order))) else order
 
     def _in_order(self, codes: torch.Tensor, groups: str, size: int) -> torch.Tensor:
-        """Codes by the groups of their inputs."""
+        """Sort codes by the groups of their inputs."""
         import torch
 
         group, order = self._folder.whole(groups), self._order(groups)
         group = group if order is None else group[order]
         if not torch.equal(group, torch.arange(len(group), dtype=group.dtype) // size):
             raise ModelError(
-                f"{self._folder.path}: {groups} has not groups of {size} inputs: {_REMEDY}"
+                f"{self._folder.path}: {groups} does not have groups of {size} inputs: {_REMEDY}"
             )
         return codes if order is None else codes[:, order]
 
@@ -637,8 +643,8 @@ class _Finder:
         self._dtype(name, *dtypes)
         shape = self._folder.shape(name)
         if len(shape) != 2 or height not in (None, shape[0]) or width not in (None, shape[1]):
-            known = ["..." if each is None else str(each) for each in (height, width)]
-            raise self._wrong(name, f"[{', '.join(known)}]")
+            sizes = ["..." if each is None else str(each) for each in (height, width)]
+            raise self._wrong(name, f"[{', '.join(sizes)}]")
         if 0 in shape:
             raise self._wrong(name, "some outputs and inputs")
         return shape[0], shape[1]
@@ -666,11 +672,11 @@ class _Finder:
             )
         return dtype
 
-    def _wrong(self, name: str, implied: str) -> ModelError:
+    def _wrong(self, name: str, expected: str) -> ModelError:
         shape = list(self._folder.shape(name))
         return ModelError(
             f"{self._folder.path}: {name} has shape {shape}, but the weights beside it and "
-            f"{self._how.key} imply {implied}: {_REMEDY}"
+            f"{self._how.key} imply {expected}: {_REMEDY}"
         )
 
     def _lacks(self, weight: str, companion: str) -> ModelError:
@@ -684,12 +690,12 @@ _STATE = "quant_state.bitsandbytes__"
 
 
 def _power_of_two(numbers: int, count: int) -> int:
-    """The size of ``count`` groups, of which the last may be shorter."""
+    """The size of ``count`` groups; the last may be shorter."""
     return 1 << (-(-numbers // max(1, count)) - 1).bit_length()
 
 
 def _run(size: int, inputs: int) -> int:
-    """Inputs of a block: all that share a scale, or as many of them as divide them and a row."""
+    """Inputs of a block: those that share a scale, or a divisor of them and of a row."""
     both = gcd(size, inputs)
     if both <= _LONGEST_RUN:
         return both

@@ -16,7 +16,7 @@ _LARGEST = 1e30
 @dataclass(frozen=True, slots=True)
 class QuantState:
     """``blocksize`` neighbours in the flattened weight of ``shape`` [outputs, inputs] share a
-    scale. Where scales are quantised as well, ``nested_blocksize`` of them share one, and
+    scale. If scales are quantised too, ``nested_blocksize`` of them share a scale, and
     ``nested_offset`` is added to each."""
 
     shape: tuple[int, int]
@@ -46,7 +46,7 @@ def read_quant_state(content: bytes, place: str, kind: str, is_nested: bool) -> 
 def _offset(state: Config) -> float:
     key = "nested_offset"
     value = state.get(key)
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    if not known or not -_LARGEST < value < _LARGEST:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -_LARGEST < value < _LARGEST:
         raise state.refusal(key, value, "a finite number")
     return float(value)

@@ -1,6 +1,6 @@
-"""From the tensors of a method of quantisation to blocks, row by row.
+"""Conversion of the tensors of a quantisation method to blocks, row by row.
 
-n rows, I inputs, G groups of the method, S blocks of a row.
+n rows, I inputs, G groups of the method.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import torch
 from ....kernels.block_codes import stream
 from ....kernels.block_formats import BlockFormat
 
-# Where the outputs of a word of AWQ are.
+# The order of outputs in a word of AWQ.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def in_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes [n, I] of words [n, W], one after the other from the lowest bit on."""
-    # Of a single column, contiguous() keeps any stride.
+    """Codes [n, I] of words [n, W], in order from the lowest bit on."""
+    # contiguous() keeps any stride of a single column.
     count, width = words.shape
     return stream(words.flatten().view(torch.uint8).view(count, width * words.element_size()), bits)
 
 
 def gptq_zeros(words: torch.Tensor, bits: int, *, less_one: bool) -> torch.Tensor:
-    """GPTQ's zeros [G, O] of words [G, W]. Its first format has them ``less_one``.
+    """GPTQ's zeros [G, O] of words [G, W]. The first format stores them ``less_one``.
 
-    GPTQModel takes the ones from whole words, so that a zero of 0 borrows from the next code, and
-    adds them as it took them; codes of 3 bits, of which some are in two words, each on its own.
+    GPTQModel subtracts and adds the ones on whole words, so that a zero of 0 borrows from the next
+    code; codes of 3 bits, some of which span two words, are handled one by one.
     """
     if not less_one:
         return in_words(words, bits)
@@ -34,7 +34,7 @@ def gptq_zeros(words: torch.Tensor, bits: int, *, less_one: bool) -> torch.Tenso
     return in_words(words + sum(1 << place for place in range(0, 32, bits)), bits)
 
 
-def interleaved(words: torch.Tensor) -> torch.Tensor:
+def awq_codes(words: torch.Tensor) -> torch.Tensor:
     """AWQ's codes of 4 bits [n, 8 W] of words [n, W]."""
     codes: torch.Tensor = in_words(words, 4).unflatten(-1, (-1, 8))
     places = torch.tensor(_AWQ_ORDER).argsort()
@@ -49,8 +49,8 @@ def pack(
     scales: torch.Tensor,
     offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Blocks [n, bytes] of codes [n, I], and of scales and offsets [n, G] of ``group`` inputs each,
-    in the dtypes that blocks have them in."""
+    """Blocks [n, bytes] from codes [n, I], and scales and offsets [n, G] for ``group`` inputs each,
+    in the dtypes of the blocks."""
     codes = codes.contiguous().view(torch.uint8).unflatten(1, (-1, format.values))
     count = codes.shape[1]
     groups = torch.arange(count) * format.values // group
@@ -59,10 +59,10 @@ def pack(
         for each in (scales, offsets)
         if each is not None
     ]
-    return torch.cat([*fields, _packed(codes, bits)], dim=-1).flatten(1)
+    return torch.cat([*fields, _pack_codes(codes, bits)], dim=-1).flatten(1)
 
 
-def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def _pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
     if bits == 4:
@@ -74,14 +74,14 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def of_rows(scales: torch.Tensor, first: int, end: int, height: int) -> torch.Tensor:
-    """For each of some rows, the scales of the ``height`` rows that it is one of; the first of
-    ``scales`` are those of row ``first // height * height``."""
+    """The scales of rows ``first`` to ``end``, where ``height`` rows share theirs. ``scales``
+    begins at the group of ``first``."""
     return scales[torch.arange(first, end) // height - first // height]
 
 
 def of_flat(
     absmax: torch.Tensor, size: int, first: int, end: int, inputs: int, run: int
 ) -> torch.Tensor:
-    """Scales [n, I / run] where each is of ``size`` neighbours in the flattened weight."""
+    """Scales [n, I / run], where ``size`` neighbours in the flattened weight share one."""
     rows = torch.arange(first, end)[:, None] * inputs
     return absmax[(rows + torch.arange(0, inputs, run)) // size]

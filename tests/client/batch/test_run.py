@@ -1,4 +1,4 @@
-"""``tandem run-batch``: results in order, whole files, and runs that go on."""
+"""``tandem run-batch``: results in order, atomic files, and runs that are continued."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tandem.shared.errors import TandemError, UsageError
 
 
 class CapitalsServer:
-    """Answers with the prompt in capitals; ``errors`` come before that, by prompt."""
+    """Replies with the prompt in capitals, after the ``errors`` of the prompt."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.errors: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         prompt = json.loads(request.content)["prompt"]
         with self._lock:
-            self.asked.append((request.url.path, prompt))
+            self.requests.append((request.url.path, prompt))
             planned = self.errors.get(prompt)
             error = planned.pop(0) if planned else None
         if isinstance(error, Exception):
@@ -62,7 +62,7 @@ def output(folder: Path) -> list[Any]:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
 
 
 def test_results_are_in_the_order_of_the_requests(
@@ -72,17 +72,17 @@ def test_results_are_in_the_order_of_the_requests(
     server = CapitalsServer()
     server.errors = {"p3": [400]}
     run_batch(server.client(), requests(tmp_path, *prompts))
-    made = output(tmp_path)
-    assert [line["custom_id"] for line in made] == [f"c-{p}" for p in prompts]
-    assert made[7]["response"] == {
+    lines = output(tmp_path)
+    assert [line["custom_id"] for line in lines] == [f"c-{p}" for p in prompts]
+    assert lines[7]["response"] == {
         "status_code": 200,
         "request_id": "r",
         "body": {"text": "P7"},
     }
-    assert made[3]["response"]["status_code"] == 400 and made[3]["error"] is None
-    assert {path for path, _ in server.asked} == {"/v1/completions"}
+    assert lines[3]["response"]["status_code"] == 400 and lines[3]["error"] is None
+    assert {path for path, _ in server.requests} == {"/v1/completions"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
-    assert "30 requests answered, 1 of them with an error" in capsys.readouterr().err
+    assert "30 requests done, 1 of them with an error" in capsys.readouterr().err
 
 
 def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
@@ -90,27 +90,27 @@ def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("former\n")
     server = CapitalsServer()
     server.errors = {"c": [httpx.ConnectError("gone")]}
-    with pytest.raises(BatchError, match=r"gone; \d of 3 requests are answered, and the same"):
+    with pytest.raises(BatchError, match=r"gone; \d of 3 requests have results; run the same"):
         run_batch(server.client(), config)
     assert (tmp_path / "out.jsonl").read_text() == "former\n"
     partial = tmp_path / "out.jsonl.partial"
-    kept = len(partial.read_bytes().splitlines()) - 1
+    count = len(partial.read_bytes().splitlines()) - 1
     with partial.open("ab") as file:
         file.write(b'{"line": 5, "resu')  # as a crash leaves it
-    server.asked.clear()
+    server.requests.clear()
     run_batch(server.client(), config)
     assert [line["response"]["body"]["text"] for line in output(tmp_path)] == ["A", "B", "C"]
-    assert len(server.asked) == 3 - kept and not partial.exists()
+    assert len(server.requests) == 3 - count and not partial.exists()
 
 
 def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 600.0)
     server = CapitalsServer()
     server.errors = {"a": [503, 429, httpx.ReadError("reset"), 503], "b": [500] * 9}
     run_batch(server.client(), requests(tmp_path, "a", "b"))
     first, second = output(tmp_path)
     assert (first["response"]["status_code"], second["response"]["status_code"]) == (200, 500)
-    assert len([prompt for _, prompt in server.asked if prompt == "b"]) == module.MAX_FAILURES
+    assert len([prompt for _, prompt in server.requests if prompt == "b"]) == module.MAX_FAILURES
 
 
 def test_a_request_that_takes_too_long_has_an_error(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_invalid_line_is_found_before_anything_is_sent(
     server = CapitalsServer()
     with pytest.raises(UsageError, match=words):
         run_batch(server.client(), config)
-    assert server.asked == [] and not (tmp_path / "out.jsonl.partial").exists()
+    assert server.requests == [] and not (tmp_path / "out.jsonl.partial").exists()
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_an_invalid_line_is_found_before_anything_is_sent(
     ],
 )
 def test_files_that_are_not_there(tmp_path: Path, files: dict[str, Any], words: str) -> None:
-    given = requests(tmp_path, "a")
+    config = requests(tmp_path, "a")
     if len(files) == 1 and files.get("output_file") == "/none/out":
-        files = {"input_file": given.input_file or "", **files}
+        files = {"input_file": config.input_file or "", **files}
     with pytest.raises(TandemError, match=words):
         run_batch(CapitalsServer().client(), RunBatchConfig(**files))

@@ -15,7 +15,7 @@ import pytest
 from tandem.client.batch import run as module
 from tandem.client.batch import web_file
 from tandem.client.batch.run import BatchError, run_batch
-from tandem.client.batch.web_file import WebFileError, shown
+from tandem.client.batch.web_file import WebFileError, without_secrets
 from tandem.shared.config.client import RunBatchConfig
 from tandem.shared.errors import UsageError
 
@@ -23,7 +23,7 @@ from .test_run import CapitalsServer, output, requests
 
 
 class Store(ThreadingHTTPServer):
-    """Files by path; ``errors`` are the statuses of the next answers."""
+    """Files by path; ``errors`` are the statuses of the next responses."""
 
     daemon_threads = True
 
@@ -72,19 +72,19 @@ class StoreHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store() as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    with Store() as store:
+        thread = threading.Thread(target=store.serve_forever, args=(0.01,))
         thread.start()
-        yield made
-        made.stalls.set()
-        made.shutdown()
+        yield store
+        store.stalls.set()
+        store.shutdown()
         thread.join()
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_file, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
 
 
 def remote(store: Store, folder: Path, *prompts: str) -> RunBatchConfig:
@@ -109,19 +109,21 @@ def test_input_and_output_are_at_urls(
     assert int(head["content-length"]) == len(store.files["/out.jsonl"])
     assert "transfer-encoding" not in head, "which object stores refuse"
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
-    said = capsys.readouterr().err
-    assert f"2 requests answered: {store.url}/out.jsonl" in said and "secret" not in said
+    printed = capsys.readouterr().err
+    assert f"2 requests done: {store.url}/out.jsonl" in printed and "secret" not in printed
 
 
 def test_an_upload_that_fails_keeps_the_results(store: Store, tmp_path: Path) -> None:
     server, remotes = CapitalsServer(), remote(store, tmp_path, "a")
     config = replace(remotes, input_file=str(tmp_path / "in.jsonl"))
     store.errors = [503] * web_file.MAX_ATTEMPTS
-    with pytest.raises(BatchError, match=r"out\.jsonl: 503 Service Unavailable; the same command"):
+    with pytest.raises(
+        BatchError, match=r"out\.jsonl: 503 Service Unavailable; run the same command"
+    ):
         run_batch(server.client(), config)
-    assert len(server.asked) == 1 and list(tmp_path.glob("tandem-*.jsonl.partial"))
+    assert len(server.requests) == 1 and list(tmp_path.glob("tandem-*.jsonl.partial"))
     run_batch(server.client(), config)
-    assert len(server.asked) == 1 and json.loads(store.files["/out.jsonl"])["custom_id"] == "c-a"
+    assert len(server.requests) == 1 and json.loads(store.files["/out.jsonl"])["custom_id"] == "c-a"
 
 
 @pytest.mark.parametrize(
@@ -168,5 +170,5 @@ def test_an_invalid_url_is_found_before_anything_is_sent(tmp_path: Path, flag: s
 
 
 def test_what_may_be_secret_is_not_shown() -> None:
-    assert shown("https://u:p@h:1/a/b?X-Signature=s#f") == "https://h:1/a/b"
-    assert shown("folder/a?b") == "folder/a?b"
+    assert without_secrets("https://u:p@h:1/a/b?X-Signature=s#f") == "https://h:1/a/b"
+    assert without_secrets("folder/a?b") == "folder/a?b"

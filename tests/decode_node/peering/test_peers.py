@@ -40,7 +40,9 @@ class Vet:
 
 
 @asynccontextmanager
-async def met(max_peers: int = 1024, **engine: Any) -> AsyncIterator[tuple[Peers, Vet, FakeNode]]:
+async def peers_of_node(
+    max_peers: int = 1024, **engine: Any
+) -> AsyncIterator[tuple[Peers, Vet, FakeNode]]:
     node, vet = FakeNode("d", 7, **engine), Vet()
     peers = Peers(node.engine, node.identity, vet, node.metrics, max_peers=max_peers)
     loops = [asyncio.create_task(peers.keep_leases()), asyncio.create_task(peers.reconcile())]
@@ -54,27 +56,27 @@ async def met(max_peers: int = 1024, **engine: Any) -> AsyncIterator[tuple[Peers
 
 
 async def test_many_requests_share_one_greeting_and_one_canary() -> None:
-    async with met() as (peers, vet, node), prefill() as fake:
-        found = await asyncio.gather(*(peers.meet(fake.candidate) for _ in range(5)))
-        assert len(set(found)) == 1
+    async with peers_of_node() as (peers, vet, node), prefill() as fake:
+        peers_met = await asyncio.gather(*(peers.meet(fake.candidate) for _ in range(5)))
+        assert len(set(peers_met)) == 1
         assert (fake.hellos, vet.calls) == (1, 1)
         assert node.metric("tandem_canaries_total", outcome="passed") == 1
 
 
 async def test_a_backed_off_node_is_not_greeted_until_it_restarts() -> None:
-    async with met() as (peers, _, _), prefill() as fake:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
         peers.prefill_backoff.add(fake.address, fake.epoch, "silent")
-        with pytest.raises(TransferError, match=r"not called for .* silent"):
+        with pytest.raises(TransferError, match=r"not contacted for .* silent"):
             await peers.meet(fake.candidate)
         assert fake.hellos == 0
         assert (await peers.meet(fake.candidate, at_once=True)).epoch == fake.epoch
-        assert await peers.answers(fake.candidate) > 0
+        assert await peers.ping(fake.candidate) > 0
         fake.epoch += 1
         assert (await peers.meet(fake.candidate)).epoch == fake.epoch
 
 
 async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:
-    async with met() as (peers, vet, _), prefill() as fake:
+    async with peers_of_node() as (peers, vet, _), prefill() as fake:
         await peers.forget(await peers.meet(fake.candidate))
         await peers.meet(fake.candidate)
         assert (fake.hellos, vet.calls) == (2, 1)
@@ -87,7 +89,7 @@ async def test_a_peer_is_not_used_before_its_canary_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 0.05)
-    async with met() as (peers, vet, _), prefill() as fake:
+    async with peers_of_node() as (peers, vet, _), prefill() as fake:
         vet.ready.clear()
         for _ in range(3):
             with pytest.raises(TransferError, match="still under way"):
@@ -99,7 +101,7 @@ async def test_a_peer_is_not_used_before_its_canary_has_passed(
 
 
 @pytest.mark.parametrize(
-    ("cause", "told"),
+    ("cause", "expected"),
     [
         (Cause.TIMEOUT_GREET, Cause.TIMEOUT_GREET),
         (Cause.PEER_LOST, Cause.PEER_LOST),
@@ -108,17 +110,17 @@ async def test_a_peer_is_not_used_before_its_canary_has_passed(
         (Cause.COMPUTE, Cause.CANARY),
     ],
 )
-async def test_a_canary_that_failed_for_silence_says_so(cause: Cause, told: Cause) -> None:
+async def test_a_canary_that_failed_for_silence_says_so(cause: Cause, expected: Cause) -> None:
     """Otherwise each request would wait again for unreachable ports."""
-    async with met() as (peers, vet, _), prefill() as fake:
+    async with peers_of_node() as (peers, vet, _), prefill() as fake:
         vet.error = TransferError("no", cause=cause)
         with pytest.raises(TransferError) as caught:
             await peers.meet(fake.candidate)
-        assert caught.value.cause is told
+        assert caught.value.cause is expected
 
 
 async def test_whether_a_process_has_ended() -> None:
-    async with met() as (peers, _, _):
+    async with peers_of_node() as (peers, _, _):
         async with prefill() as fake:
             assert not await peers.has_ended(fake.candidate)
             before, fake.epoch = fake.candidate, 4
@@ -127,7 +129,7 @@ async def test_whether_a_process_has_ended() -> None:
 
 
 async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
-    async with met() as (peers, vet, node), prefill() as fake:
+    async with peers_of_node() as (peers, vet, node), prefill() as fake:
         vet.error = PeerRefusedError("layer 2 differs")
         assert not peers.refuses(fake.candidate)
         with pytest.raises(PeerRefusedError, match="layer 2 differs"):
@@ -152,12 +154,12 @@ async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
 
 
 async def test_a_canary_that_could_not_be_done_is_tried_again() -> None:
-    async with met() as (peers, vet, node), prefill() as fake:
+    async with peers_of_node() as (peers, vet, node), prefill() as fake:
         vet.error = TransferError("no free blocks")
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(peers.meet(fake.candidate) for _ in range(3)), return_exceptions=True
         )
-        assert [str(error) for error in found] == ["no free blocks"] * 3
+        assert [str(error) for error in results] == ["no free blocks"] * 3
         assert not peers.refuses(fake.candidate)
         vet.error = None
         await peers.meet(fake.candidate)
@@ -166,7 +168,7 @@ async def test_a_canary_that_could_not_be_done_is_tried_again() -> None:
 
 
 async def test_another_model_is_refused_at_the_greeting_and_remembered() -> None:
-    async with met() as (peers, vet, _), prefill() as fake:
+    async with peers_of_node() as (peers, vet, _), prefill() as fake:
         fake.refuses = "different models: layers"
         with pytest.raises(PeerRefusedError, match="different models: layers"):
             await peers.meet(fake.candidate)
@@ -175,7 +177,7 @@ async def test_another_model_is_refused_at_the_greeting_and_remembered() -> None
 
 
 async def test_a_node_without_a_place_is_no_refusal() -> None:
-    async with met() as (peers, _, _), prefill() as fake:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
         fake.full = "1 decode nodes have greeted, which is the limit; see --max-peers"
         with pytest.raises(TransferError, match=r"has no place .* --max-peers") as caught:
             await peers.meet(fake.candidate)
@@ -186,7 +188,7 @@ async def test_a_node_without_a_place_is_no_refusal() -> None:
 
 
 async def test_a_node_that_is_not_there_is_no_refusal() -> None:
-    async with met() as (peers, _, _):
+    async with peers_of_node() as (peers, _, _):
         async with prefill() as fake:
             pass
         with pytest.raises(TransferError, match="does not answer"):
@@ -195,8 +197,8 @@ async def test_a_node_that_is_not_there_is_no_refusal() -> None:
 
 
 async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
-    async with met() as (peers, _, _), prefill() as fake:
-        fake.lease_seconds, fake.held = 0.3, [1, 2]
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        fake.lease_seconds, fake.live_ids = 0.3, [1, 2]
         peer = await peers.meet(fake.candidate)
         for transfer_id in (1, 2, 3):
             peer.trust.begin(transfer_id)
@@ -206,11 +208,11 @@ async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
 
 
 async def test_a_peer_with_long_leases_that_does_not_answer_delays_no_other_s_renewals() -> None:
-    async with met() as (peers, _, _), prefill() as stuck, prefill() as fine:
+    async with peers_of_node() as (peers, _, _), prefill() as stuck, prefill() as fine:
         stuck.lease_seconds, fine.lease_seconds = 60.0, 0.3
         for fake in (stuck, fine):
-            fake.held = [1]
-        stuck.answers.clear()
+            fake.live_ids = [1]
+        stuck.may_reply.clear()
         for fake in (stuck, fine):
             (await peers.meet(fake.candidate)).trust.begin(1)
         peer = await peers.meet(fine.candidate)
@@ -219,8 +221,8 @@ async def test_a_peer_with_long_leases_that_does_not_answer_delays_no_other_s_re
 
 
 async def test_the_leases_of_a_peer_that_was_forgotten_and_met_again_are_renewed() -> None:
-    async with met() as (peers, _, _), prefill() as fake:
-        fake.lease_seconds, fake.held = 0.3, [1, 2]
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        fake.lease_seconds, fake.live_ids = 0.3, [1, 2]
         for transfer_id in (1, 2):
             peer = await peers.meet(fake.candidate)
             peer.trust.begin(transfer_id)
@@ -234,10 +236,10 @@ async def test_the_leases_of_a_peer_that_was_forgotten_and_met_again_are_renewed
 
 
 async def test_a_channel_closed_under_a_renewal_harms_no_other_peer() -> None:
-    async with met() as (peers, _, _), prefill() as stuck, prefill() as fine:
+    async with peers_of_node() as (peers, _, _), prefill() as stuck, prefill() as fine:
         for fake in (stuck, fine):
-            fake.lease_seconds, fake.held = 0.3, [1]
-        stuck.answers.clear()
+            fake.lease_seconds, fake.live_ids = 0.3, [1]
+        stuck.may_reply.clear()
         lost = await peers.meet(stuck.candidate)
         lost.trust.begin(1)
         await until(lambda: bool(stuck.renewed))
@@ -249,8 +251,8 @@ async def test_a_channel_closed_under_a_renewal_harms_no_other_peer() -> None:
 
 async def test_what_only_the_peer_holds_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
-    async with met() as (peers, _, _), prefill() as fake:
-        fake.held = [1, 2]
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        fake.live_ids = [1, 2]
         peer = await peers.meet(fake.candidate)
         peer.trust.begin(1)
         await until(lambda: bool(fake.released))
@@ -261,7 +263,7 @@ async def test_a_peer_that_has_dismissed_this_node_is_greeted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
-    async with met() as (peers, vet, _), prefill() as fake:
+    async with peers_of_node() as (peers, vet, _), prefill() as fake:
         await peers.meet(fake.candidate)
         fake.greet_again = True
         await until(lambda: not peers._peers)
@@ -271,7 +273,7 @@ async def test_a_peer_that_has_dismissed_this_node_is_greeted_again(
 
 
 async def test_a_locked_node_dials_with_the_keys_of_the_greeting() -> None:
-    async with met(curve_keys=["ours"] * RANKS) as (peers, _, _), prefill() as fake:
+    async with peers_of_node(curve_keys=["ours"] * RANKS) as (peers, _, _), prefill() as fake:
         fake.curve_keys = [KEY, KEY.swapcase()]
         peer = await peers.meet(fake.candidate)
         assert [end.key for end in peer.endpoints] == fake.curve_keys
@@ -281,7 +283,7 @@ async def test_a_locked_node_dials_with_the_keys_of_the_greeting() -> None:
 async def test_a_peer_that_is_not_locked_as_this_node_is_is_refused(
     ours: list[str], theirs: list[str]
 ) -> None:
-    async with met(curve_keys=ours) as (peers, _, _), prefill() as fake:
+    async with peers_of_node(curve_keys=ours) as (peers, _, _), prefill() as fake:
         fake.curve_keys = theirs
         with pytest.raises(PeerRefusedError, match=f"{len(theirs)} CURVE keys, and {len(ours)}"):
             await peers.meet(fake.candidate)
@@ -289,12 +291,12 @@ async def test_a_peer_that_is_not_locked_as_this_node_is_is_refused(
 
 
 async def test_a_candidate_from_before_a_restart_uses_the_new_process() -> None:
-    async with met() as (peers, vet, _), prefill() as fake:
+    async with peers_of_node() as (peers, vet, _), prefill() as fake:
         stale = fake.candidate
         fake.epoch += 1
         peer = await peers.meet(fake.candidate)
         assert await peers.meet(stale) is peer
-        assert await peers.held(peer) == []
+        assert await peers.live_transfers(peer) == []
         assert (fake.hellos, vet.calls) == (2, 1)
 
 
@@ -302,25 +304,25 @@ async def test_a_peer_that_has_gone_is_forgotten_once_nothing_of_ours_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
-    async with met() as (peers, _, _), prefill() as fake:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
         peer = await peers.meet(fake.candidate)
         peer.trust.begin(1)
-        asked = 0
+        attempts = 0
 
-        async def gone(peer: Peer) -> pb.TransferIds:
-            nonlocal asked
-            asked += 1
+        async def lost(peer: Peer) -> pb.TransferIds:
+            nonlocal attempts
+            attempts += 1
             raise PeerLostError("nobody there")
 
-        monkeypatch.setattr(peers, "_live", gone)
-        await until(lambda: asked > 2)
+        monkeypatch.setattr(peers, "_live", lost)
+        await until(lambda: attempts > 2)
         assert list(peers._peers.values()) == [peer]
         peer.trust.end(1)
         await until(lambda: not peers._peers)
 
 
 async def test_no_more_nodes_are_met_than_max_peers() -> None:
-    async with met(max_peers=1) as (peers, _, _), prefill() as one, prefill() as other:
+    async with peers_of_node(max_peers=1) as (peers, _, _), prefill() as one, prefill() as other:
         peer = await peers.greet(one.candidate)
         with pytest.raises(TransferError, match=r"1 prefill nodes are known.*--max-peers"):
             await peers.greet(other.candidate)
@@ -330,7 +332,7 @@ async def test_no_more_nodes_are_met_than_max_peers() -> None:
 
 
 async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed() -> None:
-    async with met(max_peers=1) as (peers, vet, _), prefill() as one, prefill() as other:
+    async with peers_of_node(max_peers=1) as (peers, vet, _), prefill() as one, prefill() as other:
         other.node_id = "q"
         for fake in (one, other, one):
             await peers.forget(await peers.meet(fake.candidate))

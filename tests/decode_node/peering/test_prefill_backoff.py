@@ -11,12 +11,12 @@ from tandem.tests.support.clock import SteppedClock
 
 
 def pause(prefill_backoff: PrefillBackoff, clock: SteppedClock) -> float:
-    """Seconds until the node may be called again."""
-    begun = clock.now
+    """Seconds until the node may be contacted again."""
+    start = clock.now
     while True:
         try:
             prefill_backoff.check("a:1", 7)
-            return clock.now - begun
+            return clock.now - start
         except TransferError:
             clock.now += 0.5
 
@@ -39,7 +39,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
 def test_a_backoff_is_for_one_start_at_one_address_and_has_a_reason() -> None:
     prefill_backoff = PrefillBackoff(SteppedClock())
     prefill_backoff.add("a:1", 7, "gives no sign of life")
-    with pytest.raises(TransferError, match=r"a:1 is not called for another 1 s: gives no sign"):
+    with pytest.raises(TransferError, match=r"a:1 is not contacted for another 1 s: gives no sign"):
         prefill_backoff.check("a:1", 7)
     prefill_backoff.check("a:1", 8)
     prefill_backoff.check("b:1", 7)

@@ -1,4 +1,4 @@
-"""Many calls on one ``Decode.Stream``, by the service over an engine without a model."""
+"""Many requests on one ``Decode.Stream``, by the service over an engine without a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def speaking() -> FakeNode:
 
 
 class StreamingRouter:
-    """The other end of a stream: what it sends, and what it has got of each number."""
+    """The router's end of a stream: its requests, and the events of each number."""
 
     def __init__(self, service: DecodeService) -> None:
         self._service = service
@@ -55,7 +55,7 @@ class StreamingRouter:
         """Open the stream, which ends with this."""
         context = FakeContext()
         context.write = self._read  # type: ignore[attr-defined]
-        await self._service.Stream(self._sent(), cast(Any, context))
+        await self._service.Stream(self._outgoing(), cast(Any, context))
 
     async def _read(self, message: pb.StreamEvents) -> None:
         choices = message.choices or [0] * len(message.numbers)
@@ -74,14 +74,14 @@ class StreamingRouter:
     def _count(self, number: int, choice: int, tokens: int) -> None:
         self.tokens[number, choice] = self.tokens.get((number, choice), 0) + tokens
 
-    async def _sent(self) -> AsyncIterator[pb.StreamRequest]:
+    async def _outgoing(self) -> AsyncIterator[pb.StreamRequest]:
         while (request := await self._requests.get()) is not None:
             yield request
 
 
 @asynccontextmanager
 async def connected(node: FakeNode) -> AsyncIterator[tuple[DecodeService, StreamingRouter]]:
-    """A service and a router on a stream, which has ended when the block is left."""
+    """A service and a router on a stream, which has ended after the block."""
 
     async def here(sequence: Sequence) -> PrefillSource:
         node.core.submit(sequence, node.core._listeners[sequence])

@@ -143,7 +143,7 @@ def test_a_node_behind_a_firewall_is_not_ready_until_it_can_be_called(machines: 
     assert machines.cluster.router is not None
     machines.cluster.router.kill()
     machines.start_router()
-    until(lambda: "cannot call this node" in machines.unready(probe), "the node to know")
+    until(lambda: "cannot reach this node" in machines.unready(probe), "the node to know")
     assert "no answer within 2 s" in machines.unready(probe)
     machines.cluster.wait_nodes(decode=0, prefill=1)
     assert machines.unready(router)
@@ -151,7 +151,7 @@ def test_a_node_behind_a_firewall_is_not_ready_until_it_can_be_called(machines: 
     until(lambda: not machines.unready(probe), "the node to be called", RECOVERY_SECONDS)
     assert not machines.unready(router)
     log = node.log.read_text()
-    assert log.count("the router cannot call this node") == 1
+    assert log.count("the router cannot reach this node") == 1
     machines.cluster.wait_nodes(decode=1, prefill=1)
 
 

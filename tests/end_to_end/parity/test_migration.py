@@ -20,7 +20,7 @@ from tandem.decode_node.examine import Examiner
 from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
-from tandem.router import generate_message
+from tandem.router import generation
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.engine.start import NodeEngine, NodeIdentity, start_engine
@@ -203,7 +203,7 @@ async def test_a_request_goes_on_after_each_event_as_if_nothing_had_been(
 ) -> None:
     async with running(tmp_path) as (c, mortal, engine):
         # Where the client gives no seed, the router does.
-        monkeypatch.setattr(generate_message.secrets, "randbits", lambda bits: 7)
+        monkeypatch.setattr(generation.secrets, "randbits", lambda bits: 7)
         for name, (path, fields) in REQUESTS.items():
             for stream in selected([True], full=[False]):
                 body = fields | {"stream": stream}

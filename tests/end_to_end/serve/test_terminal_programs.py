@@ -35,7 +35,7 @@ def test_all_programs_get_the_same_tokens(
         console = Console(file=io.StringIO(), highlight=False)
         chat = TerminalChat(server, ChatConfig(), SEEDED.parameters, console)
         chat.ask("hello")
-        (answer,) = chat.answers
+        (answer,) = chat.replies
         assert (answer.tokens, answer.finish_reason) == (8, "length") and answer.prompt_tokens > 0
         text = chat.conversation.messages[-1]["content"]
 

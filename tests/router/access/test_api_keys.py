@@ -1,4 +1,4 @@
-"""Keys of clients and admins: their owners, from flags and files."""
+"""API keys of clients and admins, from flags and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.router.access.api_keys import MAX_KEYS, ApiKeys
-from tandem.router.http.key_owner import KeyOwner
+from tandem.router.http.exchange import KeyOwner
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import StartupError, UsageError
 
@@ -20,23 +20,23 @@ def keys(**options: Any) -> ApiKeys:
 def test_owners_of_flags_and_files(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("file-1\n\nalice: file-2 rpm=60 tpm=1000\n bob: file-3\ttpm=5 \nfile-4 rpm=1")
-    known = keys(
+    api_keys = keys(
         api_key="flag-1,carol: flag-2", api_key_file=str(file), admin_api_key="root,dave: chief"
     )
-    assert {key: known.owner(key.encode()) for key in ("flag-1", "flag-2", "root", "chief")} == {
+    assert {key: api_keys.owner(key.encode()) for key in ("flag-1", "flag-2", "root", "chief")} == {
         "flag-1": KeyOwner("key-1"),
         "flag-2": KeyOwner("carol"),
         "root": KeyOwner("admin-1", admin=True),
         "chief": KeyOwner("dave", admin=True),
     }
-    assert [known.owner(b"file-%d" % number) for number in (1, 2, 3, 4)] == [
+    assert [api_keys.owner(b"file-%d" % number) for number in (1, 2, 3, 4)] == [
         KeyOwner("key-2"),
         KeyOwner("alice", requests_per_minute=60, tokens_per_minute=1000),
         KeyOwner("bob", tokens_per_minute=5),
         KeyOwner("key-3", requests_per_minute=1),
     ]
     for unknown in (b"", b"alice", b"file-2 rpm=60", b"carol: flag-2", b"x" * 100_000):
-        assert known.owner(unknown) is None
+        assert api_keys.owner(unknown) is None
 
 
 def test_an_admin_key_in_both_places_is_an_admins() -> None:
@@ -47,13 +47,13 @@ def test_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("tandem.shared.security.watched_files.LOOK_SECONDS", 0.0)
     file = tmp_path / "keys"
     file.write_text("alice: one\n")
-    known = keys(api_key_file=str(file))
-    assert known.owner(b"one") == KeyOwner("alice")
+    api_keys = keys(api_key_file=str(file))
+    assert api_keys.owner(b"one") == KeyOwner("alice")
     file.write_text("alice: one rpm=7\nalice: two\n")
-    assert known.owner(b"one") == KeyOwner("alice", requests_per_minute=7)
-    assert known.owner(b"two") == KeyOwner("alice")
+    assert api_keys.owner(b"one") == KeyOwner("alice", requests_per_minute=7)
+    assert api_keys.owner(b"two") == KeyOwner("alice")
     file.write_text("alice: one rpm=none\n")
-    assert known.owner(b"two") == KeyOwner("alice"), "as it was before"
+    assert api_keys.owner(b"two") == KeyOwner("alice"), "as it was before"
 
 
 @pytest.mark.parametrize(

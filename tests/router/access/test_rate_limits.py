@@ -1,4 +1,4 @@
-"""Requests and tokens of a key in any minute."""
+"""Rate limits of a key: requests and tokens per minute."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tandem.router.access.key_usage import KeyUsage
 from tandem.router.access.minute_counts import MinuteCounts, Window
 from tandem.router.access.rate_limits import RateLimits, duration
 from tandem.router.errors import ApiError
-from tandem.router.http.key_owner import KeyOwner
+from tandem.router.http.exchange import KeyOwner
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import UnavailableError, UsageError
 from tandem.tests.router.support import Cluster, cluster, until
 
 
 class Clock:
-    """The time of the storage in memory."""
+    """The clock of the storage in memory."""
 
     def __init__(self) -> None:
-        self.now = 6000.0  # a window begins
+        self.now = 6000.0  # the start of a window
 
     def time(self) -> float:
         return self.now
@@ -36,14 +36,14 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("limits.aio.storage.memory.time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr("limits.aio.storage.memory.time", clock)
+    return clock
 
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[str]:
-    """The URL of a Redis."""
+    """The URL of a Redis server."""
     server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis")
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
@@ -82,13 +82,13 @@ async def test_an_amount_fits_when_it_is_said_to(
     assert (await minute.window("a")).level(100).remaining >= amount
 
 
-def given(owner: KeyOwner) -> Any:
+def limited_request(owner: KeyOwner) -> Any:
     return SimpleNamespace(owner=owner, access=SimpleNamespace(tokens=0), headers=[])
 
 
 async def test_tokens_count_once_they_are_used(clock: Clock) -> None:
     limits = RateLimits(RouterOptions(api_key="x", tokens_per_minute=100), KeyUsage())
-    first, second = given(KeyOwner("a")), given(KeyOwner("a"))
+    first, second = limited_request(KeyOwner("a")), limited_request(KeyOwner("a"))
     with await limits.reserve(first, 10, 50):
         with pytest.raises(ApiError, match="Used 60, Requested 41"):
             await limits.reserve(second, 1, 40)
@@ -96,8 +96,8 @@ async def test_tokens_count_once_they_are_used(clock: Clock) -> None:
             assert dict(second.headers)[b"x-ratelimit-remaining-tokens"] == b"0"
         first.access.tokens = 15
     await asyncio.gather(*limits._settling)
-    assert not limits._held
-    # In whichever minute they were reserved.
+    assert not limits._reserved
+    # Regardless of the minute of their reservation.
     with await limits.reserve(first, 85, 0):
         clock.now += 60
         first.access.tokens = 80
@@ -110,12 +110,12 @@ async def test_limits_hold_for_all_routers_that_share_a_storage(redis: str) -> N
         api_key="x", requests_per_minute=3, tokens_per_minute=100, limits_storage=redis
     )
     here, there = (RateLimits(options, KeyUsage()) for _ in range(2))
-    client = given(KeyOwner("a"))
+    client = limited_request(KeyOwner("a"))
     for router in (here, there, here):
         await router.count_request(client)
     with pytest.raises(ApiError, match="Limit 3, Used 3, Requested 1"):
         await there.count_request(client)
-    await there.count_request(given(KeyOwner("b")))
+    await there.count_request(limited_request(KeyOwner("b")))
     with await here.reserve(client, 10, 50):
         client.access.tokens = 60
     await asyncio.gather(*here._settling)
@@ -137,11 +137,11 @@ async def test_a_storage_that_is_gone_lets_nobody_in() -> None:
         limits_storage="redis://127.0.0.1:9",
     )
     limits = RateLimits(options, KeyUsage())
-    client = given(KeyOwner("a"))
-    for asked in (limits.count_request(client), limits.reserve(client, 1, 1)):
+    client = limited_request(KeyOwner("a"))
+    for operation in (limits.count_request(client), limits.reserve(client, 1, 1)):
         with pytest.raises(UnavailableError, match="cannot be checked: the storage of limits"):
-            await asked
-    assert not limits._held
+            await operation
+    assert not limits._reserved
     await limits.close()
 
 
@@ -150,12 +150,15 @@ def test_several_routers_without_a_storage_are_warned_of(caplog: pytest.LogCaptu
     assert not caplog.messages
     RateLimits(RouterOptions(api_key="x", tokens_per_minute=9, router_workers=2), KeyUsage())
     (warning,) = caplog.messages
-    assert "each of the 2 routers on its own" in warning and "--limits-storage" in warning
+    assert (
+        "each of the 2 routers enforces the limits of keys on its own" in warning
+        and "--limits-storage" in warning
+    )
 
 
 @pytest.mark.parametrize(
     ("storage", "message"),
-    [("memory://", "must begin with redis://, rediss://"), ("redis://h:x", "an address of it")],
+    [("memory://", "must begin with redis://, rediss://"), ("redis://h:x", "the URL of a server")],
 )
 def test_a_storage_that_cannot_be_used_is_refused(storage: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -173,11 +176,8 @@ def test_durations_are_as_openai_writes_them(seconds: float, text: str) -> None:
 
 
 def test_a_router_without_limits_does_not_import_the_library() -> None:
-    made = RateLimits(RouterOptions(api_key="x"), KeyUsage())
-    assert made._counts is None
-
-
-# ---- over HTTP ----------------------------------------------------------------------------------
+    limits = RateLimits(RouterOptions(api_key="x"), KeyUsage())
+    assert limits._counts is None
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -195,13 +195,12 @@ async def test_requests_of_a_key_are_limited_in_the_shape_of_each_api(tmp_path: 
         requests_per_minute=3,
     ) as c:  # fmt: skip
         for number, key in enumerate(("a", "a2", "a")):
-            answer = await complete(c, key, stream=number == 1)
-            assert answer.status_code == 200
-            shown = answer.headers
-            assert shown["x-ratelimit-limit-requests"] == "3"
-            assert shown["x-ratelimit-remaining-requests"] == str(2 - number)
-            assert shown["x-ratelimit-reset-requests"] == "2m0s"
-            assert "x-ratelimit-limit-tokens" not in shown
+            response = await complete(c, key, stream=number == 1)
+            assert response.status_code == 200
+            assert response.headers["x-ratelimit-limit-requests"] == "3"
+            assert response.headers["x-ratelimit-remaining-requests"] == str(2 - number)
+            assert response.headers["x-ratelimit-reset-requests"] == "2m0s"
+            assert "x-ratelimit-limit-tokens" not in response.headers
         refused = await complete(c, "a2")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "60"
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
@@ -211,8 +210,8 @@ async def test_requests_of_a_key_are_limited_in_the_shape_of_each_api(tmp_path: 
             "key 'one' on requests per min (RPM): Limit 3, Used 3, Requested 1." in error["message"]
         )
         body = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
-        given = {"x-api-key": "a"}
-        anthropic = await c.client.post("/v1/messages", json=body, headers=given)
+        headers = {"x-api-key": "a"}
+        anthropic = await c.client.post("/v1/messages", json=body, headers=headers)
         assert anthropic.status_code == 429
         assert anthropic.json()["error"]["type"] == "rate_limit_error"
         tokens = await c.client.post("/tokenize", json={"prompt": "x"}, headers=bearer("a"))
@@ -254,13 +253,13 @@ async def test_tokens_are_reserved_and_given_back(tmp_path: Path) -> None:
         assert error["type"] == "tokens"
         assert f"Used {reserved}, Requested {reserved}" in error["message"]
         release.set()
-        answer = await first
-        assert answer.headers["x-ratelimit-limit-tokens"] == "100"
-        assert answer.headers["x-ratelimit-remaining-tokens"] == str(100 - reserved)
-        used = answer.json()["usage"]["total_tokens"]
+        response = await first
+        assert response.headers["x-ratelimit-limit-tokens"] == "100"
+        assert response.headers["x-ratelimit-remaining-tokens"] == str(100 - reserved)
+        tokens = response.json()["usage"]["total_tokens"]
         again = await complete(c, "a", max_tokens=90)
         assert again.status_code == 200
-        assert again.headers["x-ratelimit-remaining-tokens"] == str(100 - used - reserved)
+        assert again.headers["x-ratelimit-remaining-tokens"] == str(100 - tokens - reserved)
 
 
 async def test_a_request_that_fails_gives_everything_back(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tandem.tests.router.anthropic.test_messages import named_events
-from tandem.tests.router.anthropic.test_tool_use import CALL, ON, offering
-from tandem.tests.router.support import cluster
+from tandem.tests.router.anthropic.test_messages import ask, named_events
+from tandem.tests.router.anthropic.test_tool_use import CALL, OFFERING, ON
+from tandem.tests.router.in_process import InProcess, tiny
+from tandem.tests.router.support import cluster, make_model
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
 CLAUDE_CODE = {
@@ -80,12 +81,16 @@ ASKED: dict[str, Any] = {
 async def test_claude_code(tmp_path: Path) -> None:
     """A session: is the server there, how long is the prompt, a quick question without tools for
     the title, and the main request."""
-    offering(tmp_path)
+    make_model(tmp_path / "model", OFFERING)
     quick = {
         "model": "tiny",
         "max_tokens": 1,
         "messages": [{"role": "user", "content": "quota"}],
         "metadata": ASKED["metadata"],
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "speed": "standard",
+        "some_new_beta": {"type": "x"},  # no reason to fail
     }
     title = quick | {
         "max_tokens": 30,
@@ -131,39 +136,22 @@ async def test_claude_code(tmp_path: Path) -> None:
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-async def test_goose(tmp_path: Path) -> None:
-    """Goose lists the models, then streams with tools whose last is cached."""
-    offering(tmp_path)
-    headers = {"anthropic-version": "2023-06-01", "x-api-key": "none"}
-    body = {
-        "model": "tiny",
-        "messages": [*TURNS[:1], *TURNS[1:]],
-        "system": [{"type": "text", "text": "stop", **CACHED}],
-        "tools": [TOOL | CACHED],
-        "max_tokens": 200,
-        "temperature": 0.5,
-        "stream": True,
-    }
-    async with cluster(tmp_path, **ON) as c:
-        c.client.headers.update(headers)
-        models = (await c.client.get("/v1/models")).json()["data"]
-        c.node.reply = c.encode(CALL)
-        answer = await c.client.post("/v1/messages", json=body)
-        events = named_events(answer.text)
-        # Its OpenAI provider asks for the same with the routes of that API.
-        chat = await c.client.post(
-            "/v1/chat/completions",
-            json={
-                "model": "tiny",
-                "messages": [{"role": "user", "content": "one"}],
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            },
-        )
-    assert [model["id"] for model in models] == ["tiny"]
-    assert chat.status_code == 200
+def test_goose() -> None:
+    """Goose streams with tools whose last is cached; its OpenAI provider asks for usage."""
+    c = InProcess(tiny(OFFERING), reply=CALL, **ON)
+    response = ask(
+        c,
+        messages=TURNS,
+        system=[{"type": "text", "text": "stop", **CACHED}],
+        tools=[TOOL | CACHED],
+        max_tokens=200,
+        temperature=0.5,
+        stream=True,
+    )
+    events = named_events(response.text)
     (block,) = [event["content_block"] for event in events if "content_block" in event]
     assert block["type"] == "tool_use" and block["name"] == "ls"
-    parts = [event["delta"]["partial_json"] for event in events if "index" in event
-             and "delta" in event]  # fmt: skip
-    assert "".join(parts) == '{"at": "/a"}'
+    deltas = [event["delta"] for event in events if "index" in event and "delta" in event]
+    assert "".join(delta["partial_json"] for delta in deltas) == '{"at": "/a"}'
+    chat = c.chat("one", model="tiny", stream=True, stream_options={"include_usage": True})
+    assert chat.status_code == 200

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.tests.router.anthropic.test_messages import HI, official_client
+from tandem.tests.router.anthropic.test_messages import ask
 from tandem.tests.router.anthropic.test_thinking import prompts
 from tandem.tests.router.in_process import InProcess, tiny
-from tandem.tests.router.support import cluster, make_model
 
 TOOLS = (
     "{% for m in messages %}{{ m.role }}={{ m.content }}"
@@ -77,46 +75,16 @@ def test_the_prompt_of_an_agent(template: str, prompt: str) -> None:
     assert made == [prompt] * 3
 
 
-async def test_a_request_as_claude_code_sends_it(tmp_path: Path) -> None:
-    """With its query, its headers, and beta fields; a new one is no reason to fail."""
-    fields: dict[str, Any] = {
-        "system": SYSTEM,
-        "metadata": {"user_id": "user_1_account__session_2"},
-        "thinking": {"type": "adaptive"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "high"},
-        "speed": "standard",
-        "stream": True,
-        "some_new_beta": {"type": "x"},
-    }
-    headers = {
-        "x-api-key": "secret",
-        "anthropic-version": "2023-06-01",
-        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
-        "anthropic-dangerous-direct-browser-access": "true",
-        "x-app": "cli",
-    }
-    async with cluster(tmp_path, api_key="secret") as c:
-        assert (await c.client.head("/", headers=headers)).status_code == 200
-        path = "/v1/messages?beta=true"
-        answer = await c.client.post(path, json=HI | fields, headers=headers)
-        assert answer.status_code == 200 and "event: message_stop" in answer.text
-        assert answer.headers["request-id"]
-
-
-async def test_tokens_are_counted(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TOOLS)
-    body = {"model": "tiny", "system": SYSTEM, "messages": AGENT}
+def test_tokens_are_counted() -> None:
+    c = InProcess(tiny(TOOLS))
+    body: dict[str, Any] = {"model": "tiny", "system": SYSTEM, "messages": AGENT}
     path = "/v1/messages/count_tokens"
-    async with cluster(tmp_path) as c, official_client(c) as client:
-        assert (await c.client.post("/v1/messages", json=HI | body)).status_code == 200
-        counted = await client.messages.count_tokens(**body)
-        assert counted.input_tokens == len(c.node.requests[0].prompt)
-        beta = await client.beta.messages.count_tokens(**body, betas=["token-counting-2024-11-01"])
-        assert beta.input_tokens == counted.input_tokens
-        for times in (1000, 100_000):  # of a context of 512
-            long = body | {"messages": [{"role": "user", "content": "one " * times}]}
-            assert (await c.client.post(path, json=long)).json()["input_tokens"] > 1000
-        wrong = await c.client.post(path, json=body | {"messages": []})
-        assert wrong.status_code == 400 and wrong.json()["type"] == "error"
-        assert len(c.node.requests) == 1
+    assert ask(c, **body).status_code == 200
+    counted = c.post(path, **body).json()
+    assert counted["input_tokens"] == len(c.node.requests[0].prompt)
+    for times in (1000, 100_000):  # of a context of 512
+        long = body | {"messages": [{"role": "user", "content": "one " * times}]}
+        assert c.post(path, **long).json()["input_tokens"] > 1000
+    wrong = c.post(path, **body | {"messages": []})
+    assert wrong.status_code == 400 and wrong.json()["type"] == "error"
+    assert len(c.node.requests) == 1

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.anthropic.count_tokens import count_prompt_tokens
 from tandem.router.http import keep_alive
-from tandem.tests.router.in_process import CHAT, MESSAGES, Answered, InProcess
-from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
+from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, Response
+from tandem.tests.router.support import CONTEXT, admitted, cluster, tokens_event
 
 HI: dict[str, Any] = {
     "model": "tiny",
@@ -37,8 +35,8 @@ def body(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in (HI | fields).items() if value is not ...}
 
 
-def ask(c: InProcess, **fields: Any) -> Answered:
-    return c.answered(MESSAGES, body(**fields))
+def ask(c: InProcess, **fields: Any) -> Response:
+    return c.respond(MESSAGES, body(**fields))
 
 
 def named_events(text: str) -> list[dict[str, Any]]:
@@ -50,16 +48,6 @@ def named_events(text: str) -> list[dict[str, Any]]:
             found.append(json.loads(data.removeprefix("data: ")))
             assert name == f"event: {found[-1]['type']}"
     return found
-
-
-@asynccontextmanager
-async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
-    # Here, because it takes more than a second, and not every worker has tests with it.
-    import anthropic
-
-    options: dict[str, Any] = {"api_key": "none", "max_retries": 0} | fields
-    async with anthropic.AsyncAnthropic(base_url=c.url, **options) as client:
-        yield client
 
 
 def text_block(text: str) -> dict[str, Any]:
@@ -156,7 +144,7 @@ def test_the_prompt_has_the_system_prompt_and_all_blocks() -> None:
     c = InProcess()
     for system in ("stop", [cached]):
         assert ask(c, system=system, messages=turns).status_code == 200
-    c.answered(
+    c.respond(
         CHAT,
         {
             "messages": [
@@ -319,40 +307,6 @@ def test_the_reasoning_of_a_model_is_left_out() -> None:
     assert "".join(said) == "three"
 
 
-async def test_the_official_client(tmp_path: Path) -> None:
-    import anthropic
-
-    async with (
-        cluster(tmp_path, api_key="secret") as c,
-        official_client(c, api_key="secret") as client,
-    ):
-        whole = await client.messages.create(**HI, system="stop", extra_body={"temperature": 0.5})
-        assert (whole.content[0].text, whole.stop_reason) == ("hello world", "end_turn")
-        async with client.messages.stream(**HI) as stream:
-            text = [piece async for piece in stream.text_stream]
-            final = await stream.get_final_message()
-        assert "".join(text) == final.content[0].text == "hello world"
-        assert len(text) > 1 and final.usage.output_tokens == whole.usage.output_tokens == 3
-        assert final.usage.input_tokens + 3 == len(c.node.requests[1].prompt)
-        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
-            await client.messages.create(**(HI | {"model": "other"}))
-        await client.messages.create(**HI, tools=[{"name": "f", "input_schema": {}}])
-        tokenizer = c.router.registry.model().tokenizer
-        shown = tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
-        assert '{"name": "f", "parameters": {}}' in shown
-
-
-async def test_the_official_client_with_keys(tmp_path: Path) -> None:
-    import anthropic
-
-    async with cluster(tmp_path, api_key="secret") as c:
-        async with official_client(c, api_key=None, auth_token="secret") as client:
-            assert (await client.messages.create(**HI)).role == "assistant"
-        async with official_client(c, api_key="wrong") as client:
-            with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
-                await client.messages.create(**HI)
-
-
 def test_answers_follow_a_format() -> None:
     c = InProcess(reasoning_parser="qwen3")
     for fields in ({"output_config": {"format": JSON}}, {"output_format": JSON}):
@@ -367,7 +321,7 @@ def test_an_answer_continues_the_last_message() -> None:
     c = InProcess(reasoning_parser="deepseek_r1")
     made = ask(c, messages=prefilled("one two")).json()
     asked = {"model": "tiny", "messages": prefilled("one two")}
-    count = c.computed(count_prompt_tokens, asked)
+    count = c.post("/v1/messages/count_tokens", **asked)
     assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
     assert c.prompt().endswith("<|start|>assistant\none two")
     assert made["content"] == [text_block("hello world")]
@@ -407,13 +361,9 @@ async def test_models_in_the_shape_of_the_client(tmp_path: Path) -> None:
         missing = await c.client.get("/v1/models/other", headers=version)
         wrong = await c.client.get("/v1/models?limit=0", headers=version)
         openai = (await c.client.get("/v1/models")).json()
-        async with official_client(c) as client:
-            listed = [each.id async for each in await client.models.list()]
-            shown = await client.models.retrieve("tiny")
     assert page == {"data": [model], "has_more": False, "first_id": "tiny", "last_id": "tiny"}
     assert model["type"] == "model" and model["created_at"].endswith("Z")
     assert behind.json()["data"] == [] and behind.json()["first_id"] is None
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
     assert wrong.status_code == 400 and wrong.json()["type"] == "error"
     assert openai["object"] == "list"
-    assert listed == ["tiny"] and shown.display_name == "tiny"

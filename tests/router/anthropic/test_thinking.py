@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tandem.tests.router.anthropic.test_messages import (
-    HI,
     ask,
     named_events,
-    official_client,
     text_block,
 )
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.in_process import InProcess, tiny
-from tandem.tests.router.support import cluster
 
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}
 REASONED = "<think>one two</think>\n\nthree"
@@ -64,22 +60,6 @@ def test_an_answer_without_text_has_an_empty_block() -> None:
     c.node.reply = []
     assert ask(c).json()["content"] == [text_block("")]
     check_golden("anthropic_empty", ask(c, stream=True).text)
-
-
-async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path, reasoning_parser="qwen3") as c,
-        official_client(c) as client,
-    ):
-        c.node.reply = c.encode(REASONED)
-        async with client.messages.stream(**(HI | THINKING)) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_message()
-        assert {"thinking", "signature", "text"} <= set(kinds)
-        thought, said = final.content
-        assert (thought.thinking, said.text) == ("one two", "\n\nthree") and thought.signature
-        beta = await client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
-        assert beta.content[0].thinking == "one two"
 
 
 def test_templates_are_asked_for_reasoning() -> None:

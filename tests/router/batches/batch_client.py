@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import openai
 
-from tandem.router.batches.stored import UNFINISHED
+from tandem.router.batches.rows import UNFINISHED
 from tandem.tests.router.support import Cluster, cluster
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -43,8 +43,8 @@ async def served(
 
 async def create(client: openai.AsyncOpenAI, content: bytes, **fields: Any) -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
-    asked: Any = {"endpoint": CHAT, "completion_window": "24h"} | fields
-    return await client.batches.create(input_file_id=file.id, **asked)
+    params: Any = {"endpoint": CHAT, "completion_window": "24h"} | fields
+    return await client.batches.create(input_file_id=file.id, **params)
 
 
 async def ended(client: openai.AsyncOpenAI, batch: Any) -> Any:

@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from tandem.router.batches import runner
-from tandem.router.batches.folder import batch_folder
 from tandem.router.batches.run import BatchRun
+from tandem.router.batches.runner import batch_folder
 from tandem.router.batches.store import BatchStore
 from tandem.router.errors import ApiError
 from tandem.router.options import RouterOptions
@@ -133,19 +133,16 @@ async def test_a_batch_of_embeddings(tmp_path: Path) -> None:
 
 
 async def test_an_invalid_file_fails_with_the_lines(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, client):
-        content = jsonl(
-            line(1), line(1), {"custom_id": "x"}, line(2, url=EMBEDDINGS), line(3) | {"body": 1}
-        )
+    async with served(tmp_path, max_body_bytes=2000) as (c, client):
+        content = jsonl(line(1), line(1), line(2, user="x" * 100_000), line(3))
         batch = await ended(client, await create(client, content + b"{]\n\n"))
         assert batch.status == "failed" and batch.output_file_id is None
         assert [(error.code, error.line) for error in batch.errors.data] == [
             ("duplicate_custom_id", 2),
-            ("missing_required_parameter", 3),
-            ("mismatched_endpoint", 4),
-            ("invalid_type", 5),
-            ("invalid_json_line", 6),
+            ("line_too_long", 3),
+            ("invalid_json_line", 5),
         ]
+        assert "2000 bytes" in batch.errors.data[1].message
         batch = await ended(client, await create(client, b"\n"))
         assert [error.code for error in batch.errors.data] == ["empty_file"]
         assert not c.node.requests
@@ -199,7 +196,7 @@ async def test_a_batch_ends_early_with_the_results_that_there_are(tmp_path: Path
 
 
 async def test_a_request_waits_for_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.router.batches.run.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.02)
     async with served(tmp_path) as (c, client):
         node = c.nodes.pop()
         await node.stop()
@@ -241,16 +238,8 @@ async def test_invalid_uploads_and_bodies_are_rejected(tmp_path: Path) -> None:
             answer = await c.client.post("/v1/files", files={"file": (name, content)}, data=fields)
             assert answer.status_code == status, (name, answer.text)
         assert (await c.client.post("/v1/files", json={})).status_code == 415
-        wrong: tuple[dict[str, Any], ...] = (
-            {"endpoint": "/v1/x"},
-            {"completion_window": "soon"},
-            {"completion_window": "31d"},
-            {"metadata": {"a": 1}},
-            {"input_file_id": 5},
-        )
-        for given in wrong:
-            body = {"input_file_id": "f", "endpoint": CHAT, "completion_window": "24h"} | given
-            assert (await c.client.post("/v1/batches", json=body)).status_code == 400
+        body = {"input_file_id": 5, "endpoint": CHAT, "completion_window": "24h"}
+        assert (await c.client.post("/v1/batches", json=body)).status_code == 400
         for query in ("limit=0", "limit=x", "order=up", "after=none"):
             assert (await c.client.get(f"/v1/files?{query}")).status_code == 400
         assert not (await client.files.list()).data
@@ -264,7 +253,7 @@ async def test_requests_of_a_batch_count_against_the_limits_of_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for their key, and meanwhile hold up no other."""
-    monkeypatch.setattr("tandem.router.batches.run.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.01)
     keys = tmp_path / "keys"
     keys.write_text("alice: one rpm=4\nbob: two")
     async with served(tmp_path, api_key_file=str(keys), batch_concurrency=1) as (c, _):
@@ -305,7 +294,7 @@ async def test_a_batch_that_meets_a_bug_again_and_again_ends(
 async def test_results_wait_for_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.router.batches.run.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.01)
     add_result, failures = BatchStore.add_result, 0
 
     async def full_at_first(self: BatchStore, *given: Any) -> bool:

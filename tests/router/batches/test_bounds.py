@@ -8,49 +8,23 @@ import pytest
 
 from tandem.router.batches import runner, store
 from tandem.router.batches.file_store import FileLimits, FileStore
-from tandem.router.batches.input_lines import MAX_CUSTOM_ID
-from tandem.router.batches.request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
+from tandem.router.batches.rows import RequestResult
 from tandem.router.batches.store import BatchStore
-from tandem.router.batches.stored import RequestResult
 from tandem.router.batches.tables import SCHEMA
 from tandem.router.batches.upload import MAX_FILENAME
 from tandem.router.database import Database
 from tandem.router.errors import ApiError
-from tandem.tests.router.batches.batch_client import CHAT, create, ended, jsonl, line, served
+from tandem.tests.router.batches.batch_client import CHAT, create, jsonl, line, served
 
 PURPOSE = {"purpose": "batch"}
 
 
-async def test_long_lines_and_ids_are_errors_of_their_lines(tmp_path: Path) -> None:
-    async with served(tmp_path, max_body_bytes=2000) as (c, client):
-        fits = line(1) | {"custom_id": "x" * MAX_CUSTOM_ID}
-        wrong = line(2) | {"custom_id": "x" * (MAX_CUSTOM_ID + 1)}
-        long = line(3, user="x" * 100_000)
-        batch = await ended(client, await create(client, jsonl(fits, wrong, long, line(4))))
-        assert batch.status == "failed"
-        found = [(error.code, error.line) for error in batch.errors.data]
-        assert found == [("invalid_custom_id", 2), ("line_too_long", 3)]
-        assert "2000 bytes" in batch.errors.data[1].message
-        assert not c.node.requests
-        batch = await ended(client, await create(client, jsonl(fits, line(4))))
-        assert batch.request_counts.completed == 2
-
-
-async def test_names_and_metadata_are_bounded(tmp_path: Path) -> None:
+async def test_names_of_files_are_bounded(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, _):
         for length, status in ((MAX_FILENAME, 200), (MAX_FILENAME + 1, 400)):
             file = {"file": ("x" * length, b"a")}
             answer = await c.client.post("/v1/files", files=file, data=PURPOSE)
             assert answer.status_code == status, length
-        asked = {"input_file_id": "f", "endpoint": CHAT, "completion_window": "24h"}
-        for metadata in (
-            {str(number): "" for number in range(MAX_METADATA + 1)},
-            {"x" * (MAX_METADATA_NAME + 1): ""},
-            {"x": "x" * (MAX_METADATA_VALUE + 1)},
-        ):
-            answer = await c.client.post("/v1/batches", json=asked | {"metadata": metadata})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, "metadata"), metadata
 
 
 async def test_batches_and_uploads_at_once_are_bounded(

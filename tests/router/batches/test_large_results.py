@@ -1,4 +1,4 @@
-"""Lines of files that are large: results are stored and read in pieces, inputs cut out of them."""
+"""Large files: results are stored and read in pieces, and input lines are split from pieces."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tandem.router.batches import file_store, input_lines
 from tandem.router.batches.file_store import FileLimits, FileStore, StoredFile
 from tandem.router.batches.input_lines import lines_of
+from tandem.router.batches.rows import RequestResult
 from tandem.router.batches.store import BatchStore
-from tandem.router.batches.stored import RequestResult
 from tandem.router.batches.tables import SCHEMA
 from tandem.router.database import Database
 
@@ -54,15 +54,15 @@ async def test_a_large_result_is_stored_and_read_in_pieces(
             result = RequestResult(succeeded=True, pieces=pieces)
             assert await batches.add_result("b", line, result)
         read, position = [], 0
-        while (found := await files.read(FILE, position)) is not None:
-            data, position = found
+        while (chunk := await files.read(FILE, position)) is not None:
+            data, position = chunk
             read.append(data)
     assert b"".join(read) == b"".join(piece for pieces in lines for piece in pieces)
     assert len(read) > 5 and max(map(len, read)) < 2000
 
 
 class Pieces:
-    """A file of some pieces."""
+    """A file store with one file, in these pieces."""
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces
@@ -82,8 +82,8 @@ async def test_lines_are_cut_out_of_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert await lines() == [] == await lines(b"\n \n", b"\n")
     cut = [(1, b"abcd"), (3, b"ef"), (4, b"g")]
     assert await lines(b"ab", b"cd\n\ne", b"f\ng") == cut
-    # The end of a long line is dropped as it arrives.
+    # The end of a line that is too long is dropped as it arrives.
     long = [(1, b"x" * 11), (2, b"y" * 11)]
     assert await lines(*[b"x" * 7] * 9, b"\n" + b"y" * 30) == long
-    monkeypatch.setattr(input_lines, "LONGEST_BLANK", 3)
+    monkeypatch.setattr(input_lines, "MAX_BLANK_BYTES", 3)
     assert await lines(b"  \n    \n") == [(2, b"    ")]

@@ -1,4 +1,4 @@
-"""Files and batches within their bounds of time and room, and batches that end unread."""
+"""Lifetimes of files and batches, limits on storage, and batches that end early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.batches import file_store, input_lines, store, upload
+from tandem.router.batches import file_store, store, upload
 from tandem.router.batches.runner import Batches
 from tandem.tests.router.batches.batch_client import create, ended, jsonl, line, parsed, served
 from tandem.tests.router.support import Cluster
@@ -25,7 +25,7 @@ EXPIRY: Any = {"anchor": "created_at", "seconds": HOUR}
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
-    """The time of the stores."""
+    """The clock of the stores."""
     clock = SteppedClock()
     for module in (store, file_store, upload):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=clock))
@@ -49,12 +49,12 @@ def rows(tmp_path: Path, table: str) -> int:
 
 async def test_a_file_that_has_expired_is_gone(tmp_path: Path, clock: SteppedClock) -> None:
     async with served(tmp_path) as (c, client):
-        kept = await client.files.create(file=("a", b"a"), purpose="batch")
+        lasting = await client.files.create(file=("a", b"a"), purpose="batch")
         short = await client.files.create(file=("b", b"b"), purpose="batch", expires_after=EXPIRY)
         clock.now += HOUR - 1
-        assert [file.id for file in (await client.files.list()).data] == [short.id, kept.id]
+        assert [file.id for file in (await client.files.list()).data] == [short.id, lasting.id]
         clock.now += 1
-        assert [file.id for file in (await client.files.list()).data] == [kept.id]
+        assert [file.id for file in (await client.files.list()).data] == [lasting.id]
         for work in (
             client.files.retrieve(short.id),
             client.files.content(short.id),
@@ -68,7 +68,7 @@ async def test_a_file_that_has_expired_is_gone(tmp_path: Path, clock: SteppedClo
         assert rows(tmp_path, "pieces") == 2
         await folder_of(c).files.expire()
         assert (rows(tmp_path, "files"), rows(tmp_path, "pieces")) == (1, 1)
-        clock.now += store.KEPT_SECONDS
+        clock.now += store.LIFETIME_SECONDS
         await folder_of(c).files.expire()
         assert rows(tmp_path, "files") == 0
 
@@ -103,7 +103,7 @@ async def test_results_are_kept_as_long_as_asked_for_and_batches_longer(
         assert rows(tmp_path, "requests") == 0
         await folder_of(c).batches.expire()
         assert (await client.batches.retrieve(batch.id)).status == "completed"
-        clock.now += 3 * store.KEPT_SECONDS
+        clock.now += 3 * store.LIFETIME_SECONDS
         await folder_of(c).batches.expire()
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve(batch.id)
@@ -111,7 +111,7 @@ async def test_results_are_kept_as_long_as_asked_for_and_batches_longer(
 
 @contextmanager
 def held_by_another_router(tmp_path: Path) -> Iterator[None]:
-    """Batches wait meanwhile: the router that holds the lock of their folder runs them."""
+    """Batches do not run, since another router holds the lock of their folder."""
     folder = tmp_path / "batches"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -152,20 +152,6 @@ async def test_a_batch_whose_window_ended_while_no_router_ran_expires(tmp_path: 
         assert not c.node.requests
 
 
-async def test_a_file_of_too_many_requests_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(input_lines, "MAX_REQUESTS", 3)
-    async with served(tmp_path) as (c, client):
-        batch = await ended(client, await create(client, jsonl(*map(line, range(4)))))
-        assert batch.status == "failed" and batch.output_file_id is None
-        [error] = batch.errors.data
-        assert error.code == "too_many_tasks" and "3 requests" in error.message
-        assert not c.node.requests
-        batch = await ended(client, await create(client, jsonl(*map(line, range(3)))))
-        assert (batch.status, batch.request_counts.completed) == ("completed", 3)
-
-
 async def test_a_batch_whose_file_is_deleted_before_it_is_read_fails(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         with held_by_another_router(tmp_path):
@@ -177,9 +163,9 @@ async def test_a_batch_whose_file_is_deleted_before_it_is_read_fails(tmp_path: P
         assert [error.code for error in batch.errors.data] == ["no_file"]
 
 
-async def test_answers_that_find_no_room_are_errors_of_their_requests(tmp_path: Path) -> None:
+async def test_responses_without_room_are_errors_of_their_requests(tmp_path: Path) -> None:
     content = jsonl(line(1), line(2), line(3))
-    room = len(content) + 1000  # an answer takes more than half of it
+    room = len(content) + 1000  # one response takes more than half of it
     async with served(tmp_path, max_stored_bytes=room) as (_, client):
         batch = await ended(client, await create(client, content))
         assert batch.status == "completed"

@@ -1,4 +1,4 @@
-"""Forms with a file, in pieces of any size."""
+"""Forms with a file that arrive in pieces of any size."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.packed_logprobs import pack_logprobs
+from tandem.tests.router.in_process import InProcess
 from tandem.tests.router.support import (
     Cluster,
     FakeDecodeNode,
@@ -26,13 +27,17 @@ BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
 
 
 @pytest.fixture
-async def c(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path) as running:
-        play(running, running.node)
-        yield running
+def c() -> InProcess:
+    return beams()
 
 
-def play(c: Cluster, node: FakeDecodeNode) -> None:
+def beams(**options: Any) -> InProcess:
+    c = InProcess(**options)
+    play(c, c.node)
+    return c
+
+
+def play(c: InProcess | Cluster, node: FakeDecodeNode) -> None:
     one, two, three, here, stop = (c.encode(word)[0] for word in WORDS)
     table = {
         one: [(two, -0.5), (three, -1.0), (0, -6.0)],
@@ -56,8 +61,8 @@ def play(c: Cluster, node: FakeDecodeNode) -> None:
     node.script = script
 
 
-async def test_the_best_beams_are_the_choices(c: Cluster) -> None:
-    body = (await c.complete("one", logprobs=1, return_token_ids=True, **BEAMS)).json()
+def test_the_best_beams_are_the_choices(c: InProcess) -> None:
+    body = c.complete("one", logprobs=1, return_token_ids=True, **BEAMS).json()
     first, second = body["choices"]
     assert (first["text"], first["finish_reason"]) == (" three stop", "stop")
     assert (second["text"], second["finish_reason"]) == (" two here", "stop")
@@ -66,23 +71,21 @@ async def test_the_best_beams_are_the_choices(c: Cluster) -> None:
     assert len(first["logprobs"]["top_logprobs"][0]) == 2  # the most likely one, and this
     assert body["usage"]["prompt_tokens"] == 1 and body["usage"]["completion_tokens"] == 6
     assert body["tandem"]["decode_nodes"] == ["decode-0"]
-    alone = (await c.complete("one", **BEAMS | {"n": 1})).json()
+    alone = c.complete("one", **BEAMS | {"n": 1}).json()
     assert alone["choices"][0]["text"] == " two here"
-    best = (await c.complete("one", best_of=2, **BEAMS | {"n": 1})).json()
+    best = c.complete("one", best_of=2, **BEAMS | {"n": 1}).json()
     assert best["choices"][0]["text"] == " three stop"
 
 
-async def test_streams_chats_prompts_stop_strings_and_echo(c: Cluster) -> None:
-    stream = await c.complete(["one", "one"], stream=True, stop="stop", echo=True, **BEAMS)
+def test_streams_chats_prompts_stop_strings_and_echo(c: InProcess) -> None:
+    stream = c.complete(["one", "one"], stream=True, stop="stop", echo=True, **BEAMS)
     texts = dict.fromkeys(range(4), "")
     for event in events(stream.text)[:-1]:
         texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
     assert list(texts.values()) == ["one three ", "one two here"] * 2
-    template = "{{ messages[0].content }}"
-    async with cluster(c.model.parent / "chats", trust_request_chat_template=True) as other:
-        play(other, other.node)
-        body = (await other.chat("one", chat_template=template, **BEAMS)).json()
-        assert [x["message"]["content"] for x in body["choices"]] == [" three stop", " two here"]
+    chats = beams(trust_request_chat_template=True)
+    body = chats.chat("one", chat_template="{{ messages[0].content }}", **BEAMS).json()
+    assert [x["message"]["content"] for x in body["choices"]] == [" three stop", " two here"]
 
 
 async def test_a_step_moves_to_another_node(tmp_path: Path) -> None:
@@ -126,8 +129,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def test_what_does_not_go_together_is_named(c: Cluster) -> None:
+def test_what_does_not_go_together_is_named(c: InProcess) -> None:
     for fields, param in WRONG:
-        answer = await c.complete("one", **BEAMS | fields)
+        answer = c.complete("one", **BEAMS | fields)
         assert answer.status_code == 400, fields
         assert answer.json()["error"]["param"] == param

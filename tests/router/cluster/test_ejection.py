@@ -15,69 +15,69 @@ from tandem.tests.router.support import cluster, until
 from tandem.tests.support.clock import SteppedClock
 
 
-def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
+def test_each_pause_is_twice_as_long_until_a_reply() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
     pauses = []
     for _ in range(7):
-        node.sent("call")
-        pauses.append(node.failed("call"))
+        node.on_sent("request")
+        pauses.append(node.on_failure("request"))
         assert node.ejected
         clock.now += pauses[-1]
         assert not node.ejected
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    node.sent("call")
-    node.answered("call")
+    node.on_sent("request")
+    node.on_reply("request")
     assert not node.ejected
-    node.sent("call")
-    assert node.failed("call") == 1.0
+    node.on_sent("request")
+    assert node.on_failure("request") == 1.0
 
 
 def test_failures_during_a_pause_count_once() -> None:
     node = Ejection(SteppedClock())
-    for call in range(5):
-        node.sent(call)
-    assert [node.failed(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    for request in range(5):
+        node.on_sent(request)
+    assert [node.on_failure(request) for request in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
+def test_after_a_pause_one_request_is_sent_at_a_time() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.sent("first")
-    clock.now += node.failed("first")
+    node.on_sent("first")
+    clock.now += node.on_failure("first")
     assert not node.ejected
-    node.sent("trial")
+    node.on_sent("trial")
     assert node.ejected
-    node.ended("trial")  # its client has gone: nothing is known
+    node.on_end("trial")  # its client has left, which proves nothing
     assert not node.ejected
-    node.sent("another")
-    node.answered("another")
+    node.on_sent("another")
+    node.on_reply("another")
     assert not node.ejected
 
 
 def test_a_node_that_compiles_a_grammar_is_not_slow() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.sent("grammar", compiles=True)
+    node.on_sent("grammar", compiles=True)
     clock.now += 9.0
     assert not node.ejected
-    clock.now += node.failed("grammar")
-    node.sent("trial", compiles=True)  # after a pause, one call at a time
+    clock.now += node.on_failure("grammar")
+    node.on_sent("trial", compiles=True)  # after a pause, one request at a time
     assert node.ejected
-    node.answered("trial")
+    node.on_reply("trial")
     assert not node.ejected
 
 
-def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
+def test_a_node_that_is_slow_to_reply_gets_no_more_requests() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.sent("slow")
+    node.on_sent("slow")
     clock.now += 1.9
-    node.sent("later")
+    node.on_sent("later")
     assert not node.ejected
     clock.now += 0.2
     assert node.ejected
-    node.answered("slow")
+    node.on_reply("slow")
     assert not node.ejected
 
 
@@ -96,11 +96,11 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
             c.router.metrics.render().decode()
         )
-        told = r"decode-0 gets requests last for 3600 s: no answer, [0-9.]+ s after its last heart"
-        assert re.search(told, caplog.text)
+        message = r"decode-0 is ejected for 3600 s: no answer, [0-9.]+ s after its last heart"
+        assert re.search(message, caplog.text)
 
 
-async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
+async def test_the_only_node_is_used_while_ejected_and_recovers_when_it_replies(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, admission_timeout=0.2) as c:
@@ -121,7 +121,7 @@ async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
         (grpc.StatusCode.UNAVAILABLE, "this node is draining", 503),
     ],
 )
-async def test_a_node_that_answers_no_can_be_reached(
+async def test_a_node_that_rejects_a_request_is_reachable(
     tmp_path: Path, code: grpc.StatusCode, details: str, status: int
 ) -> None:
     async with cluster(tmp_path) as c:
@@ -133,10 +133,10 @@ async def test_a_node_that_answers_no_can_be_reached(
 async def test_a_disconnect_of_the_client_does_not_eject_the_node(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.script = hang
-        asked = asyncio.create_task(c.complete("x"))
+        task = asyncio.create_task(c.complete("x"))
         await until(lambda: bool(c.node.requests))
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         (node,) = c.router.nodes
         await until(lambda: not node.inflight_requests)
         assert not node.ejection.ejected

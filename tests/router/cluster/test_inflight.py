@@ -1,4 +1,4 @@
-"""In-flight load: a prompt counts at once, once, and until the node reports it itself."""
+"""In-flight load: a prompt counts immediately, once, and until the node reports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tandem.router.cluster.inflight import REPORTS, InflightLoad, InflightPlacem
 
 def test_own_prompts_count_from_their_placement_to_their_end() -> None:
     load = InflightLoad()
-    load.reported(0, 500)
+    load.apply_report(0, 500)
     first, second = InflightPrompt(100, 120, (1,)), InflightPrompt(50, 60, (1, 2))
     load.begin(first)
     load.begin(second)
@@ -22,13 +22,13 @@ def test_a_report_adds_what_others_have_queued_and_counts_nothing_twice() -> Non
     load, ours = InflightLoad(), InflightPrompt(100, 100, ())
     load.begin(ours)
     assert load.room_tokens is None
-    load.reported(100, 700)
+    load.apply_report(100, 700)
     assert load.queued_tokens == 100 and load.room_tokens == 700
-    load.reported(130, None)
+    load.apply_report(130, None)
     assert load.queued_tokens == 130
     load.end(ours, computed=True)
     assert load.queued_tokens == 30
-    load.reported(0, None)
+    load.apply_report(0, None)
     assert load.queued_tokens == 0
 
 
@@ -36,12 +36,12 @@ def test_a_prefix_is_expected_until_the_node_has_had_the_time_to_tell() -> None:
     load, prompt = InflightLoad(), InflightPrompt(10, 10, (7,))
     load.begin(prompt)
     for _ in range(5):  # it takes long to compute
-        load.reported(10, None)
+        load.apply_report(10, None)
     assert load.expects(7)
     load.end(prompt, computed=True)
     for _ in range(REPORTS):
         assert load.expects(7)
-        load.reported(0, None)
+        load.apply_report(0, None)
     assert not load.expects(7)
 
 
@@ -58,7 +58,7 @@ def test_a_placement_ends_once_on_the_nodes_that_computed() -> None:
     placement = InflightPlacement()
     placement.begin("d", decode, InflightPrompt(0, 10, (1,)))
     placement.begin("p", prefill, InflightPrompt(10, 10, (1,)))
-    placement.end("d", "another")  # the decode node had it from elsewhere
+    placement.end("d", "another")  # the decode node received it from another node
     placement.end()
     assert decode.expects(1) and not prefill.expects(1)
     assert prefill.queued_tokens == 0

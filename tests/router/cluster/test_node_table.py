@@ -1,4 +1,4 @@
-"""The node table: calls, reports, lost nodes."""
+"""The node table: requests, reports, lost nodes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tandem.tests.support.clock import SteppedClock
 NOBODY = "127.0.0.1:1"
 
 
-async def test_a_report_from_before_a_call_ended_adds_no_load_of_other_routers() -> None:
+async def test_a_report_from_before_a_request_ended_adds_no_load_of_other_routers() -> None:
     node = Node(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), NOBODY, 0.0, INSECURE)
 
     def sequences(running: int) -> int:
         node.report(pb.Load(running=running), pb.Prefixes())
         return node.view(PromptKeys([1, 2, 3], "")).sequences
 
-    call = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), ())
-    assert sequences(running=2) == 2  # ours
+    remote = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), ())
+    assert sequences(running=2) == 2  # this router's
     assert sequences(running=3) == 3
-    node.end(call)
+    node.end(remote)
     assert sequences(running=2) == 0  # written before it had ended
-    assert sequences(running=2) == 2  # so these are of others
+    assert sequences(running=2) == 2  # so these belong to other routers
     await node.close()
 
 
@@ -60,27 +60,27 @@ async def test_nodes_that_are_lost_or_refused_are_counted_and_warned_of(
     table.absent._clock = clock
     metrics = Metrics(table)
 
-    def shown(series: str) -> float:
-        [found] = re.findall(rf"^{re.escape(series)} (\S+)$", metrics.render().decode(), re.M)
-        return float(found)
+    def value_of(series: str) -> float:
+        [value] = re.findall(rf"^{re.escape(series)} (\S+)$", metrics.render().decode(), re.M)
+        return float(value)
 
     lost = 'tandem_nodes_lost_total{role="decode"}'
-    assert shown(lost) == shown('tandem_nodes_refused_total{role="prefill"}') == 0
+    assert value_of(lost) == value_of('tandem_nodes_refused_total{role="prefill"}') == 0
     for name in ("silent", "leaves", "restarts"):
         joined(table, name)
     joined(table, "restarts", epoch=2)
-    assert shown(lost) == 1 and "restarts died and was restarted" in caplog.text
+    assert value_of(lost) == 1 and "restarts died and was restarted" in caplog.text
     table.leave("leaves", 1)
     clock.now += 4
     joined(table, "restarts", epoch=2)
     table.expire()
-    assert shown(lost) == 2 and "silent was silent for 3 s" in caplog.text
+    assert value_of(lost) == 2 and "silent was silent for 3 s" in caplog.text
     assert "leaves" not in "".join(r.getMessage() for r in caplog.records if r.levelno > 20)
-    assert shown('tandem_nodes{role="decode",state="lost"}') == 1
-    assert shown('tandem_nodes{role="decode",state="ready"}') == 1
+    assert value_of('tandem_nodes{role="decode",state="lost"}') == 1
+    assert value_of('tandem_nodes{role="decode",state="ready"}') == 1
     table.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_PREFILL, refused=True))
-    assert shown('tandem_nodes_refused_total{role="prefill"}') == 1
-    assert shown('tandem_nodes{role="prefill",state="refused"}') == 1
+    assert value_of('tandem_nodes_refused_total{role="prefill"}') == 1
+    assert value_of('tandem_nodes{role="prefill",state="refused"}') == 1
     joined(table, "silent", epoch=2)
-    assert shown('tandem_nodes{role="decode",state="lost"}') == 0
+    assert value_of('tandem_nodes{role="decode",state="lost"}') == 0
     await table.close()

@@ -1,4 +1,4 @@
-"""A router without a folder of the model takes tokenizer and template from a node."""
+"""A router without the model's folder fetches the tokenizer and template from a node."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tandem.tests.support.fake_node import FakeNode
 
 
 class GivingNode(FakeDecodeNode):
-    """A decode node that gives its tokenizer as a real one does."""
+    """A decode node that sends its tokenizer like a real one."""
 
     folder = Path()
-    given = 0
+    requests_served = 0
 
     async def Tokenizer(
         self, request: pb.TokenizerRequest, context: Any
     ) -> AsyncIterator[pb.TokenizerPart]:
-        self.given += 1
+        self.requests_served += 1
         node = FakeNode("d", 1, model_path=self.folder)
         nothing = cast(Any, None)
         service = DecodeService(node.engine, node.identity, nothing, nothing, nothing)
@@ -40,8 +40,8 @@ class GivingNode(FakeDecodeNode):
 async def joined(
     c: Cluster, folder: Path, path: str = "/only/on/the/node", name: str = "decode-0", **text: str
 ) -> GivingNode:
-    """A node with this folder, which is at ``path`` by its own account, and whose fingerprint has
-    other fields of ``text`` than those of the folder."""
+    """A node with this folder, which announces ``path``, and a fingerprint whose ``text`` fields
+    differ from the folder's."""
     node = GivingNode(name, c.encode("hello world"))
     node.folder = folder
     await node.start()
@@ -69,42 +69,42 @@ async def test_a_router_on_another_machine_takes_it_from_the_first_node(
     async with cluster(tmp_path, nodes=0) as c:
         first = await joined(c, c.model)
         second = await joined(c, c.model, name="decode-1")
-        assert (first.given, second.given) == (1, 0)
-        answer = await c.chat("hi")
-        assert answer.status_code == 200
-        assert answer.json()["choices"][0]["message"]["content"] == "hello world"
-        (asked,) = first.requests + second.requests
-        assert set(c.encode("hi")) <= set(asked.prompt)
+        assert (first.requests_served, second.requests_served) == (1, 0)
+        response = await c.chat("hi")
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["message"]["content"] == "hello world"
+        (request,) = first.requests + second.requests
+        assert set(c.encode("hi")) <= set(request.prompt)
 
 
-async def test_a_folder_of_another_model_at_the_same_path_is_not_taken(tmp_path: Path) -> None:
+async def test_a_folder_of_another_model_at_the_same_path_is_not_used(tmp_path: Path) -> None:
     other = tmp_path / "other"
     async with cluster(tmp_path, nodes=0) as c:
         shutil.copytree(c.model, other)
         (other / "chat_template.jinja").write_text("another template")
         node = await joined(c, c.model, path=str(other))
-        assert node.given == 1
+        assert node.requests_served == 1
         assert (await c.chat()).status_code == 200
         same = await joined(c, c.model, path=str(c.model), name="decode-1")
-        assert same.given == 0
+        assert same.requests_served == 0
 
 
-async def test_nodes_that_disagree_about_the_template_are_told_in_one_line(tmp_path: Path) -> None:
+async def test_nodes_with_another_template_are_refused_in_one_line(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         await joined(c, c.model)
-        told = await refusal(c, c.model, name="decode-1", chat_template="other")
-        assert "another vocabulary or chat template of 'tiny': chat_template is " in told
+        reason = await refusal(c, c.model, name="decode-1", chat_template="other")
+        assert "another vocabulary or chat template of 'tiny': chat_template is " in reason
 
 
 async def test_what_a_node_gives_must_be_what_it_announces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        told = await refusal(c, c.model, vocabulary="other")
-        assert "the node gives another one than it announces (vocabulary)" in told
-        told = await refusal(c, tmp_path / "nowhere")
-        assert "/only/on/the/node/tokenizer.json does not exist" in told
-        assert "and the node does not give it: " in told and "nowhere" in told
+        reason = await refusal(c, c.model, vocabulary="other")
+        assert "the node sent another tokenizer than it announced (vocabulary)" in reason
+        reason = await refusal(c, tmp_path / "nowhere")
+        assert "/only/on/the/node/tokenizer.json does not exist" in reason
+        assert "fetching it from the node failed: " in reason and "nowhere" in reason
         monkeypatch.setattr(node_tokenizer, "MAX_BYTES", 100)
         assert "the node's tokenizer is larger than 100 bytes" in await refusal(c, c.model)
         monkeypatch.undo()

@@ -59,22 +59,22 @@ async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None
         registry = f"127.0.0.1:{c.router.registry_port}"
         c.load = pb.Load(running=3, queued_prefill_tokens=7, free_blocks=9, total_blocks=10)
         await until(lambda: all(node.load.running == 3 for node in c.router.nodes))
-        listed = await asyncio.to_thread(admin.list_nodes, registry)
-        heading, *rows = admin.as_table(listed).splitlines()
+        listing = await asyncio.to_thread(admin.list_nodes, registry)
+        heading, *rows = admin.as_table(listing).splitlines()
         assert heading.startswith("NODE      ROLE    STATE")
         assert rows[0].split()[:7] == ["decode-0", "decode", "ready", "3", "0", "7", "9/10"]
-        assert json.loads(admin.as_json(listed))[1]["load"]["leases"] == 0
+        assert json.loads(admin.as_json(listing))[1]["load"]["leases"] == 0
 
         drained = c.nodes[1]
         await asyncio.to_thread(admin.drain_node, registry, drained.node_id)
         beat = pb.HeartbeatRequest(node_id=drained.node_id, epoch=drained.epoch)
-        told = await c.registry.Heartbeat(beat)
-        assert told.drain and not told.HasField("drain_seconds")
+        reply = await c.registry.Heartbeat(beat)
+        assert reply.drain and not reply.HasField("drain_seconds")
         for _ in range(4):
             assert (await c.chat()).status_code == 200
         assert not drained.requests
-        listed = await asyncio.to_thread(admin.list_nodes, registry)
-        assert [node.draining for node in listed.nodes] == [False, True]
+        listing = await asyncio.to_thread(admin.list_nodes, registry)
+        assert [node.draining for node in listing.nodes] == [False, True]
 
         with pytest.raises(RequestError, match="no node is called 'x'; the nodes are: decode-0, "):
             await asyncio.to_thread(admin.drain_node, registry, "x")
@@ -88,24 +88,26 @@ async def test_a_thousand_nodes_are_listed_whatever_they_have_measured(tmp_path:
         for number in range(1000):
             join = pb.JoinRequest(node_id=f"{number:0250}", epoch=1, role=pb.ROLE_PREFILL)
             join.load.link_rates.extend(rates)
-            join.version = "v" * 5000  # more than gRPC takes by itself
+            join.version = "v" * 5000  # above gRPC's default limit
             c.router.nodes.join(join, "127.0.0.1:9")
         registry = f"127.0.0.1:{c.router.registry_port}"
-        listed = await asyncio.to_thread(admin.list_nodes, registry)
-        assert len(listed.nodes) == 1000 and not listed.nodes[0].load.link_rates
-        assert len(admin.as_table(listed).splitlines()) == 1001
+        listing = await asyncio.to_thread(admin.list_nodes, registry)
+        assert len(listing.nodes) == 1000 and not listing.nodes[0].load.link_rates
+        assert len(admin.as_table(listing).splitlines()) == 1001
 
 
-async def test_a_router_that_answers_with_an_error_is_there(
+async def test_an_error_reply_shows_that_a_router_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(self: Registry, request: pb.ListRequest, context: Any) -> None:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
 
     monkeypatch.setattr(Registry, "List", refuse)
     async with cluster(tmp_path, nodes=0) as c:
         registry = f"127.0.0.1:{c.router.registry_port}"
-        with pytest.raises(UnavailableError, match="RESOURCE_EXHAUSTED: too many calls") as raised:
+        with pytest.raises(
+            UnavailableError, match="RESOURCE_EXHAUSTED: too many requests"
+        ) as raised:
             await asyncio.to_thread(admin.list_nodes, registry)
         assert "no router answers" not in str(raised.value)
 
@@ -119,11 +121,11 @@ async def test_a_drain_may_have_a_limit(tmp_path: Path) -> None:
                 await asyncio.to_thread(admin.drain_node, registry, c.node.node_id, timeout=wrong)
         assert not (await c.registry.Heartbeat(beat)).drain
         await asyncio.to_thread(admin.drain_node, registry, c.node.node_id, timeout=0.0)
-        told = await c.registry.Heartbeat(beat)
-        assert told.drain and told.HasField("drain_seconds") and told.drain_seconds == 0.0
+        reply = await c.registry.Heartbeat(beat)
+        assert reply.drain and reply.HasField("drain_seconds") and reply.drain_seconds == 0.0
 
 
-async def test_a_node_that_sends_no_heartbeats_cannot_be_told_to_drain(tmp_path: Path) -> None:
+async def test_a_node_without_heartbeats_cannot_be_drained(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0, pd_url="127.0.0.1:9") as c:
         request = pb.JoinRequest(
             node_id="p", epoch=1, role=pb.ROLE_PREFILL, address="127.0.0.1:9", model=pb.ModelCard()

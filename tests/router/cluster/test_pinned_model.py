@@ -18,7 +18,7 @@ from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
 
 
 async def join(c: Cluster, card: pb.ModelCard, node_id: str = "decode-0") -> FakeDecodeNode:
-    """A join of a node of this model, from a folder that the router does not have."""
+    """The join of a node with this model, in a folder that the router lacks."""
     node = FakeDecodeNode(node_id, [20, 21, 22])
     await node.start()
     c.nodes.append(node)

@@ -40,7 +40,7 @@ async def test_a_node_that_cannot_be_called_is_let_in_once_it_can(
         for _ in range(3):
             code, details = await refused(c, node.join_request(c.model))
             assert code is grpc.StatusCode.ABORTED
-            assert f"cannot call this node at 127.0.0.1:{port}: " in details
+            assert f"cannot reach this node at 127.0.0.1:{port}: " in details
             assert "refused" in details and "--host" in details and "--advertise" in details
         told = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(told) == 1, "once, however often it asks"
@@ -76,7 +76,7 @@ async def test_an_address_of_something_else_is_refused(tmp_path: Path) -> None:
         stray = FakeDecodeNode("stray", [])
         stray.port = c.router.registry_port
         _, details = await refused(c, stray.join_request(c.model))
-        assert "what answers there is no such node" in details
+        assert "the server there is not a node of this role" in details
         named = stray.join_request(c.model, address="no-such-host.invalid:9")
         assert "no-such-host.invalid" in (await refused(c, named))[1]
 
@@ -100,9 +100,10 @@ async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachab
 
 
 async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr("tandem.router.cluster.reachability.RPC_SECONDS", 0.5)
     with running_proxy() as proxy:
         wire = proxy.wire()
         async with cluster(tmp_path, nodes=0) as c:
@@ -122,7 +123,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
 
             [entered] = c.router.nodes
             await until(lambda: entered.state == "unreachable")
-            reason = f"the router cannot call this node at {address}: no answer within 2 s"
+            reason = f"the router cannot reach this node at {address}: no answer within 0.5 s"
             assert (await told()).startswith(reason)
             assert await statuses(c) == [200, 503], "health only waits for the first node"
             details = (await c.client.get("/health/details")).json()
@@ -146,7 +147,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
             assert not entered.ejected and not await told()
     told_of = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
     assert sum("is unreachable" in line for line in told_of) == 1
-    assert sum("can be called again" in line for line in told_of) == 1
+    assert sum("can be reached again" in line for line in told_of) == 1
 
 
 async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -> None:
@@ -186,5 +187,5 @@ async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyP
     await until(lambda: calls > 3)
     assert node.unreachable == "no answer"
     node.lose()
-    await until(lambda: not reachability._following)
+    await until(lambda: not reachability._probes)
     await table.close()

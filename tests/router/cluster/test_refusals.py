@@ -1,4 +1,4 @@
-"""Refused and lost nodes: what is remembered of them, counted and logged."""
+"""Refused and lost nodes: recorded, counted and logged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESS = "127.0.0.1:9"
 
 
 class Door:
-    """A registry, with what it has counted."""
+    """A registry, and its counts."""
 
     def __init__(self, max_nodes: int = 1) -> None:
         self.clock = SteppedClock()
@@ -46,7 +46,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-async def test_an_invalid_join_is_remembered_counted_and_logged_once(
+async def test_an_invalid_join_is_recorded_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     door = Door()
@@ -54,12 +54,12 @@ async def test_an_invalid_join_is_remembered_counted_and_logged_once(
     for _ in range(3):
         await door.refuse("b")
         await door.refuse("c", address="x\x1b[2J")
-    listed = {node.node_id: node for node in door.absent.all()}
+    entries = {node.node_id: node for node in door.absent.all()}
     assert door.absent.tally() == {("prefill", "refused"): 2} and door.refused() == 6
-    assert "at most 1 node" in listed["b"].reason
-    assert "must be printable" in listed["c"].reason and listed["c"].address.isprintable()
-    told = warnings(caplog)
-    assert len(told) == 2 and f"node b at {ADDRESS} is refused: this router" in told[0]
+    assert "at most 1 node" in entries["b"].reason
+    assert "must be printable" in entries["c"].reason and entries["c"].address.isprintable()
+    messages = warnings(caplog)
+    assert len(messages) == 2 and f"node b at {ADDRESS} is refused: this router" in messages[0]
 
 
 async def test_a_join_without_a_valid_name_is_only_counted_and_seldom_logged(
@@ -104,7 +104,7 @@ def test_all_nodes_may_be_lost_at_once() -> None:
 def test_a_reason_is_bounded_and_an_old_entry_makes_room() -> None:
     clock = SteppedClock()
     absent = AbsentNodes(clock)
-    absent.most = 1
+    absent.capacity = 1
     absent.add(pb.AbsentNode(node_id="a", role=pb.ROLE_DECODE, reason="x" * 9999))
     assert len(absent.reason("a")) == MAX_REASON
     assert absent.full

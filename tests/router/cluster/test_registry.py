@@ -1,4 +1,4 @@
-"""Joins: nodes that the registry enters, and those that it refuses."""
+"""Joins: nodes that the registry admits or refuses."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def test_a_folder_that_cannot_be_read_keeps_out_its_node_and_no_other(
             assert code == grpc.StatusCode.FAILED_PRECONDITION
             assert "the router cannot use the model's tokenizer" in details
             assert "File name too long" in details
-        told = [r for r in caplog.records if "is refused" in r.getMessage()]
-        assert len(told) == 1, "once, however often it asks"
+        refusals = [r for r in caplog.records if "is refused" in r.getMessage()]
+        assert len(refusals) == 1, "once, however often it asks"
         await c.registry.Join(node.join_request(c.model))
         assert (await c.chat()).status_code == 200
 
@@ -77,21 +77,21 @@ async def test_two_versions_serve_side_by_side_and_are_never_paired(tmp_path: Pa
         for index in range(8):
             assert (await c.complete(f"{index} " * 90)).status_code == 200
         for node, partner in ((c.node, "prefill-old"), (new, "prefill-new")):
-            asked = [candidate.node_id for r in node.requests for candidate in r.prefill]
-            assert asked and set(asked) == {partner}
+            candidates = [candidate.node_id for r in node.requests for candidate in r.prefill]
+            assert candidates and set(candidates) == {partner}
 
 
 async def test_a_prefill_node_that_was_named_must_fit_the_decode_nodes_of_today(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, pd_url="127.0.0.1:9") as c:
-        named = FakeDecodeNode("p", [])
-        named.port = 9
-        request = named.join_request(c.model, "layers=3", role=pb.ROLE_PREFILL)
+        static_node = FakeDecodeNode("p", [])
+        static_node.port = 9
+        request = static_node.join_request(c.model, "layers=3", role=pb.ROLE_PREFILL)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await c.registry.Join(request)
         assert "layers is '2' in the cluster and '3'" in refusal(caught)[1]
-        await c.registry.Join(named.join_request(c.model, role=pb.ROLE_PREFILL))
+        await c.registry.Join(static_node.join_request(c.model, role=pb.ROLE_PREFILL))
 
 
 async def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(tmp_path: Path) -> None:

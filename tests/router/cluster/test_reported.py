@@ -19,15 +19,15 @@ from tandem.shared.kv.published import PrefixDigest
 from tandem.tests.router.support import FakeDecodeNode, cluster, make_model, until
 
 
-async def test_a_static_prefill_node_whose_answer_fails_does_not_end_the_router(
+async def test_a_static_prefill_node_whose_reply_fails_does_not_end_the_router(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.01)
-    asked: list[pb.StatusRequest] = []
+    polls: list[pb.StatusRequest] = []
 
     class Named(PrefillServicer):
         async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
-            asked.append(request)
+            polls.append(request)
             return pb.StatusReply(node_id="p", epoch=1, role=pb.ROLE_PREFILL, ready=True)
 
     def broken(*_: object) -> None:
@@ -41,12 +41,12 @@ async def test_a_static_prefill_node_whose_answer_fails_does_not_end_the_router(
     try:
         async with cluster(tmp_path, nodes=0, pd_url=f"127.0.0.1:{port}") as c:
             monkeypatch.setattr(c.router.nodes, "decode_ready", lambda: True)
-            await until(lambda: len(asked) > 5)
+            await until(lambda: len(polls) > 5)
             assert not any(part.done() for part in c.router.parts())
     finally:
         await server.stop(grace=None)
-    told = [r.getMessage() for r in caplog.records if "prefill node" in r.getMessage()]
-    assert sum("failed here: ValueError('a bug')" in line for line in told) == 1
+    messages = [r.getMessage() for r in caplog.records if "prefill node" in r.getMessage()]
+    assert sum("failed here: ValueError('a bug')" in line for line in messages) == 1
 
 
 async def test_a_static_prefill_node_reports_its_prefixes_too(
@@ -54,14 +54,14 @@ async def test_a_static_prefill_node_reports_its_prefixes_too(
 ) -> None:
     monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.02)
     published = PrefixDigest()
-    asked: list[int] = []
-    named = FakeDecodeNode("p", [])
+    versions: list[int] = []
+    static_node = FakeDecodeNode("p", [])
 
     class Named(PrefillServicer):
         async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
-            asked.append(request.prefix_version)
+            versions.append(request.prefix_version)
             changes = published.since(request.prefix_version)
-            me = named.join_request(make_model(tmp_path / "model"), role=pb.ROLE_PREFILL)
+            me = static_node.join_request(make_model(tmp_path / "model"), role=pb.ROLE_PREFILL)
             reply = pb.StatusReply(
                 node_id="p",
                 epoch=1,
@@ -69,9 +69,9 @@ async def test_a_static_prefill_node_reports_its_prefixes_too(
                 ready=True,
                 model=me.model,
             )
-            told = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
-            told.added = pack_keys(changes.added)
-            reply.prefixes.CopyFrom(told)
+            report = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
+            report.added = pack_keys(changes.added)
+            reply.prefixes.CopyFrom(report)
             return reply
 
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -91,7 +91,7 @@ async def test_a_static_prefill_node_reports_its_prefixes_too(
                 )
                 [node] = [n for n in c.router.nodes if n.is_prefill]
                 assert len(node.prefixes) == len(published)
-            await until(lambda: asked[-1] == published.since(0).version)
+            await until(lambda: versions[-1] == published.since(0).version)
     finally:
         await server.stop(grace=None)
 
@@ -108,7 +108,7 @@ async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
             await c.registry.Heartbeat(
                 pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch, prefixes=keys)
             )
-        # No heartbeat comes between them: the router itself knows where it sent the first.
+        # There is no heartbeat in between: the router counts its own placement.
         text = "the quick brown fox " * 12
         await c.complete(text)
         (home,) = [node for node in c.nodes if node.requests]

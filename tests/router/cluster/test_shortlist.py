@@ -1,4 +1,4 @@
-"""Placement in a large cluster compares a few nodes, and finds the right ones."""
+"""Placement in a large cluster compares a few nodes, and includes the best ones."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Fleet:
 
     def report(self, name: str, *, held: Sequence[int] = (), **load: int) -> None:
         full = {"running": 5, "free_blocks": 1000, "total_blocks": 1000, "block_size": BLOCK}
-        node = self.table.named(name)
+        node = self.table.find(name)
         assert node is not None
         version = node.prefixes.version
-        told = pb.Prefixes(
+        reported = pb.Prefixes(
             version=version + 1,
             base=version,
             block_size=BLOCK,
@@ -60,7 +60,7 @@ class Fleet:
             added=pack_keys(keys(held)),
         )
         beat = pb.HeartbeatRequest(node_id=name, epoch=1, load=pb.Load(**full | load))  # type: ignore[arg-type]
-        beat.prefixes.MergeFrom(told)
+        beat.prefixes.MergeFrom(reported)
         self.table.heartbeat(beat)
 
     def place(
@@ -70,9 +70,9 @@ class Fleet:
         tokens: Sequence[int] = PROMPT,
     ) -> Placement:
         self.turn += 1
-        made = self.table.place(PromptKeys(tokens), POLICIES[name], exclude)
-        assert made is not None
-        return made
+        placement = self.table.place(PromptKeys(tokens), POLICIES[name], exclude)
+        assert placement is not None
+        return placement
 
 
 def test_few_of_many_nodes_are_compared_and_all_of_few() -> None:
@@ -87,7 +87,7 @@ def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
     fleet.report("d97", held=PROMPT)
     fleet.report("p61", held=PROMPT[:100])
     for number in range(0, MANY, 3):
-        fleet.report(f"d{number}", held=PROMPT[:8])  # a beginning that many share
+        fleet.report(f"d{number}", held=PROMPT[:8])  # a prefix that many share
     for _ in range(4):
         assert fleet.place().decode.node_id == "d97"
     without = fleet.place(exclude=frozenset({("d97", 1)}))
@@ -96,7 +96,7 @@ def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
 
 def test_a_prompt_goes_to_where_it_was_placed_before_any_report() -> None:
     fleet = Fleet()
-    node = fleet.table.named("d120")
+    node = fleet.table.find("d120")
     assert node is not None
     node.inflight_load.begin(node.inflight_prompt(PromptKeys(PROMPT), 0))
     for _ in range(3):
@@ -123,8 +123,8 @@ def test_evicted_prefixes_do_not_attract_prompts(
 def test_the_idle_node_is_found_as_the_window_moves_on(name: str) -> None:
     fleet = Fleet()
     fleet.report("d140", running=0)
-    chosen = {fleet.place(name).decode.node_id for _ in range(3 * MANY // 64 + 3)}
-    assert "d140" in chosen
+    nodes = {fleet.place(name).decode.node_id for _ in range(3 * MANY // 64 + 3)}
+    assert "d140" in nodes
 
 
 @every_policy
@@ -134,7 +134,7 @@ def test_idle_unreachable_nodes_do_not_hide_others(name: str) -> None:
     unreachable = {f"d{number}" for number in range(2 * LIGHTEST)}
     for node_id in unreachable:
         fleet.report(node_id, running=0)
-        fleet.table[node_id].ejection.failed("call")
+        fleet.table[node_id].ejection.on_failure("request")
     for _ in range(6):
         assert fleet.place(name).decode.node_id not in unreachable
 
@@ -155,22 +155,22 @@ def test_a_version_of_few_nodes_keeps_its_helpers() -> None:
     fleet.join("new-p", pb.ROLE_PREFILL, "h")
     fleet.report("new-d", running=0, held=PROMPT)
     for _ in range(5):
-        made = fleet.place()
-        assert made.decode.node_id == "new-d"
-        assert [view.node_id for view in made.prefill] == ["new-p"]
+        placement = fleet.place()
+        assert placement.decode.node_id == "new-d"
+        assert [view.node_id for view in placement.prefill] == ["new-p"]
 
 
 def test_nodes_that_drain_or_go_take_no_place_of_others() -> None:
     fleet = Fleet()
     for number in range(MANY - 1):
-        node = fleet.table.named(f"d{number}")
+        node = fleet.table.find(f"d{number}")
         assert node is not None
         node.drain()
     assert {fleet.place().decode.node_id for _ in range(6)} == {f"d{MANY - 1}"}
     replaced = pb.JoinRequest(node_id=f"d{MANY - 1}", epoch=2, role=pb.ROLE_DECODE)
     fleet.table.join(replaced, "127.0.0.1:9")
-    made = fleet.place()
-    assert (made.decode.node_id, made.decode.epoch) == (f"d{MANY - 1}", 2)
+    placement = fleet.place()
+    assert (placement.decode.node_id, placement.decode.epoch) == (f"d{MANY - 1}", 2)
 
 
 def test_a_node_that_fell_silent_is_found_again_when_it_is_back() -> None:
@@ -215,7 +215,7 @@ def test_round_robin_decides_as_if_it_looked_at_all_nodes(
         if state == "failed":
             exclude |= {node.key}
         elif state == "ejected":
-            node.ejection.failed("call")
+            node.ejection.on_failure("request")
         elif state == "drains":
             node.drain()
     policy, prompt = POLICIES["round-robin"], PromptKeys(PROMPT)
@@ -264,17 +264,17 @@ def found_among(held: list[int], released: set[int], turn: int) -> None:
         columns[number].release()
         held[number] = 0
     place_of = {key: at for at, (_, key) in enumerate(sample)}
-    found = holders.find(
+    owners = holders.find(
         lambda block_size, stride: sample, lambda owner, key: held[owner] > place_of[key], 3, turn
     )
-    most = max(held)
-    assert bool(found) == bool(most)
-    assert all(held[owner] for owner in found) and len(found) == len(set(found)) <= 3
-    if most:
-        assert max(held[owner] for owner in found) == most
+    maximum = max(held)
+    assert bool(owners) == bool(maximum)
+    assert all(held[owner] for owner in owners) and len(owners) == len(set(owners)) <= 3
+    if maximum:
+        assert max(held[owner] for owner in owners) == maximum
 
 
-def test_a_place_that_was_given_back_is_used_again() -> None:
+def test_a_released_slot_is_used_again() -> None:
     holders: PrefixTable[str] = PrefixTable()
     for _ in range(100):
         column = holders.column("a")

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster import admin
-from tandem.router.cluster.absence import told as described
+from tandem.router.cluster.admin import describe_absence
 from tandem.router.cluster.node_table import NodeTable
 from tandem.shared.kv.prefix_keys import pack_keys
 from tandem.tests.router.support import FakeDecodeNode, cluster, until
@@ -64,7 +64,7 @@ def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:
     now += 10
     table.expire(held_up=9)
     now += 1
-    table.expire()  # what came meanwhile may still be unread
+    table.expire()  # messages that arrived in between may still be unread
     assert len(table) == 1
     now += 2
     table.expire()
@@ -72,10 +72,10 @@ def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "kept"), [(15, False), (16, True), (30, True)], ids=["few", "some", "most"]
+    ("silent", "expected"), [(15, False), (16, True), (30, True)], ids=["few", "some", "most"]
 )
 async def test_when_many_nodes_fall_silent_at_once_they_are_waited_for(
-    silent: int, kept: bool
+    silent: int, expected: bool
 ) -> None:
     now = 100.0
     table = NodeTable(3.0, lambda: now)
@@ -87,7 +87,7 @@ async def test_when_many_nodes_fall_silent_at_once_they_are_waited_for(
         for number in range(silent, 40):
             table.heartbeat(pb.HeartbeatRequest(node_id=f"n{number}", epoch=1))
         table.expire()
-    assert len(table) == (40 if kept else 40 - silent)
+    assert len(table) == (40 if expected else 40 - silent)
     for _ in range(5):
         now += 1.2
         for number in range(silent, 40):
@@ -95,7 +95,7 @@ async def test_when_many_nodes_fall_silent_at_once_they_are_waited_for(
         table.expire()
     assert len(table) == 40 - silent
     reasons = {node.reason for node in table.absent.all()}
-    assert reasons == {f"was silent for {9 if kept else 3} s"}
+    assert reasons == {f"was silent for {9 if expected else 3} s"}
 
 
 async def test_what_a_silent_node_held_is_known_when_the_same_start_of_it_returns() -> None:
@@ -103,8 +103,8 @@ async def test_what_a_silent_node_held_is_known_when_the_same_start_of_it_return
     table = NodeTable(3.0, lambda: now)
     join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE)
     table.join(join, "127.0.0.1:9")
-    told = pb.Prefixes(version=7, block_size=4, stride=1, added=pack_keys([1, 2]))
-    table.heartbeat(pb.HeartbeatRequest(node_id="a", epoch=1, prefixes=told))
+    prefixes = pb.Prefixes(version=7, block_size=4, stride=1, added=pack_keys([1, 2]))
+    table.heartbeat(pb.HeartbeatRequest(node_id="a", epoch=1, prefixes=prefixes))
     now += 4
     table.expire()
     assert len(table) == 0
@@ -135,7 +135,7 @@ class Drained:
         beat.load.MergeFrom(pb.Load(**load))  # type: ignore[arg-type]
         self.table.heartbeat(beat)
 
-    def call(self) -> None:
+    def begin_request(self) -> None:
         self.table["a"].generate(pb.GenerateRequest(), ())
 
     def silence(self) -> None:
@@ -156,7 +156,7 @@ def by_command(node: Drained) -> None:
 
 
 def with_a_call(node: Drained) -> None:
-    node.call()
+    node.begin_request()
     node.table["a"].drain()
 
 
@@ -176,8 +176,8 @@ async def test_a_node_that_dies_while_it_drains_is_lost(
     else:
         node.silence()
     assert node.lost() == 1
-    [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert ("died and was restarted" if restarted else "was silent for 3 s") in told
+    [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert ("died and was restarted" if restarted else "was silent for 3 s") in message
     assert [(one.node_id, one.returned) for one in node.table.absent.all()] == [("a", restarted)]
     assert node.table.absent.tally() == ({} if restarted else {("decode", "lost"): 1})
     await node.table.close()
@@ -188,19 +188,19 @@ async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
 ) -> None:
     reason = "rank 0 was killed (SIGKILL), possibly for lack of memory"
     node = Drained()
-    node.call()
+    node.begin_request()
     started = node.table["a"]
     node.table.leave("a", 1, reason)
     assert started.lost and len(node.table) == 0 and node.lost() == 1
-    [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert told == f"decode node a ends: {reason}"
+    [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert message == f"decode node a ends: {reason}"
     node.clock.now += 12
     [absent] = node.table.absent.all()
-    assert described(absent) == f"left 12 s ago: {reason}"
+    assert describe_absence(absent) == f"left 12 s ago: {reason}"
     assert node.table.absent.tally() == {("decode", "lost"): 1}
     node.join(epoch=2)
     [absent] = node.table.absent.all()
-    assert described(absent).endswith("; another start of it is here again")
+    assert describe_absence(absent).endswith("; it has returned since")
     assert not node.table.absent.tally() and node.lost() == 1
     await node.table.close()
 
@@ -213,10 +213,10 @@ async def test_what_a_node_says_of_its_end_is_fit_to_be_shown(tmp_path: Path) ->
         c.node.beat.cancel()
         await c.registry.Leave(leave)
         assert (await c.client.get("/ready")).status_code == 503
-        listed = await c.registry.List(pb.ListRequest())
-        [absent] = listed.absent
+        listing = await c.registry.List(pb.ListRequest())
+        [absent] = listing.absent
         assert absent.failed and absent.reason.isprintable() and len(absent.reason) <= 1024
-        table = admin.as_table(listed)
+        table = admin.as_table(listing)
         assert "decode node decode-0 left 0 s ago: " in table and "\x1b" not in table
         page = (await c.client.get("/metrics")).text
         assert 'tandem_nodes_lost_total{role="decode"} 1.0' in page

@@ -1,4 +1,4 @@
-"""Prefill nodes of --pd-url: when they enter, stay, and are refused."""
+"""Prefill nodes of --pd-url: when they join, stay, and are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NamedNode(PrefillServicer):
 
 
 @asynccontextmanager
-async def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NamedNode]:
+async def static_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NamedNode]:
     monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.02)
     node = NamedNode(make_model(tmp_path / "model"))
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -52,13 +52,13 @@ async def test_a_named_node_stays_while_no_decode_node_takes_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
-        named(tmp_path, monkeypatch) as node,
+        static_node(tmp_path, monkeypatch) as node,
         cluster(tmp_path, nodes=0, pd_url=node.address) as c,
     ):
         await until(lambda: node.polls > 2)
-        assert c.router.nodes.named("p") is None, "there is no decode node to compare it with"
+        assert c.router.nodes.find("p") is None, "there is no decode node to compare it with"
         await c.add()
-        await until(lambda: c.router.nodes.named("p") is not None)
+        await until(lambda: c.router.nodes.find("p") is not None)
         entered = c.router.nodes["p"]
         c.router.nodes["decode-0"].drain()
         polls = node.polls
@@ -80,11 +80,11 @@ async def test_a_named_node_that_is_refused_is_counted_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        named(tmp_path, monkeypatch) as node,
+        static_node(tmp_path, monkeypatch) as node,
         cluster(tmp_path, pd_url=node.address, max_nodes=1) as c,
     ):
         absent = c.router.nodes.absent
         await until(lambda: absent.refused.labels("prefill")._value.get() > 2)
         assert absent.tally() == {("prefill", "refused"): 1}
-        [told] = [r.getMessage() for r in caplog.records if "is refused" in r.getMessage()]
-        assert f"node p at {node.address} is refused: this router takes at most 1 node" in told
+        [message] = [r.getMessage() for r in caplog.records if "is refused" in r.getMessage()]
+        assert f"node p at {node.address} is refused: this router takes at most 1 node" in message

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.absent_nodes import MAX_ABSENT, REMEMBERED_SECONDS, AbsentNodes
+from tandem.router.cluster.absent_nodes import MAX_ABSENT, RETENTION_SECONDS, AbsentNodes
 from tandem.router.doctor.findings import Finding, findings
 from tandem.router.doctor.report import as_json, as_text
 from tandem.router.doctor.survey import MAX_PAIRS, RpcResult, Survey, SurveyedNode, plan_pairs
@@ -25,19 +25,19 @@ def node(role: pb.Role, name: str, **status: Any) -> SurveyedNode:
     info = pb.NodeInfo(
         node_id=name, epoch=7, role=role, address=f"{name}:1", version="1", load=LOAD
     )
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "node_id": name,
         "epoch": 7,
         "ready": True,
         "load": LOAD,
         "model": CARD,
     } | status
-    return SurveyedNode(info, RpcResult(0.01, pb.StatusReply(**said)))
+    return SurveyedNode(info, RpcResult(0.01, pb.StatusReply(**values)))
 
 
-def unreachable(seen: SurveyedNode) -> SurveyedNode:
-    seen.info.unreachable = "the router cannot call it: no route"
-    return seen
+def unreachable(surveyed: SurveyedNode) -> SurveyedNode:
+    surveyed.info.unreachable = "the router cannot reach it: no route"
+    return surveyed
 
 
 def examined(**fields: Any) -> dict[str, RpcResult]:
@@ -46,10 +46,10 @@ def examined(**fields: Any) -> dict[str, RpcResult]:
 
 
 def many(left_out: int) -> dict[str, RpcResult]:
-    """The answer of an older node to a request for too many pairs."""
-    seen = examined(carrier="tcp")
-    seen["d"].reply.left_out = left_out
-    return seen
+    """The results of a decode node that left out some pairs."""
+    results = examined(carrier="tcp")
+    results["d"].reply.left_out = left_out
+    return results
 
 
 def healthy(**changes: Any) -> Survey:
@@ -58,7 +58,7 @@ def healthy(**changes: Any) -> Survey:
         registry="r:8001",
         health=RpcResult(0.01, {}),
         ready=RpcResult(0.01, {}),
-        listed=RpcResult(0.01, pb.ListReply(version="1")),
+        listing=RpcResult(0.01, pb.ListReply(version="1")),
         nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
         pairs=examined(carrier="tcp", canary_seconds=0.02),
         encrypted=True,
@@ -66,26 +66,26 @@ def healthy(**changes: Any) -> Survey:
     return replace(well, **changes)
 
 
-def with_node(seen: SurveyedNode) -> Survey:
+def with_node(surveyed: SurveyedNode) -> Survey:
     """The healthy cluster with another prefill node."""
-    return healthy(nodes=[seen, node(pb.ROLE_DECODE, "d")])
+    return healthy(nodes=[surveyed, node(pb.ROLE_DECODE, "d")])
 
 
-def late(seen: SurveyedNode) -> SurveyedNode:
-    seen.info.heartbeat_age_seconds = 2.5
-    return seen
+def late(surveyed: SurveyedNode) -> SurveyedNode:
+    surveyed.info.heartbeat_age_seconds = 2.5
+    return surveyed
 
 
 def at_one_host(carrier: str) -> Survey:
-    seen = healthy(pairs=examined(carrier=carrier))
-    for each in seen.nodes:
+    survey = healthy(pairs=examined(carrier=carrier))
+    for each in survey.nodes:
         each.info.address = f"p:{each.info.role}"
-    return seen
+    return survey
 
 
 def absent(**fields: Any) -> Survey:
-    gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
-    return healthy(listed=RpcResult(0.01, pb.ListReply(version="1", absent=[gone])))
+    entry = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
+    return healthy(listing=RpcResult(0.01, pb.ListReply(version="1", absent=[entry])))
 
 
 def metric(name: str, value: float, **labels: str) -> pb.Metric:
@@ -94,7 +94,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
 
 def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
     seldom = RpcResult(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
-    assert findings(replace(with_node(late(node(PREFILL, "p"))), listed=seldom)) == []
+    assert findings(replace(with_node(late(node(PREFILL, "p"))), listing=seldom)) == []
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
 )
 def test_each_node_is_examined_as_often_as_another(decode: int, prefill: int, each: int) -> None:
     plan = plan_pairs(decode, prefill, turn=3)
-    assert {len(chosen) for chosen in plan} <= {each}
-    assert all(len(set(chosen)) == len(chosen) for chosen in plan)
+    assert {len(indices) for indices in plan} <= {each}
+    assert all(len(set(indices)) == len(indices) for indices in plan)
     assert len(plan) * each <= MAX_PAIRS
     if plan:
         assert len(plan) == min(decode, MAX_PAIRS)
-        counts = Counter(at for chosen in plan for at in chosen)
+        counts = Counter(at for indices in plan for at in indices)
         assert max(counts.values()) - min(counts.values()) <= 1
         assert len(counts) == min(prefill, len(plan) * each)
 
@@ -123,7 +123,7 @@ SLOTS = "tandem_data_plane_staging_slots"
 
 
 @pytest.mark.parametrize(
-    ("seen", "problem", "remedy"),
+    ("survey", "problem", "remedy"),
     [
         (
             healthy(health=RpcResult(3, problem="refused")),
@@ -132,7 +132,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         ),
         (healthy(ready=RpcResult(0, problem="stopping")), "is not ready: stopping", "log"),
         (
-            healthy(listed=RpcResult(3, problem="x"), nodes=[]),
+            healthy(listing=RpcResult(3, problem="x"), nodes=[]),
             "registry does not answer",
             "--router",
         ),
@@ -142,7 +142,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         (absent(reason="rank 0 ended", failed=True), "left 0 s ago: rank 0 ended", "its log"),
         (
             with_node(unreachable(node(PREFILL, "p"))),
-            "the router cannot call it: no route",
+            "the router cannot reach it: no route",
             "between the router's machine",
         ),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
@@ -179,17 +179,19 @@ SLOTS = "tandem_data_plane_staging_slots"
         ),
     ],
 )
-def test_problems_are_reported_with_a_remedy(seen: Survey, problem: str, remedy: str) -> None:
-    [found] = findings(seen)
-    assert found.wrong and problem in found.problem and remedy in found.remedy
-    assert f"wrong {found.subject}: {found.problem}" in as_text(seen, [found])
-    assert json.loads(as_json(seen, [found]))["healthy"] is False
+def test_problems_are_reported_with_a_remedy(survey: Survey, problem: str, remedy: str) -> None:
+    [finding] = findings(survey)
+    assert finding.wrong and problem in finding.problem and remedy in finding.remedy
+    assert f"wrong {finding.subject}: {finding.problem}" in as_text(survey, [finding])
+    assert json.loads(as_json(survey, [finding]))["healthy"] is False
 
 
 def prefilled(*prompts: tuple[str, str, int], series: str = RECENT) -> Survey:
     """A survey in which the decode node recently prefilled these prompts: side, reason, count."""
-    said = [metric(series, count, where=where, reason=why) for where, why, count in prompts]
-    return healthy(nodes=[node(PREFILL, "p"), node(pb.ROLE_DECODE, "d", metrics=said)])
+    series_metrics = [
+        metric(series, count, where=where, reason=why) for where, why, count in prompts
+    ]
+    return healthy(nodes=[node(PREFILL, "p"), node(pb.ROLE_DECODE, "d", metrics=series_metrics)])
 
 
 @pytest.mark.parametrize(
@@ -202,16 +204,16 @@ def prefilled(*prompts: tuple[str, str, int], series: str = RECENT) -> Survey:
     ],
 )
 def test_prefill_nodes_without_prompts_are_reported(reason: str, wrong: bool) -> None:
-    seen = prefilled(("local", reason, 7), ("local", "below threshold", 100))
-    [found] = findings(seen)
-    assert found.wrong is wrong
-    assert "received no prompt in the last 5 minutes" in found.problem
-    assert f"prefilled 7 themselves that were long enough ({reason}: 7)" in found.problem
+    survey = prefilled(("local", reason, 7), ("local", "below threshold", 100))
+    [finding] = findings(survey)
+    assert finding.wrong is wrong
+    assert "received no prompt in the last 5 minutes" in finding.problem
+    assert f"prefilled 7 themselves that were long enough ({reason}: 7)" in finding.problem
 
 
 def test_prefill_nodes_that_never_got_a_prompt_are_reported_where_there_are_few() -> None:
-    [found] = findings(prefilled(("local", "failed: peer_lost", 5), series=PROMPTS))
-    assert found.wrong and "no prompt since the decode nodes started" in found.problem
+    [finding] = findings(prefilled(("local", "failed: peer_lost", 5), series=PROMPTS))
+    assert finding.wrong and "no prompt since the decode nodes started" in finding.problem
     once = prefilled(("local", "failed: peer_lost", 500), ("remote", "", 1), series=PROMPTS)
     assert findings(once) == []
 
@@ -239,13 +241,13 @@ def test_prefill_nodes_without_prompts_are_not_reported_if_none_were_long(
 def test_a_process_with_few_files_left_is_reported(files: int, judged: bool | None) -> None:
     counts = metric("process_open_fds", files), metric("process_max_fds", 1000)
     of_router = pb.ListReply(version="1", open_files=files, open_file_limit=1000)
-    for subject, seen in (
+    for subject, survey in (
         ("prefill node p", with_node(node(PREFILL, "p", metrics=counts))),
-        ("router", healthy(listed=RpcResult(0.01, of_router))),
+        ("router", healthy(listing=RpcResult(0.01, of_router))),
     ):
-        found = findings(seen)
-        assert [one.wrong for one in found] == ([] if judged is None else [judged])
-        for one in found:
+        results = findings(survey)
+        assert [one.wrong for one in results] == ([] if judged is None else [judged])
+        for one in results:
             assert one.subject == subject and f"{files} of the 1000 files" in one.problem
             assert "ulimit" in one.remedy and "LimitNOFILE" in one.remedy
 
@@ -255,14 +257,14 @@ def test_a_process_with_few_files_left_is_reported(files: int, judged: bool | No
 )
 def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> None:
     ends = metric(EXPIRY, 1000.0 + 86400 * days, file="--tls-cert")
-    found = findings(replace(with_node(node(PREFILL, "p", metrics=[ends])), asked_at=1000.0))
-    assert [problem in one.problem and one.wrong == (days < 0) for one in found] == (
+    results = findings(replace(with_node(node(PREFILL, "p", metrics=[ends])), timestamp=1000.0))
+    assert [problem in one.problem and one.wrong == (days < 0) for one in results] == (
         [True] if problem else []
     )
 
 
 @pytest.mark.parametrize(
-    ("seen", "problem"),
+    ("survey", "problem"),
     [
         (healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={}), "no prefill node"),
         (with_node(node(PREFILL, "p", draining=True)), "drains"),
@@ -274,7 +276,7 @@ def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> 
         (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
         (
-            healthy(listed=RpcResult(0, pb.ListReply(version="2"))),
+            healthy(listing=RpcResult(0, pb.ListReply(version="2"))),
             "the router runs 2, but: p 1, d 1",
         ),
         (
@@ -301,15 +303,15 @@ def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> 
         (at_one_host("tcp"), "over TCP, although both"),
     ],
 )
-def test_advice_does_not_make_a_cluster_unhealthy(seen: Survey, problem: str) -> None:
-    [found] = findings(seen)
-    assert not found.wrong and problem in found.problem
-    assert json.loads(as_json(seen, [found]))["healthy"] is True
-    assert "All well" in as_text(seen, [found])
+def test_advice_does_not_make_a_cluster_unhealthy(survey: Survey, problem: str) -> None:
+    [finding] = findings(survey)
+    assert not finding.wrong and problem in finding.problem
+    assert json.loads(as_json(survey, [finding]))["healthy"] is True
+    assert "All well" in as_text(survey, [finding])
 
 
 def test_rates_are_shown_as_what_they_are() -> None:
-    seen = healthy(
+    survey = healthy(
         pairs=examined(
             carrier="tcp",
             canary_seconds=0.02,
@@ -318,28 +320,28 @@ def test_rates_are_shown_as_what_they_are() -> None:
             tokens_per_second=50_000,
         )
     )
-    [row] = [line for line in as_text(seen, []).splitlines() if "passed" in line]
+    [row] = [line for line in as_text(survey, []).splitlines() if "passed" in line]
     assert row.split() == ["p", "d", "tcp", "passed", "20", "4.0", "50"]
     assert "unknown" in as_text(healthy(), [])
 
 
 def test_tables_fit_100_columns_and_show_versions_that_differ() -> None:
-    seen = healthy()
-    for one in seen.nodes:
+    survey = healthy()
+    for one in survey.nodes:
         one.info.node_id = f"{one.info.node_id}efill-vm-a201b4"
         one.info.address = "127.0.0.1:43419"
         one.info.load.free_blocks = one.info.load.total_blocks = 32768
-    told = as_text(seen, []).splitlines()
-    assert max(map(len, told)) <= 100
-    assert "all of version" in told[0] and "version" not in "".join(told[1:])
-    seen.nodes[0].info.version = "0.2"
-    assert "version" not in as_text(seen, []).splitlines()[0]
-    assert "0.2" in as_text(seen, [])
+    lines = as_text(survey, []).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "all of version" in lines[0] and "version" not in "".join(lines[1:])
+    survey.nodes[0].info.version = "0.2"
+    assert "version" not in as_text(survey, []).splitlines()[0]
+    assert "0.2" in as_text(survey, [])
 
 
 def test_markup_in_text_from_nodes_is_not_interpreted() -> None:
-    told = as_text(healthy(), [Finding("[red]x", "[/] [bold]y", "z")])
-    assert "[red]x: [/] [bold]y" in told
+    text = as_text(healthy(), [Finding("[red]x", "[/] [bold]y", "z")])
+    assert "[red]x: [/] [bold]y" in text
 
 
 def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
@@ -351,29 +353,33 @@ def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
     now[0] = 5.0
     nodes.add(pb.AbsentNode(node_id=str(MAX_ABSENT), reason="refused"))
     nodes.add(pb.AbsentNode(node_id="b", refused=True))
-    nodes.returned("b")
-    nodes.returned(str(2 * MAX_ABSENT - 1))
+    nodes.mark_returned("b")
+    nodes.mark_returned(str(2 * MAX_ABSENT - 1))
     *others, back, newest = nodes.all()
     assert (newest.reason, newest.seconds_ago) == ("refused", 0)
     assert back.returned and not any(node.returned for node in others)
     assert len(others) == MAX_ABSENT - 3 and {node.seconds_ago for node in others} == {5.0}
-    now[0] = REMEMBERED_SECONDS
+    now[0] = RETENTION_SECONDS
     assert nodes.all() == [newest]
 
 
 def test_of_many_absent_nodes_the_earlier_ones_are_counted() -> None:
-    gone = [pb.AbsentNode(node_id=f"n{n}", reason="was silent", refused=n < 5) for n in range(300)]
-    seen = healthy(listed=RpcResult(0.01, pb.ListReply(version="1", absent=gone)))
-    *shown, rest = findings(seen)
-    assert [found.subject.split()[-1] for found in shown] == [f"n{n}" for n in range(236, 300)]
+    absent_nodes = [
+        pb.AbsentNode(node_id=f"n{n}", reason="was silent", refused=n < 5) for n in range(300)
+    ]
+    survey = healthy(listing=RpcResult(0.01, pb.ListReply(version="1", absent=absent_nodes)))
+    *listed_findings, rest = findings(survey)
+    assert [finding.subject.split()[-1] for finding in listed_findings] == [
+        f"n{n}" for n in range(236, 300)
+    ]
     assert "236 more are absent" in rest.problem
     assert "231 were dropped, 5 rejected" in rest.problem
 
 
 def test_a_node_that_has_returned_is_a_note_and_hides_no_problem() -> None:
     [note] = findings(absent(reason="rank 0 ended", failed=True, returned=True))
-    assert not note.wrong and "is here again" in note.problem
+    assert not note.wrong and "has returned since" in note.problem
     unready = healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={})
-    found = findings(replace(unready, ready=RpcResult(0, problem="it can call no node")))
-    assert [each.wrong for each in found] == [True, False]
-    assert "is not ready: it can call no node" in found[0].problem
+    results = findings(replace(unready, ready=RpcResult(0, problem="it can reach no node")))
+    assert [each.wrong for each in results] == [True, False]
+    assert "is not ready: it can reach no node" in results[0].problem

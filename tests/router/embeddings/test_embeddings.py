@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model, vector
+from tandem.tests.router.in_process import InProcess, load_tokenizer
+from tandem.tests.router.support import CONTEXT, make_model, vector
 
 
 @pytest.fixture
-async def c(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path) as running:
-        yield running
+def c() -> InProcess:
+    return InProcess()
 
 
-async def embed(c: Cluster, given: Any = "hi", **fields: Any) -> Any:
-    response = await c.client.post("/v1/embeddings", json={"input": given, **fields})
+def embed(c: InProcess, given: Any = "hi", **fields: Any) -> Any:
+    response = c.post("/v1/embeddings", input=given, **fields)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-async def rejected(c: Cluster, given: Any = "hi", **fields: Any) -> Any:
-    response = await c.client.post("/v1/embeddings", json={"input": given, **fields})
+def rejected(c: InProcess, given: Any = "hi", **fields: Any) -> Any:
+    response = c.post("/v1/embeddings", input=given, **fields)
     assert response.status_code == 400, response.text
     return response.json()["error"]
 
 
-async def test_openai_client_gets_vectors_of_every_kind_of_input(c: Cluster) -> None:
+def test_openai_client_gets_vectors_of_every_kind_of_input(c: InProcess) -> None:
     texts = ["hello", "one two three", "hello"]
     ids = [c.encode(text) for text in texts]
     inputs: list[tuple[Any, list[list[int]]]] = [
@@ -40,34 +38,30 @@ async def test_openai_client_gets_vectors_of_every_kind_of_input(c: Cluster) -> 
         (ids[1], ids[1:2]),
         (ids, ids),
     ]
-    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
-        for given, prompts in inputs:
-            made = await client.embeddings.create(model="tiny", input=given)  # asks for base64
-            plain = await client.embeddings.create(
-                model="tiny", input=given, encoding_format="float"
-            )
-            assert [item.embedding for item in made.data] == list(map(vector, prompts))
-            assert plain.data == made.data
-            assert [item.index for item in made.data] == list(range(len(prompts)))
-            tokens = sum(map(len, prompts))
-            assert (made.usage.prompt_tokens, made.usage.total_tokens) == (tokens, tokens)
-            assert (made.object, made.model) == ("list", "tiny")
+    client = c.openai()
+    for given, prompts in inputs:
+        made = client.embeddings.create(model="tiny", input=given)  # asks for base64
+        plain = client.embeddings.create(model="tiny", input=given, encoding_format="float")
+        assert [item.embedding for item in made.data] == list(map(vector, prompts))
+        assert plain.data == made.data
+        assert [item.index for item in made.data] == list(range(len(prompts)))
+        tokens = sum(map(len, prompts))
+        assert (made.usage.prompt_tokens, made.usage.total_tokens) == (tokens, tokens)
+        assert (made.object, made.model) == ("list", "tiny")
 
 
-async def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_request(
-    tmp_path: Path,
-) -> None:
-    async with cluster(tmp_path, pooling="mean") as c:
-        [item] = (await embed(c, dimensions=3, normalize=False, priority=5))["data"]
-        assert item["embedding"] == vector(c.encode("hi"))[:3]
-        request = c.node.requests[-1]
-        assert (request.embed.pooling, request.embed.normalize) == ("mean", False)
-        assert (request.embed.dimensions, request.priority) == (3, 5)
-        await embed(c)
-        assert c.node.requests[-1].embed.normalize
+def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_request() -> None:
+    c = InProcess(pooling="mean")
+    [item] = embed(c, dimensions=3, normalize=False, priority=5)["data"]
+    assert item["embedding"] == vector(c.encode("hi"))[:3]
+    request = c.node.requests[-1]
+    assert (request.embed.pooling, request.embed.normalize) == ("mean", False)
+    assert (request.embed.dimensions, request.priority) == (3, 5)
+    embed(c)
+    assert c.node.requests[-1].embed.normalize
 
 
-async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
+def test_texts_are_cut_within_their_special_tokens(c: InProcess) -> None:
     """This tokenizer has none; those of encoders are in the tests of tokenizers."""
     text = "one two three stop here hello world"
     ids = c.encode(text)
@@ -78,55 +72,54 @@ async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
     )
     for fields, kept in cases:
         for given in (text, ids):
-            await embed(c, given, **fields)
+            embed(c, given, **fields)
             assert list(c.node.requests[-1].prompt) == kept
 
 
-async def test_a_text_beyond_the_context_is_refused_or_cut(c: Cluster) -> None:
+def test_a_text_beyond_the_context_is_refused_or_cut(c: InProcess) -> None:
     long = "one two three " * CONTEXT
     for given in (long, c.encode(long)):
-        error = await rejected(c, given)
+        error = rejected(c, given)
         assert error["code"] == "context_length_exceeded"
         assert f"maximum context length is {CONTEXT} tokens" in error["message"]
         assert "set 'truncate_prompt_tokens' to -1" in error["message"]
-        await embed(c, given, truncate_prompt_tokens=-1)
+        embed(c, given, truncate_prompt_tokens=-1)
         assert list(c.node.requests[-1].prompt) == c.encode(long)[:CONTEXT]
     # Far beyond the context, as documents are.
-    await embed(c, " one" * 7_000, truncate_prompt_tokens=-1)
-    error = await rejected(c, " one" * 10_000, truncate_prompt_tokens=-1)
+    embed(c, " one" * 7_000, truncate_prompt_tokens=-1)
+    error = rejected(c, " one" * 10_000, truncate_prompt_tokens=-1)
     assert "A text that is cut may have at most 16384 tokens" in error["message"]
 
 
-async def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) -> None:
+def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     prompts = {"query": "find: ", "none": "", "document": "text: "}
     sentence = {"prompts": prompts, "default_prompt_name": "document"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(sentence))
-    async with cluster(tmp_path, nodes=0) as c:
-        await c.add(scoring="vectors")
-        named: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
-        for name, prompt in named:
-            await embed(c, "hi", prompt_name=name)
-            assert list(c.node.requests[-1].prompt) == c.encode(prompt + "hi")
-        await embed(c, [5, 6])
-        assert list(c.node.requests[-1].prompt) == [5, 6]
-        error = await rejected(c, prompt_name="other")
-        assert error["param"] == "prompt_name" and "'query', 'none'" in error["message"]
-        assert (await rejected(c, [5], prompt_name="query"))["param"] == "prompt_name"
-        await c.client.post("/rerank", json={"query": "a", "documents": ["b"]})
-        found = sorted(list(request.prompt) for request in c.node.requests[-2:])
-        assert found == sorted([c.encode("find: a"), c.encode("text: b")])
-        await c.client.post("/api/embed", json={"model": "tiny", "input": "hi"})
-        assert list(c.node.requests[-1].prompt) == c.encode("text: hi")
+    c = InProcess(load_tokenizer(folder), scoring="vectors")
+    named: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
+    for name, prompt in named:
+        embed(c, "hi", prompt_name=name)
+        assert list(c.node.requests[-1].prompt) == c.encode(prompt + "hi")
+    embed(c, [5, 6])
+    assert list(c.node.requests[-1].prompt) == [5, 6]
+    error = rejected(c, prompt_name="other")
+    assert error["param"] == "prompt_name" and "'query', 'none'" in error["message"]
+    assert rejected(c, [5], prompt_name="query")["param"] == "prompt_name"
+    c.post("/v1/rerank", query="a", documents=["b"])
+    pair = sorted(list(request.prompt) for request in c.node.requests[-2:])
+    assert pair == sorted([c.encode("find: a"), c.encode("text: b")])
+    c.post("/api/embed", model="tiny", input="hi")
+    assert list(c.node.requests[-1].prompt) == c.encode("text: hi")
 
 
-async def test_many_inputs_keep_their_order(c: Cluster) -> None:
+def test_many_inputs_keep_their_order(c: InProcess) -> None:
     prompts = [[5] * (1 + i % 7) for i in range(200)]
-    data = (await embed(c, prompts))["data"]
+    data = embed(c, prompts)["data"]
     assert [item["embedding"] for item in data] == list(map(vector, prompts))
 
 
-async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
+def test_invalid_inputs_are_rejected(c: InProcess) -> None:
     for given, word in (
         ("", "empty"),
         ([], "empty"),
@@ -138,7 +131,7 @@ async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
         ([5] * (CONTEXT + 1), "maximum context length"),
         (["a"] * 2049, "2048"),
     ):
-        error = await rejected(c, given)
+        error = rejected(c, given)
         assert word in error["message"] and error["param"].startswith("input"), error
     for fields in (
         {"encoding_format": "bytes"},
@@ -147,5 +140,5 @@ async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
         {"prompt_name": "query"},
         {"embed_dtype": "float16"},
     ):
-        assert (await rejected(c, **fields))["param"] == next(iter(fields))
+        assert rejected(c, **fields)["param"] == next(iter(fields))
     assert not c.node.requests

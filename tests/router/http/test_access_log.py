@@ -1,4 +1,4 @@
-"""The access log: one line for each request, without its text."""
+"""The access log: one line per request, without its text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tandem.tests.router.support import (
 )
 
 SECRET = "Rumpelstiltskin"
-SPENT = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
+FIRST_TOKEN = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of all lines so far, as --log-format=json writes them."""
+    """The fields of all lines so far, as in --log-format=json."""
     return [vars(record)["fields"] for record in caplog.records if record.name == "tandem.access"]
 
 
@@ -42,7 +42,7 @@ def tell_where(c: Cluster, **fields: Any) -> None:
     async def script(request: Any, context: Any) -> Any:
         yield admitted()
         usage: dict[str, Any] = {"prompt_tokens": len(request.prompt), "cached_tokens": 1}
-        usage |= {"first_token": SPENT} | fields
+        usage |= {"first_token": FIRST_TOKEN} | fields
         yield pb.GenerateEvent(usage=pb.Usage(**usage))
         for index in range(request.sampling.n):
             yield tokens_event(index, [1, 2, 3])
@@ -59,7 +59,7 @@ def at_info(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path) as c:
         tell_where(c, prefill_node="prefill-7", remote_tokens=5)
-        answer = await c.complete(SECRET)
+        response = await c.complete(SECRET)
         line = await next_line(caplog)
         assert line.pop("ttft_seconds") <= line.pop("total_seconds")
         assert line == {
@@ -67,7 +67,7 @@ async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFi
             "path": "/v1/completions",
             "status": 200,
             "model": "tiny",
-            "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
+            "prompt_tokens": response.json()["usage"]["prompt_tokens"],
             "cached_tokens": 1,
             "output_tokens": 3,
             "finish_reason": "stop",
@@ -83,7 +83,7 @@ async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("reason", "label"),
     [
         ("below threshold", "local (below threshold)"),
         ("failed: peer_lost", "local (failed: peer_lost)"),
@@ -91,16 +91,16 @@ async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFi
     ],
 )
 async def test_local_prefill_is_counted_with_its_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: str, shown: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reason: str, label: str
 ) -> None:
     async with cluster(tmp_path) as c:
-        tell_where(c, local_reason=told)
+        tell_where(c, local_reason=reason)
         await c.complete(["one", "two"], n=2)
         line = await next_line(caplog)
-        assert line["prefilled"] == f"{shown} x2"
+        assert line["prefilled"] == f"{label} x2"
         assert line["finish_reason"] == "stop x4" and line["output_tokens"] == 12
         page = c.router.metrics.render().decode()
-        reason = shown[7:-1]
+        reason = label[7:-1]
         assert f'tandem_router_prompts_total{{reason="{reason}",where="local"}} 2.0' in page
 
 
@@ -115,10 +115,10 @@ async def test_a_line_names_the_owner_of_the_key(
     async with cluster(tmp_path, api_key_file=str(file)) as c:
         for number, owner in enumerate(owners, 1):
             key = f"{SECRET}-{number}"
-            given = {header: f"Bearer {key}" if header == "authorization" else key}
-            answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=given)
+            headers = {header: f"Bearer {key}" if header == "authorization" else key}
+            response = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
             line = await next_line(caplog, number)
-            assert (answer.status_code, line.get("key")) == (200, owner)
+            assert (response.status_code, line.get("key")) == (200, owner)
         await c.client.get("/v1/models", headers={header: f"Bearer alice: {SECRET}-1"})
         line = await next_line(caplog, len(owners) + 1)
         assert (line["status"], line.get("key")) == (401, None)
@@ -130,15 +130,15 @@ async def test_a_rejected_request_is_a_line_without_its_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     async with cluster(tmp_path, api_key=SECRET) as c:
-        asked = {"authorization": f"Bearer {SECRET}"}
+        headers = {"authorization": f"Bearer {SECRET}"}
         await c.complete(SECRET)
         line = await next_line(caplog)
         assert (line["status"], line["error"]) == (401, "invalid_api_key")
         body = {"prompt": SECRET, "stream": stream, "model": SECRET}
-        await c.client.post("/v1/completions", json=body, headers=asked)
+        await c.client.post("/v1/completions", json=body, headers=headers)
         line = await next_line(caplog, 2)
         assert (line["status"], line["error"]) == (404, "model_not_found")
-        await c.client.get("/v1/nothing", headers=asked)
+        await c.client.get("/v1/nothing", headers=headers)
         line = await next_line(caplog, 3)
         assert (line["method"], line["status"], line["error"]) == ("GET", 404, "unknown_url")
         assert SECRET not in caplog.text and SECRET not in repr(lines(caplog))
@@ -163,15 +163,15 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
 async def test_what_each_of_several_nodes_generated_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first one dies when two of three choices have finished, and the client leaves the second
-    before its first token."""
-    asked: list[pb.GenerateRequest] = []
+    """The first node dies when two of three choices have finished, and the client disconnects
+    before the second one sends a token."""
+    requests: list[pb.GenerateRequest] = []
 
     async def script(request: pb.GenerateRequest, context: Any) -> Any:
-        asked.append(request)
+        requests.append(request)
         yield admitted()
         yield usage(request)
-        if len(asked) > 1:
+        if len(requests) > 1:
             await asyncio.Event().wait()
         for index in range(2):
             yield tokens_event(index, [70, 71])
@@ -183,7 +183,7 @@ async def test_what_each_of_several_nodes_generated_counts(
             node.script = script
         body = {"prompt": "hi", "n": 3}
         leaving = asyncio.create_task(c.client.post("/v1/completions", json=body))
-        await until(lambda: len(asked) == 2)
+        await until(lambda: len(requests) == 2)
         leaving.cancel()
         line = await next_line(caplog)
         assert line["client_gone"] and line["output_tokens"] == 4
@@ -202,8 +202,8 @@ async def test_a_stream_of_messages_that_ends_is_no_disconnect(
     async with cluster(tmp_path) as c:
         body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
         for number in range(1, 6):
-            answer = await c.client.post("/v1/messages", json=body | {"stream": True})
-            assert "message_stop" in answer.text
+            response = await c.client.post("/v1/messages", json=body | {"stream": True})
+            assert "message_stop" in response.text
             line = await next_line(caplog, number)
             assert line["status"] == 200 and "client_gone" not in line
 

@@ -45,7 +45,7 @@ async def test_hundreds_of_requests_that_time_out_leave_room_for_the_next(tmp_pa
         assert {answer.status_code for answer in answers} == {504}
         await until(lambda: c.node.active == 0)
         handler = c.router.app.handler
-        assert handler.active == handler.prompts.held == handler.responses.held == 0
+        assert handler.active == handler.prompts.used == handler.responses.used == 0
         c.node.script = None
         assert (await c.complete()).json()["choices"] == good
 
@@ -69,10 +69,10 @@ async def test_the_shortest_limit_holds(tmp_path: Path) -> None:
         assert times == [50, 50, 20, 15]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e400", "5s"])
-async def test_an_invalid_deadline_is_refused(tmp_path: Path, value: str) -> None:
+async def test_an_invalid_deadline_is_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        given = {CLIENTS: value}
-        answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=given)
-        assert answer.status_code == 400
-        assert "is not a number of seconds above 0" in answer.json()["error"]["message"]
+        for value in ("0", "-1", "soon", "nan", "inf", "1e400", "5s"):
+            headers = {CLIENTS: value}
+            answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+            assert answer.status_code == 400, value
+            assert "is not a number of seconds above 0" in answer.json()["error"]["message"]

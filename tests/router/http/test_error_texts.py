@@ -1,4 +1,4 @@
-"""Errors have no paths, addresses and traces, whatever fails."""
+"""Error messages contain no paths, addresses or tracebacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = '/secret/path.py", line 5, 10.1.2.3:44: Traceback'
 FAILURES = [
     code
     for code in grpc.StatusCode
-    # The first is no failure, and the second the node's word to the client.
+    # The first is no failure, and the second is the node's message to the client.
     if code not in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
 ]
 
@@ -28,19 +28,19 @@ def tells_nothing(text: str) -> bool:
     )
 
 
-async def test_the_failure_of_a_node_is_told_in_words_of_the_router(tmp_path: Path) -> None:
+async def test_a_node_failure_has_a_message_of_the_router(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for code in FAILURES:
             c.node.script = refuse(code, SECRET)
-            for answer in (await c.chat(), await c.complete(stream=True)):
-                assert answer.status_code in (500, 503, 504), code
-                assert set(answer.json()) == {"error"} and tells_nothing(answer.text), code
+            for response in (await c.chat(), await c.complete(stream=True)):
+                assert response.status_code in (500, 503, 504), code
+                assert set(response.json()) == {"error"} and tells_nothing(response.text), code
         c.node.script = None
         assert (await c.chat()).status_code == 200
         assert c.node.server is not None
         await c.node.server.stop(None)
-        answer = await c.chat()
-        assert answer.status_code == 503 and tells_nothing(answer.text)
+        response = await c.chat()
+        assert response.status_code == 503 and tells_nothing(response.text)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -61,11 +61,11 @@ async def test_a_bug_is_an_error_without_its_text(
             "/api/generate": {"model": "tiny", "prompt": "hi"},
         }
         for path, body in bodies.items():
-            answer = await c.client.post(path, json=body | {"stream": stream})
-            assert tells_nothing(answer.text), (path, answer.text)
-            parts = [answer.text]
-            if answer.status_code == 200:
-                parts = [json.dumps(one) for one in events(answer.text)] or [answer.text]
+            response = await c.client.post(path, json=body | {"stream": stream})
+            assert tells_nothing(response.text), (path, response.text)
+            parts = [response.text]
+            if response.status_code == 200:
+                parts = [json.dumps(one) for one in events(response.text)] or [response.text]
             assert "error" in parts[-1], path
         monkeypatch.undo()
         assert (await c.chat(stream=stream)).status_code == 200

@@ -1,4 +1,4 @@
-"""HTTP below the requests: host names, pipelined requests, idle connections."""
+"""HTTP connections: host names, pipelined requests, idle connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def post(body: Any, host: str = "localhost") -> bytes:
 
 
 async def talk(c: Cluster, release: asyncio.Event) -> None:
-    """A reply that waits in its middle until ``release``."""
+    """A script that pauses in the middle until ``release``."""
 
     async def script(request: Any, context: Any) -> Any:
         yield admitted()
@@ -36,7 +36,7 @@ async def talk(c: Cluster, release: asyncio.Event) -> None:
     c.node.script = script
 
 
-# What follows a request on its connection, and is no request.
+# Bytes after a request that are not another request.
 LATER = {
     "garbage": b"\x16\x03\x01 garbage\r\n\r\n",
     "half a head": b"GET /hea",
@@ -93,7 +93,7 @@ async def test_a_broken_body_is_still_refused(tmp_path: Path) -> None:
         writer.close()
 
 
-async def test_a_connection_without_a_request_is_closed_without_an_answer(tmp_path: Path) -> None:
+async def test_a_connection_without_a_request_is_closed_without_a_response(tmp_path: Path) -> None:
     async with cluster(tmp_path, header_timeout=0.3) as c:
         reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
         async with asyncio.timeout(10):
@@ -160,14 +160,14 @@ async def test_tiny_requests_are_read_a_few_at_a_time(
     monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.1)
     async with cluster(tmp_path, nodes=0) as c:
         reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
-        # More at once than a head may have.
+        # More bytes at once than the limit of a head.
         count = 300
         head = b"GET /live HTTP/1.1\r\nhost: localhost\r\nlong: " + b"x" * 300 + b"\r\n\r\n"
         writer.write(head * count)
         for _ in range(count):
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readuntil(b"}")
-        # A head that is too large ends the connection, and the requests that wait before it.
+        # A head that is too large ends the connection, including the requests that wait before it.
         writer.write(head * count + b"GET / HTTP/1.1\r\nlong: " + b"x" * 70_000)
         assert (await reader.read()).count(b"200 OK") < count
         writer.close()
@@ -178,9 +178,9 @@ async def test_tiny_requests_are_read_a_few_at_a_time(
 
 async def test_a_long_query_is_rejected(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        answer = await c.client.get("/v1/models?" + "a=&" * 3000)
-        assert answer.status_code == 414
-        assert answer.json()["error"]["code"] == "query_too_long"
+        response = await c.client.get("/v1/models?" + "a=&" * 3000)
+        assert response.status_code == 414
+        assert response.json()["error"]["code"] == "query_too_long"
 
 
 async def test_a_client_that_leaves_behind_a_pipelined_request_ends_the_first(

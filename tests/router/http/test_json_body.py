@@ -1,4 +1,4 @@
-"""Bodies: the values of ``json``, strictly, and bounds on what a body costs the other threads."""
+"""Bodies: parsed like ``json``, but strictly, and with limits on the time that they take."""
 
 from __future__ import annotations
 
@@ -54,16 +54,18 @@ def test_what_json_refuses_is_refused(body: str) -> None:
 
 
 @given(VALUES, st.integers(0, 12))
-def test_parts_are_bounded_but_not_those_in_texts(value: Any, most: int) -> None:
+def test_parts_are_bounded_but_not_those_in_texts(value: Any, max_parts: int) -> None:
     body = json.dumps(value, separators=(",", ":")).encode()
     text = json.dumps('\\"[{:' * 9 + body.decode()).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_body, "MAX_PARTS", most)
+        patch.setattr(json_body, "MAX_PARTS", max_parts)
         assert parse_json(text) == json.loads(text)
-        if parts(value) <= most:
+        if parts(value) <= max_parts:
             assert parse_json(body) == value
         else:
-            with pytest.raises(RequestError, match=f"more than {most} arrays, objects and fields"):
+            with pytest.raises(
+                RequestError, match=f"more than {max_parts} arrays, objects and fields"
+            ):
                 parse_json(body)
 
 
@@ -72,19 +74,20 @@ def test_parts_are_bounded_but_not_those_in_texts(value: Any, most: int) -> None
     [
         (b"[1,]", "trailing comma"),
         (b"[1,2", "it ends early"),
-        (b"[1,NaN,2]", "not valid JSON"),
-        (b"[1e999]", "out of range"),
+        (b"[1,NaN,2]", "^The body is not valid JSON: invalid character \\(byte 3\\)."),
+        (b"[-Infinity]", "not valid JSON"),
+        (b"[1e999]", "^The body is not valid JSON: number out of range."),
         (b'["a", "\t", 1]', "not valid JSON"),
         (rb'["\ud800"]', "surrogate pair"),
         (rb'{"\udc00": 1}', "surrogate pair"),
         (b'["\xed\xa0\x80"]', "not valid UTF-8"),
         (b'["\xe4\xbd", "\xa0"]', "not valid UTF-8"),
         (b'{"\xff": 1}', "not valid UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "^The body is not valid JSON: it is nested too deeply."),
         (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "nested too deeply"),
         (b'{"a":' * 50_000, "nested too deeply"),
         (array("[]", MAX_PARTS).encode(), f"more than {MAX_PARTS} arrays, objects and fields"),
-        (f"[{'1' * 10_000}]".encode(), "out of range"),
+        (f"[{'1' * 10_000}]".encode(), "^The body is not valid JSON: integer value out of range."),
     ],
 )
 def test_a_body_that_is_not_served(body: bytes, words: str) -> None:

@@ -16,7 +16,7 @@ LARGE = SMALL_BODY + 1
 
 
 class Gate:
-    """Work that lasts until it is released."""
+    """A function that runs until it is released."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -32,9 +32,9 @@ class Gate:
 
 @pytest.fixture
 async def parsers() -> AsyncIterator[ParserPools]:
-    made = ParserPools(patience=20.0)
-    yield made
-    made.close()
+    pools = ParserPools(patience=20.0)
+    yield pools
+    pools.close()
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def gate() -> Gate:
 async def test_no_work_is_done_on_the_loop_however_small_its_body(
     parsers: ParserPools, size: int
 ) -> None:
-    """A chat template may loop for the smallest of bodies."""
+    """A chat template may loop even for a small body."""
     assert await parsers.run("a", size, threading.get_ident) != threading.get_ident()
 
 

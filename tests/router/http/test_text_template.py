@@ -1,4 +1,4 @@
-"""JSON from templates is what the encoder makes."""
+"""JSON from templates equals the encoder's."""
 
 from __future__ import annotations
 

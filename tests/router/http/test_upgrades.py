@@ -105,28 +105,28 @@ async def test_a_body_is_never_a_request(tmp_path: Path) -> None:
         assert (await sent(c, get + LAST)).count(b"HTTP/1.1 200") == 2
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
-        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
-        b"Content-Length: 5\r\nContent-Length: 6\r\n",
-        b"Content-Length: +5\r\n",
-        b"Content-Length : 5\r\n",
-        b"Transfer-Encoding: chunked, identity\r\n",
-        b"Transfer-Encoding: xchunked\r\n",
-        b"Transfer-Encoding: \x0bchunked\r\n",
-        b"X: a\r\n Content-Length: 5\r\n",
-        b"X: a\nContent-Length: 5\r\n",
-    ],
+UNCLEAR = (
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    b"Content-Length: +5\r\n",
+    b"Content-Length : 5\r\n",
+    b"Transfer-Encoding: chunked, identity\r\n",
+    b"Transfer-Encoding: xchunked\r\n",
+    b"Transfer-Encoding: \x0bchunked\r\n",
+    b"X: a\r\n Content-Length: 5\r\n",
+    b"X: a\nContent-Length: 5\r\n",
 )
-async def test_a_length_that_is_not_clear_is_rejected(tmp_path: Path, head: bytes) -> None:
+
+
+async def test_a_length_that_is_not_clear_is_rejected(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        for offer in (b"", OFFERS["h2c"]):
-            start = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + offer + head
-            got = await sent(c, start + b"\r\n0\r\n\r\n" + SMUGGLED)
-            assert got.startswith(b"HTTP/1.1 4"), got
-            assert got.count(b"HTTP/1.1 ") == 1 and b'"object":"list"' not in got
+        for head in UNCLEAR:
+            for offer in (b"", OFFERS["h2c"]):
+                start = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + offer + head
+                got = await sent(c, start + b"\r\n0\r\n\r\n" + SMUGGLED)
+                assert got.startswith(b"HTTP/1.1 4"), (head, got)
+                assert got.count(b"HTTP/1.1 ") == 1 and b'"object":"list"' not in got, head
 
 
 async def test_limits_hold_for_requests_with_an_offer(tmp_path: Path) -> None:
@@ -147,30 +147,24 @@ async def test_limits_hold_for_requests_with_an_offer(tmp_path: Path) -> None:
             assert got.startswith(b"HTTP/1.1 405") and got.count(b"HTTP/1.1 ") == 1
 
 
-@pytest.mark.parametrize(
-    "encoding", ["gzip", "deflate", "br", "zstd", "GZIP", "x-unknown", "gzip, br"]
-)
-async def test_encoded_bodies_are_refused_by_name(tmp_path: Path, encoding: str) -> None:
+async def test_encoded_bodies_are_refused_by_name(tmp_path: Path) -> None:
     async with cluster(tmp_path, batch_dir=str(tmp_path / "state")) as c:
-        headers = {"content-encoding": encoding, "content-type": "application/json"}
-        for path, fields in ROUTES.items():
-            if path != "/nowhere":
-                body = json.dumps(fields).encode()
-                answer = await c.client.post(path, content=body, headers=headers)
-                assert answer.status_code == 415, path
+        bodies = {path: json.dumps(body) for path, body in ROUTES.items() if path != "/nowhere"}
+        headers = {"content-type": "application/json"}
+        for encoding in ("gzip", "deflate", "br", "zstd", "GZIP", "x-unknown", "gzip, br"):
+            encoded = headers | {"content-encoding": encoding}
+            for path, body in bodies.items():
+                answer = await c.client.post(path, content=body, headers=encoded)
+                assert answer.status_code == 415, (path, encoding)
                 assert answer.headers["accept-encoding"] == "identity"
                 assert repr(encoding.lower()) in answer.text
-        files: Any = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
-        upload = await c.client.post(
-            "/v1/files", files=files, headers={"content-encoding": encoding}
-        )
-        assert upload.status_code == 415
-        plain = await c.client.post(
-            "/tokenize",
-            content=b'{"prompt":"hi"}',
-            headers=headers | {"content-encoding": "identity"},
-        )
-        assert plain.status_code == 200
+            files: Any = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
+            encoded = {"content-encoding": encoding}
+            upload = await c.client.post("/v1/files", files=files, headers=encoded)
+            assert upload.status_code == 415, encoding
+        plain = headers | {"content-encoding": "identity"}
+        answer = await c.client.post("/tokenize", content=bodies["/tokenize"], headers=plain)
+        assert answer.status_code == 200
 
 
 async def test_bodies_that_are_encoded_for_their_way_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small MCP server on standard input and output; its argument is how it misbehaves."""
+"""A small MCP server on standard input and output; its argument selects its fault."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def text(value: Any, *, error: bool = False) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": str(value)}], "isError": error}
 
 
-def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def call_result(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     match name:
         case "add":
             return text(arguments["a"] + arguments["b"])
@@ -80,7 +80,7 @@ def answer(method: str, params: dict[str, Any], fault: str) -> dict[str, Any] | 
             return {"tools": [TOOLS[0] | {"name": f"tool{i}"} | LONG[fault](i) for i in range(9)]}
         return {"tools": TOOLS}
     if method == "tools/call":
-        return called(params["name"], params.get("arguments") or {})
+        return call_result(params["name"], params.get("arguments") or {})
     return {} if method == "ping" else None
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tandem.router.database import Database
@@ -20,7 +19,7 @@ from tandem.router.mcp.request_approvals import RequestApprovals
 from tandem.router.mcp.server_tools import CallOutcome, ServerTool
 from tandem.router.state import SCHEMA
 from tandem.shared.errors import RequestError
-from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, served
+from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, rounds, served
 from tandem.tests.router.support import Cluster, until
 
 GUARDED = SERVER | {"require_approval": "always"}
@@ -56,14 +55,11 @@ def error_of(answer: httpx.Response) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, stored: bool) -> None:
-    async with (
-        served(tmp_path, TWO_CALLS, "Done.") as (c, servers),
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as typed,
-    ):
-        client: Any = typed
+def test_approved_calls_run_and_denied_ones_are_told(stored: bool) -> None:
+    with rounds(TWO_CALLS, "Done.") as (c, servers):
+        client = c.openai()
         common: dict[str, Any] = {"tools": [GUARDED], "stream": True, "store": stored}
-        events = [event async for event in await client.responses.create(input="hi", **common)]
+        events = list(client.responses.create(input="hi", **common))
         first = events[-1].response
         assert first.status == "completed" and servers.called == []
         kinds = ["mcp_list_tools", "message", "mcp_approval_request", "mcp_approval_request"]
@@ -77,7 +73,7 @@ async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, store
         if not stored:
             told = [item.model_dump(exclude_unset=True) for item in first.output]
             history = {"input": [{"role": "user", "content": "hi"}, *told, *answers]}
-        events = [event async for event in await client.responses.create(**history, **common)]
+        events = list(client.responses.create(**history, **common))
         second = events[-1].response
         assert [item.type for item in second.output] == ["mcp_list_tools", "mcp_call", "message"]
         ran = second.output[1]
@@ -100,15 +96,15 @@ async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, store
         if not stored:
             told = [item.model_dump(exclude_unset=True) for item in second.output]
             following = {"input": [*history["input"], *told, {"role": "user", "content": "x"}]}
-        last = await client.responses.create(**following, tools=[GUARDED], store=stored)
+        last = client.responses.create(**following, tools=[GUARDED], store=stored)
         assert last.output_text == "Done." and len(servers.called) == 1
         assert c.prompt().count("[s__drop]") == 2 and c.prompt().count("not allowed") == 1
 
 
-async def test_only_tools_that_need_it_wait_for_an_approval(tmp_path: Path) -> None:
+def test_only_tools_that_need_it_wait_for_an_approval() -> None:
     both = call("s__add", a=1) + call("s__drop") + call("now")
-    async with served(tmp_path, both) as (c, servers):
-        made = await asking(c, tools=[SOME, CLIENTS])
+    with rounds(both) as (c, servers):
+        made = c.create(input="hi", tools=[SOME, CLIENTS])
         kinds = [item["type"] for item in made["output"]]
         assert kinds == ["mcp_list_tools", "mcp_call", "function_call", "mcp_approval_request"]
         assert [name for _, name, _ in servers.called] == ["add"]
@@ -118,7 +114,7 @@ async def test_only_tools_that_need_it_wait_for_an_approval(tmp_path: Path) -> N
             ({"always": {"tool_names": []}}, ["add", "drop"]),
             ("never", []),
         ):
-            made = await asking(c, tools=[SERVER | {"require_approval": mode}, CLIENTS])
+            made = c.create(input="hi", tools=[SERVER | {"require_approval": mode}, CLIENTS])
             assert [item["name"] for item in asked_of(made)] == waiting
             assert made["tools"][0]["require_approval"] == mode
 
@@ -294,13 +290,15 @@ WRONG: tuple[tuple[Any, str], ...] = (
 )
 
 
-async def test_modes_are_checked_and_chats_have_none(tmp_path: Path) -> None:
-    async with served(tmp_path, "x") as (c, _):
+def test_modes_are_checked_and_chats_have_none() -> None:
+    with rounds("x") as (c, _):
         for mode, param in WRONG:
-            answer = await post(c, "hi", tools=[SERVER | {"require_approval": mode}])
-            assert answer.status_code == 400 and error_of(answer)[1] == param, answer.text
-        answer = await c.chat(tools=[GUARDED])
-        assert "only /v1/responses" in answer.json()["error"]["message"]
+            tools = [SERVER | {"require_approval": mode}]
+            response = c.post("/v1/responses", input="hi", tools=tools)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == param, response.text
+        response = c.chat(tools=[GUARDED])
+        assert "only /v1/responses" in response.json()["error"]["message"]
 
 
 # ---- the calls that wait -------------------------------------------------------------------------
@@ -334,15 +332,15 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
             await kept.claim("", answer_to(ids[0]))
         await kept.claim("", answer_to(ids[1]))
         # An outcome counts; whoever is forgotten while it is claimed cannot run again.
-        await kept.release(ids[1], CallOutcome(text="x" * 200), answered=False)
+        await kept.release(ids[1], CallOutcome(text="x" * 200), final=False)
         with pytest.raises(ApiError, match="not found"):
             await kept.claim("", answer_to(ids[1]))
-        await kept.release(ids[1], None, answered=True)
+        await kept.release(ids[1], None, final=True)
         await kept.claim("", answer_to(ids[2]))
-        await kept.release(ids[2], CallOutcome(text="y", failed=True), answered=False)
+        await kept.release(ids[2], CallOutcome(text="y", failed=True), final=False)
         outcome = await kept.claim("", answer_to(ids[2]))
         assert outcome == CallOutcome(text="y", failed=True)
-        await kept.release(ids[2], None, answered=False)
+        await kept.release(ids[2], None, final=False)
         now[0] = 11.0
         with pytest.raises(ApiError, match="not found"):
             await kept.claim("", answer_to(ids[2]))
@@ -355,9 +353,9 @@ async def test_one_of_several_routers_answers(tmp_path: Path) -> None:
         claims = (router.claim("", answer_to(approval_id)) for router in (one, other))
         claimed = await asyncio.gather(*claims, return_exceptions=True)
         assert sorted(str(each)[:15] for each in claimed) == ["Another request", "None"]
-        await one.release(approval_id, CallOutcome(text="done"), answered=False)
+        await one.release(approval_id, CallOutcome(text="done"), final=False)
         assert await other.claim("", answer_to(approval_id)) == CallOutcome(text="done")
-        await other.release(approval_id, None, answered=True)
+        await other.release(approval_id, None, final=True)
         with pytest.raises(RequestError, match="already been answered"):
             await one.claim("", answer_to(approval_id))
 

@@ -1,4 +1,4 @@
-"""Messages of servers that would take long to check."""
+"""Messages of servers that would take long to validate."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_few_items_of_a_result_are_checked(result: Any) -> None:
 
 
 def test_values_that_nobody_checks_stay() -> None:
-    given = {"structuredContent": {"rows": [1] * 5000}, "content": []}
-    message = response(given)
-    assert bounded(message) and message.result == given
+    fields = {"structuredContent": {"rows": [1] * 5000}, "content": []}
+    message = response(fields)
+    assert bounded(message) and message.result == fields
 
 
 def test_long_messages_of_a_servers_own_are_left_out() -> None:

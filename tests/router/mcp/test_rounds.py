@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
@@ -20,6 +19,8 @@ from tandem.router.mcp.chat import McpChat
 from tandem.router.mcp.rounds import MAX_CALLS_IN_ROUND
 from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
 from tandem.router.requests import call_arguments
+from tandem.tests.router.in_process import InProcess, tiny
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.openai.test_tools import NOW, TEMPLATE
 from tandem.tests.router.support import (
     HELD_BY_LARGEST,
@@ -62,28 +63,38 @@ class FakeServers:
         return CallOutcome(text=self.result or f"result {len(self.called)}")
 
 
-def chat_with(c: Cluster, servers: Any) -> McpChat:
-    handler = c.router.app.handler
-    return McpChat(servers, handler.parsers, handler.prompts)
+def with_replies(c: InProcess | Cluster, replies: Sequence[str]) -> None:
+    """Have the node give one reply after the other, and then the last one again."""
+    rest = list(replies)
+
+    async def talk(request: Any, context: Any) -> AsyncIterator[Any]:
+        c.node.reply = c.encode(rest.pop(0) if len(rest) > 1 else rest[0])
+        async for event in c.node._talk(request, context):
+            yield event
+
+    c.node.script = talk
+
+
+@contextmanager
+def rounds(*replies: str, **options: Any) -> Iterator[tuple[InProcessResponses, FakeServers]]:
+    """A router in this process whose node gives these replies."""
+    servers = FakeServers()
+    with InProcessResponses(tiny(TEMPLATE), context=4096, servers=servers, **options) as c:
+        with_replies(c, replies)
+        yield c, servers
 
 
 @asynccontextmanager
 async def served(
     tmp_path: Path, *replies: str, **options: Any
 ) -> AsyncIterator[tuple[Cluster, FakeServers]]:
-    """A cluster whose node gives one reply after the other, and then the last one again."""
+    """A cluster whose node gives these replies."""
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, context=4096, **options) as c:
         servers: Any = FakeServers()
-        c.router.app.services.chat = chat_with(c, servers)
-        left = list(replies)
-
-        async def talk(request: Any, context: Any) -> AsyncIterator[Any]:
-            c.node.reply = c.encode(left.pop(0) if len(left) > 1 else left[0])
-            async for event in c.node._talk(request, context):
-                yield event
-
-        c.node.script = talk
+        handler = c.router.app.handler
+        c.router.app.services.chat = McpChat(servers, handler.parsers, handler.prompts)
+        with_replies(c, replies)
         yield c, servers
 
 
@@ -95,9 +106,9 @@ TWO_ROUNDS = (
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bool) -> None:
-    async with served(tmp_path, *TWO_ROUNDS) as (c, servers):
-        answer = await c.chat(tools=[SERVER, NOW], stream=stream)
+def test_a_chat_goes_on_until_the_model_answers(stream: bool) -> None:
+    with rounds(*TWO_ROUNDS) as (c, servers):
+        answer = c.chat(tools=[SERVER, NOW], stream=stream)
         assert answer.status_code == 200, answer.text
         if stream:
             deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
@@ -125,33 +136,28 @@ async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bo
         assert "Error: not allowed" in shown and len(c.node.requests) == 3
 
 
-async def test_calls_of_a_chat_go_back_with_its_answer(tmp_path: Path) -> None:
-    async with served(tmp_path, *TWO_ROUNDS) as (c, _):
-        message = (await c.chat(tools=[SERVER])).json()["choices"][0]["message"]
+def test_calls_of_a_chat_go_back_with_its_answer() -> None:
+    with rounds(*TWO_ROUNDS) as (c, _):
+        message = c.chat(tools=[SERVER]).json()["choices"][0]["message"]
         history = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "x"}]
-        answer = await c.client.post("/v1/chat/completions", json={"messages": history})
+        answer = c.post("/v1/chat/completions", messages=history)
         assert answer.status_code == 200, answer.text
         shown = c.prompt()
         assert "[s__add][s__drop][s__add]" in shown and "tool\nresult 3" in shown
         assert shown.index("result 3") < shown.index("I add.More.Done.")
         for wrong in ([5], [{"id": "x"}], [{**message["mcp_calls"][0], "name": ""}]):
             body = {"messages": [{"role": "assistant", "mcp_calls": wrong}]}
-            answer = await c.client.post("/v1/chat/completions", json=body)
+            answer = c.post("/v1/chat/completions", **body)
             assert answer.status_code == 400 and "messages[0].mcp_calls[0]" in answer.text
 
 
-async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> None:
-    async with (
-        served(tmp_path, *TWO_ROUNDS) as (c, _),
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as typed,
-    ):
-        client: Any = typed
+def test_a_response_has_items_and_events_of_each_call() -> None:
+    with rounds(*TWO_ROUNDS) as (c, _):
+        client = c.openai()
         tools: Any = [SERVER, {"type": "mcp", "server_label": "broken"}]
         extra = {"enable_response_messages": True}
-        stream = await client.responses.create(
-            input="hi", tools=tools, stream=True, extra_body=extra
-        )
-        found = [event async for event in stream]
+        stream = client.responses.create(input="hi", tools=tools, stream=True, extra_body=extra)
+        found = list(stream)
         assert [event.sequence_number for event in found] == list(range(len(found)))
         last = found[-1].response
         assert [item.type for item in last.output] == [
@@ -172,62 +178,58 @@ async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> N
         assert [m["tokens"] for m in read] == [list(one.prompt) for one in c.node.requests]
         assert last.output_messages[-1]["message"] == "Done." and len(last.output_messages) == 5
         # The calls stay in the conversation.
-        again = await client.responses.create(
-            input="again", previous_response_id=last.id, tools=[SERVER]
-        )
+        again = client.responses.create(input="again", previous_response_id=last.id, tools=[SERVER])
         assert "tool\nresult 3" in c.prompt() and again.output_text == "Done."
-        whole = await client.responses.create(
-            input=[*last.output, {"role": "user", "content": "x"}]
-        )
+        whole = client.responses.create(input=[*last.output, {"role": "user", "content": "x"}])
         assert "tool\nresult 1" in c.prompt() and whole.status == "completed"
 
 
-async def test_a_result_that_does_not_fit_ends_the_rounds(tmp_path: Path) -> None:
-    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
+def test_a_result_that_does_not_fit_ends_the_rounds() -> None:
+    with rounds(call("s__add", a=1), "Done.") as (c, servers):
         servers.result = "z" * 5000
         body = {"input": "hi", "tools": [SERVER]}
-        made = (await c.client.post("/v1/responses", json=body)).json()
+        made = c.create(**body)
         assert made["status"] == "incomplete" and len(c.node.requests) == 1
 
 
-async def test_calls_of_the_clients_own_tools_end_the_loop(tmp_path: Path) -> None:
+def test_calls_of_the_clients_own_tools_end_the_loop() -> None:
     both = call("s__add", a=1) + call("now")
-    async with served(tmp_path, both) as (c, servers):
-        message = (await c.chat(tools=[SERVER, NOW])).json()["choices"][0]
+    with rounds(both) as (c, servers):
+        message = c.chat(tools=[SERVER, NOW]).json()["choices"][0]
         assert message["finish_reason"] == "tool_calls" and len(servers.called) == 1
         [own] = message["message"]["tool_calls"]
         assert own["function"]["name"] == "now"
         assert [one["name"] for one in message["message"]["mcp_calls"]] == ["add"]
-        chunks = events((await c.chat(tools=[SERVER, NOW], stream=True)).text)[:-1]
+        chunks = events(c.chat(tools=[SERVER, NOW], stream=True).text)[:-1]
         deltas = [x["choices"][0]["delta"] for x in chunks]
         numbers = [t["index"] for delta in deltas for t in delta.get("tool_calls", ())]
         assert set(numbers) == {0}
-        answer = await c.client.post(
-            "/v1/responses", json={"input": "hi", "tools": [SERVER, CLIENTS]}
-        )
-        kinds = [item["type"] for item in answer.json()["output"]]
+        answer = c.create(input="hi", tools=[SERVER, CLIENTS])
+        kinds = [item["type"] for item in answer["output"]]
         assert kinds == ["mcp_list_tools", "mcp_call", "function_call"]
 
 
-async def test_rounds_calls_and_tokens_are_bounded(tmp_path: Path) -> None:
+def test_rounds_calls_and_tokens_are_bounded() -> None:
     endless = call("s__add", a=1) * 2
-    async with served(tmp_path, endless, mcp_max_rounds=3) as (c, servers):
-        choice = (await c.chat(tools=[SERVER])).json()["choices"][0]
+    with rounds(endless, mcp_max_rounds=3) as (c, servers):
+        choice = c.chat(tools=[SERVER]).json()["choices"][0]
         # The last round has no calls: what looks like one is text.
         assert len(servers.called) == 6 and choice["message"]["content"] == endless
         body = {"input": "hi", "tools": [SERVER], "max_tool_calls": 1}
-        answer = (await c.client.post("/v1/responses", json=body)).json()
+        answer = c.create(**body)
         outcomes = [i["error"] for i in answer["output"] if i["type"] == "mcp_call"]
         assert outcomes[0] is None and "limit of calls" in outcomes[1]["message"]
         assert len(servers.called) == 7 and answer["max_tool_calls"] == 1
+        c.create(**body | {"max_tool_calls": 3})
+        assert len(servers.called) == 10, "two in the first round and one in the second"
         tokens = len(c.encode(endless)) + 1
         for most in (tokens, tokens + 5):
-            answer = (await c.chat(tools=[SERVER], max_tokens=most)).json()
+            answer = c.chat(tools=[SERVER], max_tokens=most).json()
             assert answer["choices"][0]["finish_reason"] == "length"
             assert answer["usage"]["completion_tokens"] <= most
         c.node.requests.clear()
         body |= {"max_output_tokens": 20}
-        answer = (await c.client.post("/v1/responses", json=body)).json()
+        answer = c.create(**body)
         assert answer["status"] == "incomplete" and answer["output"][-1]["status"] == "incomplete"
 
 
@@ -253,17 +255,17 @@ async def test_a_round_is_continued_when_its_node_fails(tmp_path: Path) -> None:
         assert servers.called == [("s", "add", '{"a": 1}')]
 
 
-async def test_tool_choice_names_tools_of_servers(tmp_path: Path) -> None:
+def test_tool_choice_names_tools_of_servers() -> None:
     required = '[{"name":"s__add","parameters":{}}]'
-    async with served(tmp_path, required, "Done.") as (c, servers):
+    with rounds(required, "Done.") as (c, servers):
         choice = {"type": "mcp", "server_label": "s", "name": "add"}
-        answer = await c.chat(tools=[SERVER, NOW], tool_choice=choice)
+        answer = c.chat(tools=[SERVER, NOW], tool_choice=choice)
         assert answer.json()["choices"][0]["message"]["content"] == "Done."
         first, second = c.node.requests
         assert first.sampling.HasField("structured_outputs") and len(servers.called) == 1
         assert not second.sampling.HasField("structured_outputs")
         only = SERVER | {"allowed_tools": {"read_only": True}}
-        await c.chat(tools=[only], tool_choice="none")
+        c.chat(tools=[only], tool_choice="none")
         assert "s__add" in c.prompt() and "s__drop" not in c.prompt()
 
 
@@ -281,23 +283,22 @@ INVALID: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def test_requests_use_configured_servers_only(tmp_path: Path) -> None:
-    async with served(tmp_path, "x") as (c, servers):
+def test_requests_use_configured_servers_only() -> None:
+    with rounds("x") as (c, servers):
         for fields, param in INVALID:
-            answer = await c.chat(**fields)
+            answer = c.chat(**fields)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == param, answer.text
-        c.router.app.services.chat = chat_with(c, None)
-        answer = await c.chat(tools=[SERVER])
-        assert answer.status_code == 400 and "--mcp-config" in answer.text
         assert servers.called == []
+    answer = InProcess().chat(tools=[SERVER])
+    assert answer.status_code == 400 and "--mcp-config" in answer.text
 
 
-async def test_tools_are_offered_to_chats_without_any_if_the_router_says_so(tmp_path: Path) -> None:
-    async with served(tmp_path, call("s__add", a=1), mcp_offer_tools=True) as (c, servers):
-        message = (await c.chat()).json()["choices"][0]["message"]
+def test_tools_are_offered_to_chats_without_any_if_the_router_says_so() -> None:
+    with rounds(call("s__add", a=1), mcp_offer_tools=True) as (c, servers):
+        message = c.chat().json()["choices"][0]["message"]
         assert message["tool_calls"][0]["function"]["name"] == "s__add" and not servers.called
-        await c.chat(tools=[NOW])
+        c.chat(tools=[NOW])
         assert "s__add" not in c.prompt()
 
 

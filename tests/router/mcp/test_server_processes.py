@@ -28,12 +28,12 @@ TOOLS = [{"type": "mcp", "server_label": REAL}]
 async def served(
     tmp_path: Path, replies: list[str], *faults: str, **options: Any
 ) -> AsyncIterator[tuple[Cluster, McpServers]]:
-    """A router with a good server and one for each fault, and a node that gives one reply after the
+    """A router with a good server and one for each fault, and a node that sends one reply after the
     other."""
     arguments = {REAL: ()} | {fault: (fault,) for fault in faults}
     programs = {
-        label: {"command": sys.executable, "args": ["-S", str(SCRIPT), *given]}
-        for label, given in arguments.items()
+        label: {"command": sys.executable, "args": ["-S", str(SCRIPT), *args]}
+        for label, args in arguments.items()
     }
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": programs}))
@@ -56,27 +56,27 @@ async def served(
 async def test_a_configured_router_runs_calls_in_the_background_too(tmp_path: Path) -> None:
     async with served(tmp_path, [call("real__add", a=2, b=3), "five"]) as (c, _):
         body = {"input": "2 + 3", "tools": TOOLS, "background": True}
-        made = (await c.client.post("/v1/responses", json=body)).json()
-        assert made["status"] == "queued", made
-        await c.router.app.handler.ended()
-        ended = (await c.client.get(f"/v1/responses/{made['id']}")).json()
+        created = (await c.client.post("/v1/responses", json=body)).json()
+        assert created["status"] == "queued", created
+        await c.router.app.handler.wait_for_background()
+        ended = (await c.client.get(f"/v1/responses/{created['id']}")).json()
         _, ran, message = ended["output"]
         assert ran["output"] == "5" and message["content"][0]["text"] == "five"
 
 
 async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: Path) -> None:
-    given = {
+    definitions = {
         "values": "rows",
         "blocks": "ValidationError",
-        "huge": "closed|3 s",  # whichever a busy machine sees first
+        "huge": "closed|1.5 s",  # whichever a busy machine sees first
         "large": "xxx",
-        "hang": "3 s",
-        "exit": "closed|3 s",
+        "hang": "1.5 s",
+        "exit": "closed|1.5 s",
         "add": "3",
     }
     loop = asyncio.get_running_loop()
     replies: list[str] = []
-    options = {"mcp_timeout": 3.0, "mcp_max_result_bytes": 1024}
+    options = {"mcp_timeout": 1.5, "mcp_max_result_bytes": 1024}
     async with served(tmp_path, replies, "garbage", "silent", "endless", **options) as (c, mcp):
 
         def ask(tool: str) -> str:
@@ -90,8 +90,8 @@ async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: 
             assert whole["status"] == "completed"
             ran = [item for item in whole["output"] if item["type"] == "mcp_call"]
             results = [str(item["error"] or item["output"]) for item in ran]
-            # A server that broke is connected again, once that is noticed.
+            # The router reconnects to a server that broke, once it notices.
             return ask(tool) if not ran or "not connected" in results[0] else results[0]
 
-        for name, part in given.items():
+        for name, part in definitions.items():
             assert re.search(part, await held_briefly(partial(ask, name)))

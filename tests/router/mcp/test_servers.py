@@ -18,7 +18,7 @@ from tandem.router.mcp import connection
 from tandem.router.mcp.connection import MAX_TOOLS
 from tandem.router.mcp.server_config import McpServerConfig, read_servers
 from tandem.router.mcp.servers import McpServers
-from tandem.router.requests.mcp_names import model_name
+from tandem.router.requests.mcp_tools import model_name
 from tandem.shared.config.mcp import McpConfig
 from tandem.shared.errors import UsageError
 from tandem.tests.support.waiting import until
@@ -35,13 +35,13 @@ def stdio(label: str, *args: str) -> McpServerConfig:
 
 @asynccontextmanager
 async def connected(*servers: McpServerConfig, seconds: float = 20.0) -> AsyncIterator[McpServers]:
-    made = McpServers(servers, seconds=seconds, most=2000)
-    made.start()
+    connections = McpServers(servers, seconds=seconds, max_result_bytes=2000)
+    connections.start()
     try:
-        yield made
+        yield connections
     finally:
-        await made.close()
-        assert not made._thread.is_alive()
+        await connections.close()
+        assert not connections._thread.is_alive()
 
 
 def has_tools(servers: McpServers, label: str) -> bool:
@@ -103,7 +103,7 @@ async def test_the_tools_of_a_server_are_bounded(
         for label, count in counts.items():
             await until(partial(has_tools, servers, label))
             assert len(servers.listings[label].tools) == count, label
-    assert caplog.text.count("has too many tools; it is used with 4 of them") == 3
+    assert caplog.text.count("has too many tools; only the first 4 are used") == 3
 
 
 async def test_results_of_many_values() -> None:
@@ -144,18 +144,20 @@ async def http_server(app: Any) -> AsyncIterator[str]:
 async def test_a_server_by_http(caplog: pytest.LogCaptureFixture) -> None:
     from mcp.server.mcpserver import MCPServer
 
-    made = MCPServer("test")
+    mcp_server = MCPServer("test")
 
-    @made.tool()
+    @mcp_server.tool()
     def twice(text: str) -> str:
         """Say it twice."""
         return text * (2 if len(text) < 10 else 2_000_000 // len(text))
 
-    given: list[str] = []
-    app = made.streamable_http_app()
+    tokens: list[str] = []
+    app = mcp_server.streamable_http_app()
 
     async def recorded(scope: Any, receive: Any, send: Any) -> None:
-        given.extend(value.decode() for name, value in scope.get("headers", ()) if name == b"x-key")
+        tokens.extend(
+            value.decode() for name, value in scope.get("headers", ()) if name == b"x-key"
+        )
         await app(scope, receive, send)
 
     async with http_server(recorded) as url:
@@ -167,7 +169,7 @@ async def test_a_server_by_http(caplog: pytest.LogCaptureFixture) -> None:
             assert (await servers.call("h", "twice", '{"text": "ab"}')).text == "abab"
             too_much = await servers.call("h", "twice", json.dumps({"text": "x" * 20}))
             assert too_much.failed
-    assert set(given) == {SECRET} and SECRET not in caplog.text
+    assert set(tokens) == {SECRET} and SECRET not in caplog.text
 
 
 def read(tmp_path: Path, servers: Any, **options: Any) -> tuple[McpServerConfig, ...]:
@@ -182,8 +184,8 @@ def test_the_configuration_is_that_of_other_programs(tmp_path: Path) -> None:
         "web": {"type": "http", "url": "https://x/y", "headers": {"authorization": "${KEY}"}},
         "off": {"command": "x", "disabled": True},
     }
-    mine, fs, web = read(tmp_path, servers, mcp_command="prog", mcp_args="-a,b")
-    assert (mine.label, mine.command, mine.args) == ("mcp", "prog", ("-a", "b"))
+    own, fs, web = read(tmp_path, servers, mcp_command="prog", mcp_args="-a,b")
+    assert (own.label, own.command, own.args) == ("mcp", "prog", ("-a", "b"))
     assert fs.args == ("-y", "x") and fs.env == {"A": SECRET}
     assert web.headers == {"authorization": SECRET} and SECRET not in repr((fs, web))
     assert read_servers(McpConfig()) == ()

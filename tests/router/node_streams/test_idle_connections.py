@@ -1,4 +1,4 @@
-"""Connections that die while nothing is on them, as those that a firewall or NAT has forgotten."""
+"""Connections that die while idle, because a firewall or NAT has dropped them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster, until
 
 @asynccontextmanager
 async def behind_a_wire(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Wire]]:
-    """A node whose address is a wire's, and that has served a request over it."""
+    """A node behind a wire, over which it has served a request."""
     with running_proxy() as proxy:
         wire = proxy.wire()
         async with cluster(tmp_path, nodes=0) as c:
@@ -51,20 +51,23 @@ async def test_requests_over_a_connection_that_has_died_are_served_over_another(
 
             c.node.script = dies
             asking = [asyncio.create_task(c.chat())]
-        for answer in await asyncio.gather(*asking):
-            assert answer.status_code == 200 and "hello" in answer.text
+        for response in await asyncio.gather(*asking):
+            assert response.status_code == 200 and "hello" in response.text
         [node] = c.router.nodes
         assert node.state == "ready" and not node.ejected
 
 
-async def test_a_node_that_is_gone_is_not_waited_for_twice(tmp_path: Path) -> None:
+async def test_a_node_that_is_gone_is_not_waited_for_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.router.node_streams.connection.RECONNECT_SECONDS", 0.2)
     async with behind_a_wire(tmp_path) as (c, wire):
         wire.hole(*BOTH)  # new connections as well
         assert (await c.chat()).status_code == 503
         assert len(c.node.requests) == 1, "the one that came before"
 
 
-async def test_what_a_node_refuses_is_not_asked_again(tmp_path: Path) -> None:
+async def test_a_request_that_a_node_rejects_is_not_sent_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         assert (await c.chat()).status_code == 200
         c.node.requests.clear()

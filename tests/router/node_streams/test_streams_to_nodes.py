@@ -1,4 +1,4 @@
-"""All calls of a node share one stream; each still ends, fails and waits by itself."""
+"""All requests to a node share one stream; each ends, fails and waits independently."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tandem.tests.router.node_scripts import stuck
 from tandem.tests.router.support import admitted, cluster, events, finished, tokens_event, until
 
 
-async def test_calls_of_a_node_share_a_stream(tmp_path: Path) -> None:
+async def test_requests_to_a_node_share_a_stream(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.delay = 0.01
-        answers = await asyncio.gather(*(c.chat(stream=number % 2 == 0) for number in range(6)))
-        assert all("hello" in answer.text for answer in answers)
+        responses = await asyncio.gather(*(c.chat(stream=number % 2 == 0) for number in range(6)))
+        assert all("hello" in response.text for response in responses)
         assert len(c.node.requests) == 6 and len(c.node.streams) == 1
 
 
-async def test_a_client_that_goes_away_ends_its_call_alone(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_ends_only_its_request(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         go_on = asyncio.Event()
 
@@ -38,16 +38,16 @@ async def test_a_client_that_goes_away_ends_its_call_alone(tmp_path: Path) -> No
                     yield event
 
         c.node.script = script
-        gone, stays = (asyncio.create_task(c.chat(stream=True)) for _ in range(2))
+        leaving, stays = (asyncio.create_task(c.chat(stream=True)) for _ in range(2))
         await until(lambda: c.node.active == 2)
-        gone.cancel()
+        leaving.cancel()
         await until(lambda: c.node.active == 1)
         go_on.set()
         assert events((await stays).text)[-1] == "[DONE]"
         assert len(c.node.streams) == 1
 
 
-async def test_calls_of_a_broken_stream_are_continued_elsewhere(tmp_path: Path) -> None:
+async def test_requests_of_a_broken_stream_are_continued_elsewhere(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.script = stuck
         streamed, unary = (asyncio.create_task(c.chat(stream=stream)) for stream in (True, False))
@@ -59,7 +59,7 @@ async def test_calls_of_a_broken_stream_are_continued_elsewhere(tmp_path: Path) 
         assert [len(request.resume) for request in other.requests] == [1, 1]
 
 
-async def test_a_stream_without_calls_ends_and_the_next_call_opens_another(
+async def test_a_stream_without_requests_ends_and_the_next_request_opens_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "IDLE_SECONDS", 0.0)
@@ -71,45 +71,45 @@ async def test_a_stream_without_calls_ends_and_the_next_call_opens_another(
 
 
 def multiplexed() -> tuple[RemoteRequest, list[RemoteRequest]]:
-    """A call, and the list that it is put into when it is cancelled."""
+    """A request, and the list to which it is added when cancelled."""
     cancelled: list[RemoteRequest] = []
     request = pb.GenerateRequest(prompt=[1] * 4, sampling=pb.Sampling(prompt_logprobs=9))
     return RemoteRequest(request, cancelled.append, reuses=False), cancelled
 
 
 async def test_tokens_that_wait_are_read_together_and_in_order() -> None:
-    call, _ = multiplexed()
+    remote, _ = multiplexed()
     for token in range(3):
-        call.add_token(0, token)
-        call.add_token(1, token + 10)
-    call.add(finished(0))
-    call.add_token(1, 13)
-    call.end()
-    first, second, end, last = await call.read()
+        remote.add_token(0, token)
+        remote.add_token(1, token + 10)
+    remote.add(finished(0))
+    remote.add_token(1, 13)
+    remote.end()
+    first, second, end, last = await remote.read()
     assert (first, second) == (PlainTokens(0, [0, 1, 2]), PlainTokens(1, [10, 11, 12]))
     assert end == finished(0) and last == PlainTokens(1, [13])
-    assert list(await call.read()) == []
+    assert list(await remote.read()) == []
 
 
-async def test_a_call_fails_once_too_much_waits_for_its_client(
+async def test_a_request_fails_once_too_much_is_unread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_request, "MAX_WAITING", 10_000)
-    call, cancelled = multiplexed()
-    for _ in range(3):  # what has been read no longer counts
+    monkeypatch.setattr(remote_request, "MAX_UNREAD", 10_000)
+    remote, cancelled = multiplexed()
+    for _ in range(3):  # tokens that were read no longer count
         for token in range(3000):
-            call.add_token(0, token)
-            call.add_token(1, token)
+            remote.add_token(0, token)
+            remote.add_token(1, token)
         for _ in range(90):
-            call.add(tokens_event(0, [7], 40))
-        while call._events:
-            assert 0 < len(await call.read()) < 2 * remote_request.MAX_READ / 41
-        assert call._waiting == 0
+            remote.add(tokens_event(0, [7], 40))
+        while remote._events:
+            assert 0 < len(await remote.read()) < 2 * remote_request.MAX_READ / 41
+        assert remote._unread == 0
     assert cancelled == []
     for _ in range(244):
-        call.add(tokens_event(0, [7], 40))
+        remote.add(tokens_event(0, [7], 40))
     assert cancelled == [], "logprobs of the prompt come on top"
-    call.add(tokens_event(0, [7], 40))
-    assert cancelled == [call]
+    remote.add(tokens_event(0, [7], 40))
+    assert cancelled == [remote]
     with pytest.raises(NodeError, match="reads the response too slowly"):
-        await call.read()
+        await remote.read()

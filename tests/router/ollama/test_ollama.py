@@ -7,59 +7,68 @@ from pathlib import Path
 from typing import Any
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.router.anthropic.test_tool_use import CALL, ON, offering
+from tandem.tests.router.anthropic.test_tool_use import CALL, OFFERING, ON
 from tandem.tests.router.golden import check_golden
+from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.openai.test_suffix import QWEN
-from tandem.tests.router.support import CONTEXT, cluster, make_model
+from tandem.tests.router.support import CONTEXT, cluster
 
 HI: dict[str, Any] = {"model": "tiny:latest", "messages": [{"role": "user", "content": "hi"}]}
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 WHOLE = {"stream": False}
+BODIES = (("/api/chat", HI), ("/api/generate", ASK))
 
 
 def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_a_chat(tmp_path: Path) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        c.node.reply = c.encode("<think>one</think>two")
-        stream = await c.client.post("/api/chat", json=HI)
-        assert stream.headers["content-type"] == "application/x-ndjson"
-        check_golden("ollama_chat", stream.text)
-        body = (await c.client.post("/api/chat", json=HI | WHOLE)).json()
-        quiet = (await c.client.post("/api/chat", json=HI | WHOLE | {"think": False})).json()
-        assert [len(r.prompt) for r in c.node.requests] == [body["prompt_eval_count"]] * 3
-    said = lines(stream.text)
-    assert "".join(line["message"]["content"] for line in said) == "two"
+def test_a_chat() -> None:
+    c = InProcess(reply="<think>one</think>two", reasoning_parser="qwen3")
+    stream = c.post("/api/chat", **HI).text
+    check_golden("ollama_chat", stream)
+    body = c.post("/api/chat", **HI | WHOLE).json()
+    quiet = c.post("/api/chat", **HI | WHOLE | {"think": False}).json()
+    assert [len(r.prompt) for r in c.node.requests] == [body["prompt_eval_count"]] * 3
+    assert "".join(line["message"]["content"] for line in lines(stream)) == "two"
     assert body["message"] == {"role": "assistant", "content": "two", "thinking": "one"}
     assert body["model"] == "tiny:latest" and body["done"] and body["done_reason"] == "stop"
     assert quiet["message"] == {"role": "assistant", "content": "two"}
 
 
-async def test_a_prompt_and_its_options(tmp_path: Path) -> None:
+def test_a_prompt_and_its_options() -> None:
     options = {"temperature": 0.25, "top_k": 7, "seed": 5, "num_predict": 2, "repeat_penalty": 1.5}
-    async with cluster(tmp_path) as c:
-        cut = await c.client.post("/api/generate", json=ASK | {"options": options, "raw": True})
-        check_golden("ollama_generate", cut.text)
-        sampling = c.node.requests[0].sampling
-        assert list(c.node.requests[0].prompt) == c.encode("hi")
-        stop = ASK | WHOLE | {"system": "one", "options": {"stop": [" wor"], "num_ctx": 4096}}
-        # As curl sends it without a header.
-        form = {"content-type": "application/x-www-form-urlencoded"}
-        answer = await c.client.post("/api/generate", content=json.dumps(stop), headers=form)
-        assert answer.json()["response"] == "hello"
-        page = form | {"origin": "http://127.0.0.1"}
-        refused = await c.client.post("/api/generate", content=json.dumps(stop), headers=page)
-        assert refused.status_code in (403, 415)
-    assert lines(cut.text)[-1]["done_reason"] == "length"
+    c = InProcess()
+    cut = c.post("/api/generate", **ASK, options=options, raw=True).text
+    check_golden("ollama_generate", cut)
+    assert lines(cut)[-1]["done_reason"] == "length"
+    assert list(c.node.requests[0].prompt) == c.encode("hi")
+    sampling = c.node.requests[0].sampling
     expected = pb.Sampling(temperature=0.25, top_k=7, seed=5, max_tokens=2, repetition_penalty=1.5)
     for name in ("temperature", "top_k", "seed", "max_tokens", "repetition_penalty"):
         assert getattr(sampling, name) == getattr(expected, name)
+    stopped = c.post("/api/generate", **STOPPED).json()
+    assert stopped["response"] == "hello"
 
 
-async def test_calls_of_tools_come_whole(tmp_path: Path) -> None:
-    offering(tmp_path)
+STOPPED = ASK | WHOLE | {"system": "one", "options": {"stop": [" wor"], "num_ctx": 4096}}
+
+
+async def test_types_of_streams_and_of_bodies(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        stream = await c.client.post("/api/chat", json=HI)
+        assert stream.headers["content-type"] == "application/x-ndjson"
+        # As curl sends it without a header.
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        content = json.dumps(STOPPED)
+        response = await c.client.post("/api/generate", content=content, headers=form)
+        assert response.json()["response"] == "hello"
+        page = form | {"origin": "http://127.0.0.1"}
+        refused = await c.client.post("/api/generate", content=content, headers=page)
+        assert refused.status_code in (403, 415)
+
+
+def test_calls_of_tools_come_whole() -> None:
     tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
     called = {"function": {"name": "ls", "arguments": {"at": "/a"}}}
     history = [
@@ -67,46 +76,55 @@ async def test_calls_of_tools_come_whole(tmp_path: Path) -> None:
         {"role": "assistant", "content": "", "tool_calls": [called]},
         {"role": "tool", "content": "file", "tool_name": "ls"},
     ]
-    async with cluster(tmp_path, **ON) as c:
-        c.node.reply = c.encode(CALL)
-        asked = HI | {"tools": [tool], "messages": history}
-        body = (await c.client.post("/api/chat", json=asked | WHOLE)).json()
-        stream = lines((await c.client.post("/api/chat", json=asked)).text)
+    c = InProcess(tiny(OFFERING), reply=CALL, **ON)
+    request = HI | {"tools": [tool], "messages": history}
+    body = c.post("/api/chat", **request | WHOLE).json()
+    stream = lines(c.post("/api/chat", **request).text)
     assert body["message"]["tool_calls"] == [called]
     assert stream[-2]["message"]["tool_calls"] == [called] and stream[-1]["done"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "xml"}, "invalid format: 'xml'"),
+    ({"format": "xml"}, "invalid format: 'xml'; expected \"json\" or a JSON schema"),
     ({"format": 5}, "invalid format: 5"),
     ({"keep_alive": 0}, "cannot unload its model"),
     ({"keep_alive": "0s"}, "cannot unload its model"),
-    ({"keep_alive": "soon"}, "invalid keep_alive"),
+    (
+        {"keep_alive": "soon"},
+        "invalid keep_alive: 'soon'; expected seconds or a duration such as '5m'",
+    ),
     ({"shift": True}, "'shift' is not supported"),
     ({"top_logprobs": 2}, "only allowed when 'logprobs' is true"),
     ({"logprobs": True, "top_logprobs": 21}, "above the maximum of 20"),
     ({"options": {"num_ctx": 0}}, "below the minimum of 1"),
-    ({"options": {"num_ctx": 2}, "truncate": False}, "exceeds the context length of 2 tokens"),
+    (
+        {"options": {"num_ctx": 2}, "truncate": False},
+        "exceeds the context length of 2 tokens; shorten it",
+    ),
     ({"images": ["x"]}, "'images' is not supported"),
-    ({"think": True}, "does not support thinking"),
+    ({"think": True}, '" does not support thinking'),
     ({"options": {"mirostat": 1}}, "'options.mirostat' is not supported"),
     ({"options": {"temperature": 9}}, "'options.temperature': 9 is above the maximum of 2."),
     ({"stream": "x"}, "'stream': expected a boolean"),
 ]
 
 
-async def test_errors_are_a_message(tmp_path: Path) -> None:
+def test_errors_are_a_message() -> None:
+    c = InProcess()
     image = {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}
+    for path, body in BODIES:
+        for fields, message in WRONG:
+            response = c.post(path, **body | fields)
+            assert response.status_code == 400 and [*response.json()] == ["error"], fields
+            assert message in response.json()["error"]
+        other = c.post(path, **body | {"model": "other"})
+        assert other.status_code == 404 and "'other' does not exist" in other.json()["error"]
+    seen = c.post("/api/chat", **HI | image)
+    assert "'messages[0].images' is not supported" in seen.json()["error"]
+
+
+async def test_models_are_the_operators(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
-            for fields, message in WRONG:
-                answer = await c.client.post(path, json=body | fields)
-                assert answer.status_code == 400 and [*answer.json()] == ["error"], fields
-                assert message in answer.json()["error"]
-            other = await c.client.post(path, json=body | {"model": "other"})
-            assert other.status_code == 404 and "'other' does not exist" in other.json()["error"]
-        seen = await c.client.post("/api/chat", json=HI | image)
-        assert "'messages[0].images' is not supported" in seen.json()["error"]
         for method, path in (
             ("POST", "/api/pull"),
             ("POST", "/api/create"),
@@ -116,99 +134,93 @@ async def test_errors_are_a_message(tmp_path: Path) -> None:
             assert refused.status_code == 501 and "cannot change it" in refused.json()["error"]
 
 
-async def test_answers_follow_a_format(tmp_path: Path) -> None:
+def test_responses_follow_a_format() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
-            for given, field in (("json", "json_object"), (schema, "json"), ("", None)):
-                asked = body | WHOLE | {"format": given, "keep_alive": "5m"}
-                assert (await c.client.post(path, json=asked)).status_code == 200
-                made = c.node.requests[-1].sampling.structured_outputs
-                assert made.WhichOneof("constraint") == field
-                assert (made.reasoning_end == "</think>") == (field is not None)
-        assert json.loads(c.node.requests[1].sampling.structured_outputs.json) == schema
+    c = InProcess(reasoning_parser="qwen3")
+    for path, body in BODIES:
+        for form, field in (("json", "json_object"), (schema, "json"), ("", None)):
+            request = body | WHOLE | {"format": form, "keep_alive": "5m"}
+            assert c.post(path, **request).status_code == 200
+            constraint = c.node.requests[-1].sampling.structured_outputs
+            assert constraint.WhichOneof("constraint") == field
+            assert (constraint.reasoning_end == "</think>") == (field is not None)
+    assert json.loads(c.node.requests[1].sampling.structured_outputs.json) == schema
 
 
-async def test_logprobs(tmp_path: Path) -> None:
-    asked = {"logprobs": True, "top_logprobs": 2}
-    async with cluster(tmp_path) as c:
-        for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
-            whole = (await c.client.post(path, json=body | asked | WHOLE)).json()["logprobs"]
-            stream = lines((await c.client.post(path, json=body | asked)).text)
-            assert [one for line in stream for one in line.get("logprobs", ())] == whole
-            assert {len(one["top_logprobs"]) for one in whole} == {2}
-            assert "".join(one["token"] for one in whole[:2]) == "hello world"
+def test_logprobs() -> None:
+    c = InProcess()
+    for path, body in BODIES:
+        request = body | {"logprobs": True, "top_logprobs": 2}
+        whole = c.post(path, **request | WHOLE).json()["logprobs"]
+        stream = lines(c.post(path, **request).text)
+        assert [one for line in stream for one in line.get("logprobs", ())] == whole
+        assert {len(one["top_logprobs"]) for one in whole} == {2}
+        assert "".join(one["token"] for one in whole[:2]) == "hello world"
 
 
-async def test_whole_answers_are_as_long_as_they_may_be(tmp_path: Path) -> None:
-    asked = {"logprobs": True, "top_logprobs": 2, "stream": False}
-    async with cluster(tmp_path, max_response_logprobs=60) as c:
-        for path, body in (("/api/chat", HI), ("/api/generate", ASK | {"raw": True})):
-            for given in ({}, {"num_predict": 30}):
-                answer = await c.client.post(path, json=body | asked | {"options": given})
-                assert answer.status_code == 200, answer.text
-                assert c.node.requests[-1].sampling.max_tokens == 20
+def test_whole_responses_are_as_long_as_they_may_be() -> None:
+    c = InProcess(max_response_logprobs=60)
+    for path, body in (("/api/chat", HI), ("/api/generate", ASK | {"raw": True})):
+        request = body | WHOLE | {"logprobs": True, "top_logprobs": 2}
+        for options in ({}, {"num_predict": 30}):
+            response = c.post(path, **request | {"options": options})
+            assert response.status_code == 200, response.text
+            assert c.node.requests[-1].sampling.max_tokens == 20
 
 
-async def test_a_context_goes_on(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        first = (await c.client.post("/api/generate", json=ASK | WHOLE)).json()["context"]
-        assert first == [*c.node.requests[0].prompt, *c.encode("hello world"), 0]  # the end token
-        asked = ASK | {"context": first}
-        stream = lines((await c.client.post("/api/generate", json=asked)).text)
-        second = list(c.node.requests[1].prompt)
-        wrong = await c.client.post("/api/generate", json=ASK | {"context": [99999]})
-        raw = await c.client.post("/api/generate", json=asked | {"raw": True})
+def test_a_context_goes_on() -> None:
+    c = InProcess()
+    first = c.post("/api/generate", **ASK | WHOLE).json()["context"]
+    assert first == [*c.node.requests[0].prompt, *c.encode("hello world"), 0]  # the end token
+    request = ASK | {"context": first}
+    stream = lines(c.post("/api/generate", **request).text)
+    second = list(c.node.requests[1].prompt)
     assert second == [*first, *c.node.requests[0].prompt]
     assert stream[-1]["context"][: len(second)] == second
+    wrong = c.post("/api/generate", **ASK, context=[99999])
     assert wrong.status_code == 400 and "context[0]" in wrong.json()["error"]
-    assert "raw mode" in raw.json()["error"]
+    assert "raw mode" in c.post("/api/generate", **request, raw=True).json()["error"]
 
 
-async def test_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
+def test_prompts_are_cut_to_the_context() -> None:
     """Of a chat, the oldest turns but system messages; of a prompt, its middle."""
-    said = [{"role": "user", "content": f"{number} stop here"} for number in ("one", "two")]
-    turns = [{"role": "system", "content": "fox"}, *said, {"role": "user", "content": "dog"}]
-    async with cluster(tmp_path) as c:
+    turns = [
+        {"role": "system", "content": "fox"},
+        *({"role": "user", "content": f"{number} stop here"} for number in ("one", "two")),
+        {"role": "user", "content": "dog"},
+    ]
+    c = InProcess()
 
-        async def sent(path: str, body: dict[str, Any], **options: Any) -> list[int]:
-            answer = await c.client.post(path, json=body | WHOLE | {"options": options})
-            assert answer.status_code == 200, answer.text
-            return list(c.node.requests[-1].prompt)
+    def prompt(path: str, body: dict[str, Any], **options: Any) -> list[int]:
+        response = c.post(path, **body | WHOLE | {"options": options})
+        assert response.status_code == 200, response.text
+        return list(c.node.requests[-1].prompt)
 
-        tokenizer = c.router.registry.model().tokenizer
-        whole = await sent("/api/chat", HI | {"messages": turns})
-        assert c.node.requests[-1].sampling.max_tokens == CONTEXT - len(whole)
-        cut = await sent("/api/chat", HI | {"messages": turns}, num_ctx=len(whole))
-        assert c.node.requests[-1].sampling.max_tokens == len(whole) - len(cut)
-        shown = tokenizer.decode(cut)
-        assert [word in shown for word in ("fox", "one", "two", "dog")] == [True, False, True, True]
-        ids = await sent("/api/generate", ASK | {"prompt": "one two " * 20, "raw": True})
-        kept = await sent(
-            "/api/generate", ASK | {"prompt": "one two " * 20, "raw": True}, num_ctx=12, num_keep=3
-        )
-        assert kept == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
-        await sent("/api/chat", HI, num_predict=10 * CONTEXT)
-        assert c.node.requests[-1].sampling.max_tokens < CONTEXT
+    whole = prompt("/api/chat", HI | {"messages": turns})
+    assert c.node.requests[-1].sampling.max_tokens == CONTEXT - len(whole)
+    cut = prompt("/api/chat", HI | {"messages": turns}, num_ctx=len(whole))
+    assert c.node.requests[-1].sampling.max_tokens == len(whole) - len(cut)
+    words = ("fox", "one", "two", "dog")
+    assert [word in c.prompt() for word in words] == [True, False, True, True]
+    raw = ASK | {"prompt": "one two " * 20, "raw": True}
+    ids = prompt("/api/generate", raw)
+    kept = prompt("/api/generate", raw, num_ctx=12, num_keep=3)
+    assert kept == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
+    prompt("/api/chat", HI, num_predict=10 * CONTEXT)
+    assert c.node.requests[-1].sampling.max_tokens < CONTEXT
 
 
-async def test_a_gap_is_filled(tmp_path: Path) -> None:
-    asked = ASK | WHOLE | {"suffix": " dog"}
-    async with cluster(tmp_path / "plain") as c:
-        refused = await c.client.post("/api/generate", json=asked)
-        assert refused.status_code == 400 and "fill-in-the-middle" in refused.json()["error"]
-    make_model(tmp_path / "model", special=QWEN)
-    async with cluster(tmp_path) as c:
-        answer = await c.client.post("/api/generate", json=asked)
-        assert answer.status_code == 200 and "context" not in answer.json()
-        prompt = c.router.registry.model().tokenizer.decode(
-            c.node.requests[-1].prompt, skip_special_tokens=False
-        )
-        system = await c.client.post("/api/generate", json=asked | {"system": "x"})
-        shown = (await c.client.post("/api/show", json={"model": "tiny"})).json()
-    assert prompt == "<|fim_prefix|>hi<|fim_suffix|> dog<|fim_middle|>"
+def test_a_gap_is_filled() -> None:
+    request = ASK | WHOLE | {"suffix": " dog"}
+    refused = InProcess().post("/api/generate", **request)
+    assert refused.status_code == 400 and "fill-in-the-middle" in refused.json()["error"]
+    c = InProcess(tiny(special=QWEN))
+    response = c.post("/api/generate", **request)
+    assert response.status_code == 200 and "context" not in response.json()
+    assert c.prompt() == "<|fim_prefix|>hi<|fim_suffix|> dog<|fim_middle|>"
+    system = c.post("/api/generate", **request, system="x")
     assert "does not support template, system" in system.json()["error"]
-    assert "insert" in shown["capabilities"]
+    assert "insert" in c.post("/api/show", model="tiny").json()["capabilities"]
 
 
 async def test_a_request_without_a_prompt_loads_the_model(tmp_path: Path) -> None:
@@ -227,23 +239,23 @@ async def test_a_request_without_a_prompt_loads_the_model(tmp_path: Path) -> Non
         assert c.node.requests == []
 
 
-async def test_vectors(tmp_path: Path) -> None:
+def test_vectors() -> None:
     long = "one two " * CONTEXT
-    async with cluster(tmp_path) as c:
-        ask = {"model": "tiny:latest", "input": ["one", long], "dimensions": 2}
-        made = (await c.client.post("/api/embed", json=ask)).json()
-        embeds = [request.embed for request in c.node.requests]
-        assert max(len(request.prompt) for request in c.node.requests) == CONTEXT
-        refused = await c.client.post("/api/embed", json=ask | {"truncate": False})
-        empty = await c.client.post("/api/embed", json=ask | {"input": ""})
-        older = (await c.client.post("/api/embeddings", json=ASK)).json()
-        assert not c.node.requests[-1].embed.normalize
-    assert made["model"] == "tiny:latest" and len(made["embeddings"]) == 2
-    assert made["prompt_eval_count"] == CONTEXT + 1
+    c = InProcess()
+    request = {"model": "tiny:latest", "input": ["one", long], "dimensions": 2}
+    embedded = c.post("/api/embed", **request).json()
+    assert embedded["model"] == "tiny:latest" and len(embedded["embeddings"]) == 2
+    assert embedded["prompt_eval_count"] == CONTEXT + 1
+    assert max(len(request.prompt) for request in c.node.requests) == CONTEXT
+    embeds = [request.embed for request in c.node.requests]
     assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
+    refused = c.post("/api/embed", **request, truncate=False)
     assert "context length" in refused.json()["error"]
+    empty = c.post("/api/embed", **request | {"input": ""})
     assert empty.status_code == 400 and "the input is empty" in empty.json()["error"]
+    older = c.post("/api/embeddings", **ASK).json()
     assert [*older] == ["embedding"] and older["embedding"]
+    assert not c.node.requests[-1].embed.normalize
 
 
 async def test_the_model_is_listed_and_shown(tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.in_process import CHAT, COMPLETIONS, InProcess, tiny
+from tandem.router.surface import Surface
+from tandem.tests.router.in_process import CHAT, COMPLETIONS, HI, InProcess, tiny
 from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import CONTEXT, cluster
-
-NAN, INF = float("nan"), float("inf")
 
 
 def nested(levels: int) -> Any:
@@ -22,149 +21,98 @@ def nested(levels: int) -> Any:
     return value
 
 
-BAD_SAMPLING: list[dict[str, Any]] = [
-    {"temperature": -0.1},
-    {"temperature": 2.1},
-    {"temperature": "warm"},
-    {"temperature": True},
-    {"temperature": []},
-    {"top_p": 0},
-    {"top_p": 1.5},
-    {"top_k": -2},
-    {"top_k": 1.5},
-    {"top_k": 2**40},
-    {"min_p": 2},
-    {"repetition_penalty": 0},
-    {"presence_penalty": 3},
-    {"frequency_penalty": -3},
-    {"seed": 2**63},
-    {"seed": -(2**63) - 1},
-    {"seed": 1.5},
-    {"seed": 10**400},
-    {"temperature": 10**400},
-    {"n": 0},
-    {"n": 1_000_000},
-    {"n": "2"},
-    {"max_tokens": -1},
-    {"max_tokens": 0},
-    {"max_tokens": 10**12},
-    {"max_tokens": CONTEXT + 1},
+# Values outside of the range or type of a field: of both surfaces, of chats, and of completions.
+# ``requests/test_refusals.py`` has the messages, and tries many more against the document.
+WRONG: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.1, 2.1, "warm", True, [], 10**400),
+    "top_p": (0, 1.5),
+    "top_k": (-2, 1.5, 2**40),
+    "min_p": (2,),
+    "presence_penalty": (3,),
+    "frequency_penalty": (-3,),
+    "repetition_penalty": (0,),
+    "seed": (2**63, -(2**63) - 1, 1.5, 10**400),
+    "n": (0, "2", 1_000_000),
+    "best_of": (0, 129),
+    "max_tokens": (-1, 0, 10**12, CONTEXT + 1),
+    "logit_bias": ([], {"1": 101}, {"x": 1}, {"99999": 1}, {"-1": 1}, {"²": 1}),
+    "stop": ("", [""], [1], 5, ["x"] * 1000),
+    "stop_token_ids": ("1", [-1], [99999]),
+    "stream": ("yes",),
+    "prompt_logprobs": (99,),
+    "priority": (2**31,),
+    "cache_salt": (5, "x" * 10_000),
+    "guided_regex": (["(a+)+"],),
+    "guided_json": (5,),
+    "structured_outputs": ({}, {"choice": []}, {"regex": "a", "choice": ["a"]}),
+    "truncate_prompt_tokens": (-2, 0, CONTEXT),
+    "truncation_side": ("middle",),
+    "model": (5,),
+    "response_format": (
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}},
+    ),
+}
+WRONG_IN_CHAT: dict[str, tuple[Any, ...]] = {
+    "messages": (None, [], "hi", [1], [{}], [HI | {"role": ""}], [HI | {"role": "king" * 64}]),
+    "tools": ([{"type": "function"}],),
+    "functions": ([{"name": 5}],),
+    "tool_choice": ("required", {"type": "function", "function": {"name": "f"}}),
+    "reasoning_effort": (5,),
+    "documents": ([{"title": 5}],),
+    "logprobs": (5,),
+    "top_logprobs": (2,),
+    "chat_template": ("{{ 1 }}",),
+    "chat_template_kwargs": (3, {"messages": []}, {"x": nested(70)}, {"x": nested(900)}),
+    "thinking_token_budget": (5, -2, "5"),
+    "audio": ({},),
+}
+WRONG_CONTENT: tuple[Any, ...] = (
+    5,
+    [],
+    [{"type": "image_url"}],
+    [{"type": "refusal", "text": "no"}],
+    [{"type": nested(900)}],
+)
+WRONG_IN_COMPLETION: dict[str, tuple[Any, ...]] = {
+    "prompt": (None, "", [], [""], [[]], 5, {"a": 1}, [1, "a"], ["a", 1], [True], [1.5], [-1],
+               [320], [[1], [10**30]], [1] * CONTEXT, [1] * (CONTEXT + 1), "word " * 2000,
+               ["x"] * 100_000),
+    "suffix": ("x", 5),
+    "logprobs": (True, 21),
+    "echo": (1,),
+    "thinking_token_budget": (5,),
+}  # fmt: skip
+# What does not go together.
+BAD: list[dict[str, Any]] = [
     {"min_tokens": 30, "max_tokens": 20},
-    {"logit_bias": {"x": 1}},
-    {"logit_bias": {"1": 101}},
-    {"logit_bias": {"99999": 1}},
-    {"logit_bias": {"-1": 1}},
-    {"logit_bias": {"²": 1}},
-    {"logit_bias": []},
-    {"stop": ""},
-    {"stop": [""]},
-    {"stop": [1]},
-    {"stop": 5},
-    {"stop": ["x"] * 1000},
-    {"stop_token_ids": [-1]},
-    {"stop_token_ids": [99999]},
-    {"stop_token_ids": "1"},
-    {"stream": "yes"},
     {"stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": 1},
-    {"response_format": {"type": "xml"}},
-    {"response_format": {"type": "json_schema"}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
-    {"prompt_logprobs": 99},
-    {"priority": 2**31},
-    {"cache_salt": 5},
-    {"cache_salt": "x" * 10_000},
-    {"guided_regex": ["(a+)+"]},
-    {"guided_json": 5},
-    {"structured_outputs": {}},
-    {"structured_outputs": {"choice": []}},
-    {"structured_outputs": {"regex": "a", "choice": ["a"]}},
     {"best_of": 1, "n": 2},
     {"best_of": 2, "stream": True},
-    {"best_of": 10_000},
-    {"truncate_prompt_tokens": -2},
-    {"truncate_prompt_tokens": 0},
-    {"truncate_prompt_tokens": CONTEXT},
-    {"truncation_side": "middle"},
 ]
 BAD_CHAT: list[dict[str, Any]] = [
-    {"messages": None},
-    {"messages": []},
-    {"messages": "hi"},
-    {"messages": [1]},
-    {"messages": [{}]},
-    {"messages": [{"role": "user", "content": 5}]},
-    {"messages": [{"role": "user", "content": []}]},
-    {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-    {"messages": [{"role": "", "content": "hi"}]},
-    {"messages": [{"role": "king" * 64, "content": "hi"}]},
-    {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "no"}]}]},
-    {"tools": [{"type": "function"}]},
-    {"tool_choice": "required"},
-    {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-    {"functions": [{"name": 5}]},
-    {"reasoning_effort": 5},
     {"continue_final_message": True, "add_generation_prompt": True},
-    {"documents": [{"title": 5}]},
-    {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
+    {"messages": [HI | {"tool_calls": [{"function": {"name": "f"}}]}]},
     {"messages": [{"role": "assistant", "function_call": {"name": 5}}]},
-    {"audio": {}},
-    {"logprobs": 5},
-    {"top_logprobs": 2},
     {"logprobs": True, "top_logprobs": 21},
     {"max_tokens": 5, "max_completion_tokens": 6},
-    {"chat_template": "{{ 1 }}"},
-    {"chat_template_kwargs": {"messages": []}},
-    {"chat_template_kwargs": 3},
-    {"chat_template_kwargs": {"x": nested(70)}},
-    {"chat_template_kwargs": {"x": nested(900)}},
-    {"messages": [{"role": "user", "content": [{"type": nested(900)}]}]},
-    {"thinking_token_budget": 5},
-    {"thinking_token_budget": -2},
-    {"thinking_token_budget": "5"},
-    {"model": 5},
 ]
 BAD_COMPLETION: list[dict[str, Any]] = [
-    {"prompt": None},
-    {"prompt": ""},
-    {"prompt": []},
-    {"prompt": [""]},
-    {"prompt": [[]]},
-    {"prompt": 5},
-    {"prompt": {"a": 1}},
-    {"prompt": [1, "a"]},
-    {"prompt": ["a", 1]},
-    {"prompt": [True]},
-    {"prompt": [-1]},
-    {"prompt": [320]},
-    {"prompt": [1.5]},
-    {"prompt": [[1], [10**30]]},
-    {"prompt": [1] * (CONTEXT + 1)},
-    {"prompt": [1] * CONTEXT},
-    {"prompt": "word " * 2000},
-    {"prompt": ["x"] * 100_000},
     {"prompt": ["x"] * 1000, "n": 100},
-    {"suffix": "x"},
-    {"suffix": 5},
-    {"thinking_token_budget": 5},
-    {"best_of": 129},
-    {"logprobs": True},
-    {"logprobs": 21},
-    {"echo": 1},
     {"prompt": [1] * 400, "max_tokens": 1, "n": 128, "prompt_logprobs": 20},
     {"prompt": [1] * 100, "max_tokens": 400, "n": 128, "logprobs": 20},
     {"prompt": ["x"] * 512, "max_tokens": 500, "n": 8, "logprobs": 0},
-    {
-        "prompt": [[1] * 510] * 700,
-        "max_tokens": 1,
-        "n": 5,
-        "stream": True,
-        "echo": True,
-        "logprobs": 1,
-    },
+    {"prompt": [[1] * 510] * 700, "max_tokens": 1, "n": 5, "stream": True, "echo": True,
+     "logprobs": 1},
     {"prompt": [1] * 400, "max_tokens": 1, "n": 128, "echo": True, "logprobs": 20},
     {"prompt": [[1] * 500] * 100, "max_tokens": 1, "prompt_logprobs": 20},
-]
+]  # fmt: skip
+
+
+def each(values: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    return [{name: value} for name, wrong in values.items() for value in wrong]
 
 
 @pytest.fixture
@@ -172,27 +120,19 @@ def c() -> InProcess:
     return InProcess()
 
 
-def test_parameters_out_of_range_or_of_the_wrong_type(c: InProcess) -> None:
-    for fields in BAD_SAMPLING:
-        error = check(c.chat(**fields), 400)
-        assert error["type"] == "invalid_request_error", fields
-        check(c.complete(**fields), 400)
+def test_requests_that_make_no_sense(c: InProcess) -> None:
+    contents = [{"messages": [HI | {"content": content}]} for content in WRONG_CONTENT]
+    both = [*each(WRONG), *BAD]
+    tables: list[tuple[Surface, dict[str, Any], list[dict[str, Any]]]] = [
+        (CHAT, {"messages": [HI]}, [*both, *each(WRONG_IN_CHAT), *contents, *BAD_CHAT]),
+        (COMPLETIONS, {"prompt": "hi"}, [*both, *each(WRONG_IN_COMPLETION), *BAD_COMPLETION]),
+    ]
+    for surface, valid, table in tables:
+        for fields in table:
+            error = check(c.respond(surface, valid | fields), 400)
+            assert error["type"] == "invalid_request_error", fields
     assert not c.node.requests
     assert c.chat().status_code == 200
-
-
-def test_chats_that_make_no_sense(c: InProcess) -> None:
-    for fields in BAD_CHAT:
-        body = {"messages": [{"role": "user", "content": "hi"}]} | fields
-        check(c.answered(CHAT, body), 400)
-    assert not c.node.requests
-
-
-def test_completions_that_make_no_sense(c: InProcess) -> None:
-    for fields in BAD_COMPLETION:
-        body = {"prompt": "hi"} | fields
-        check(c.answered(COMPLETIONS, body), 400)
-    assert not c.node.requests
 
 
 def test_the_context_limit_names_both_numbers(c: InProcess) -> None:
@@ -247,7 +187,7 @@ def test_all_that_a_template_may_show_counts(c: InProcess) -> None:
         {"messages": [hello], "chat_template_kwargs": {"x": {"y": [long]}}},
         {"messages": [hello], "chat_template_kwargs": {long: 1}},
     ):
-        error = check(c.answered(CHAT, body), 400)
+        error = check(c.respond(CHAT, body), 400)
         assert error["code"] == "context_length_exceeded", body.keys()
     assert not c.node.requests
 

@@ -58,18 +58,20 @@ def test_a_stream_has_the_role_first_and_one_finish_reason() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"n": 3}, {"stop": "wor"}, {"stop": ["o w", "zz"]}, {"logprobs": True}]
 )
-def test_deltas_add_up_to_the_unary_answer(chunk: int, fields: dict[str, Any]) -> None:
+def test_deltas_add_up_to_the_unary_response(chunk: int, fields: dict[str, Any]) -> None:
     c = InProcess(reply="hello wörld 🙂 日本 the end")
     c.node.chunk = chunk
     whole = c.chat(**fields).json()["choices"]
     chunks = events(c.chat(stream=True, **fields).text)[:-1]
     for choice in whole:
-        mine = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
-        text = "".join(x["delta"].get("content", "") for x in mine)
+        deltas = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
+        text = "".join(x["delta"].get("content", "") for x in deltas)
         assert text == choice["message"]["content"]
-        scored = [token for x in mine if x["logprobs"] for token in x["logprobs"]["content"]]
-        assert scored == ((choice["logprobs"] or {}).get("content") or [])
-        assert [x["finish_reason"] for x in mine if x["finish_reason"]] == [choice["finish_reason"]]
+        tokens = [token for x in deltas if x["logprobs"] for token in x["logprobs"]["content"]]
+        assert tokens == ((choice["logprobs"] or {}).get("content") or [])
+        assert [x["finish_reason"] for x in deltas if x["finish_reason"]] == [
+            choice["finish_reason"]
+        ]
 
 
 def test_logprobs_carry_bytes_and_alternatives() -> None:
@@ -125,8 +127,8 @@ async def test_the_openai_client_sync_async_and_streaming(tmp_path: Path) -> Non
     async with cluster(tmp_path) as c:
         messages: Any = [{"role": "user", "content": "hi"}]
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
-            made = await client.chat.completions.create(model="tiny", messages=messages)
-            assert made.choices[0].message.content == "hello world"
+            completion = await client.chat.completions.create(model="tiny", messages=messages)
+            assert completion.choices[0].message.content == "hello world"
             stream = await client.chat.completions.create(
                 model="tiny", messages=messages, stream=True
             )

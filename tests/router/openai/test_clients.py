@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
+from tandem.router.handler import MAX_NAMED_FIELDS
 from tandem.tests.router.in_process import CHAT, InProcess, tiny
-from tandem.tests.router.support import cluster
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.
 TOOLS = (
@@ -88,7 +85,7 @@ def test_an_unknown_field_is_logged_once(c: InProcess, caplog: pytest.LogCapture
 
     message = {"role": "user", "content": "hi", "id": 5}
     for _ in range(3):
-        response = c.answered(CHAT, {"messages": [message], "tempreature": 1})
+        response = c.respond(CHAT, {"messages": [message], "tempreature": 1})
         assert response.status_code == 200
     assert len(told()) == 2
     assert "'messages[].id'" in told()[0] and "'tempreature'" in told()[1]
@@ -109,7 +106,7 @@ def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
     ]
     for silent in silents:
         messages = [{"role": "assistant"} | silent, hello]
-        response = c.answered(CHAT, {"messages": messages})
+        response = c.respond(CHAT, {"messages": messages})
         assert response.status_code == 200, response.text
         assert list(c.node.requests[-1].prompt) == wanted
 
@@ -123,7 +120,7 @@ def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
         {"role": "tool", "content": "r", "tool_call_id": "1"},
     ]
     c = InProcess(tiny(TOOLS))
-    response = c.answered(
+    response = c.respond(
         CHAT,
         {"messages": messages, "reasoning_effort": "none", "verbosity": "low"},
     )
@@ -132,49 +129,43 @@ def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
     assert c.prompt().endswith("False nonelow")
 
 
-async def test_the_openai_client_finds_vllms_fields(tmp_path: Path) -> None:
+def test_the_openai_client_finds_vllms_fields(c: InProcess) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     ask: Any = {"extra_body": {"prompt_logprobs": 1, "return_token_ids": True}}
-    async with (
-        cluster(tmp_path) as c,
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
-    ):
-        chat: Any = await client.chat.completions.create(model="tiny", messages=messages, **ask)
-        ids = list(c.node.requests[-1].prompt)
-        assert chat.prompt_token_ids == ids and len(chat.prompt_logprobs) == len(ids)
-        assert chat.prompt_logprobs[0] is None
-        assert chat.prompt_logprobs[1][str(ids[1])]["decoded_token"]
-        assert chat.choices[0].token_ids == [*c.node.reply, 0]
-        text: Any = await client.completions.create(model="tiny", prompt=["a", "hi"], **ask)
-        # The prompts of a request are on their way side by side.
-        requests = sorted(c.node.requests[-2:], key=lambda request: request.request_id)
-        for choice, request in zip(text.choices, requests, strict=True):
-            ids = list(request.prompt)
-            assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
-            assert choice.token_ids == [*c.node.reply, 0]
-        # Not asked for, they are there and null, as vLLM has them: its clients do not test.
-        chat = await client.chat.completions.create(model="tiny", messages=messages)
-        assert chat.prompt_logprobs is chat.prompt_token_ids is chat.choices[0].token_ids is None
-        text = await client.completions.create(model="tiny", prompt="hi")
-        choice = text.choices[0]
-        assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
+    client = c.openai()
+    chat: Any = client.chat.completions.create(model="tiny", messages=messages, **ask)
+    ids = list(c.node.requests[-1].prompt)
+    assert chat.prompt_token_ids == ids and len(chat.prompt_logprobs) == len(ids)
+    assert chat.prompt_logprobs[0] is None
+    assert chat.prompt_logprobs[1][str(ids[1])]["decoded_token"]
+    assert chat.choices[0].token_ids == [*c.node.reply, 0]
+    text: Any = client.completions.create(model="tiny", prompt=["a", "hi"], **ask)
+    # The prompts of a request are on their way side by side.
+    requests = sorted(c.node.requests[-2:], key=lambda request: request.request_id)
+    for choice, request in zip(text.choices, requests, strict=True):
+        ids = list(request.prompt)
+        assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
+        assert choice.token_ids == [*c.node.reply, 0]
+    # Not asked for, they are there and null, as vLLM has them: its clients do not test.
+    chat = client.chat.completions.create(model="tiny", messages=messages)
+    assert chat.prompt_logprobs is chat.prompt_token_ids is chat.choices[0].token_ids is None
+    text = client.completions.create(model="tiny", prompt="hi")
+    choice = text.choices[0]
+    assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
 
 
-async def test_the_openai_client_takes_its_own_answers_back(tmp_path: Path) -> None:
+def test_the_openai_client_takes_its_own_answers_back(c: InProcess) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
-    async with (
-        cluster(tmp_path) as c,
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
-    ):
-        for _ in range(2):
-            made = await client.chat.completions.create(
-                model="tiny",
-                messages=messages,
-                tools=[],
-                tool_choice="none",
-                logit_bias=None,
-                response_format={"type": "text"},
-            )
-            answer = made.choices[0].message
-            messages += [answer.model_dump(), answer, {"role": "user", "content": "more"}]
-        assert len(c.node.requests) == 2
+    client = c.openai()
+    for _ in range(2):
+        made = client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            tools=[],
+            tool_choice="none",
+            logit_bias=None,
+            response_format={"type": "text"},
+        )
+        answer = made.choices[0].message
+        messages += [answer.model_dump(), answer, {"role": "user", "content": "more"}]
+    assert len(c.node.requests) == 2

@@ -48,12 +48,12 @@ def test_choices_of_a_batch_are_numbered_prompt_by_prompt() -> None:
     c.node.script = say_prompt
     prompts = [f"p{i} " for i in range(100)]
     body = c.complete(prompts, n=3).json()
-    wanted = [f"p{i} {k}" for i in range(100) for k in range(3)]
-    assert [choice["text"] for choice in body["choices"]] == wanted
+    expected = [f"p{i} {k}" for i in range(100) for k in range(3)]
+    assert [choice["text"] for choice in body["choices"]] == expected
     streamed = [""] * 300
     for chunk in events(c.complete(prompts, n=3, stream=True).text)[:-1]:
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
-    assert streamed == wanted
+    assert streamed == expected
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -78,12 +78,12 @@ def _joined(response: Any, index: int, stream: bool) -> tuple[str, dict[str, lis
         choice = response.json()["choices"][index]
         return choice["text"], choice["logprobs"]
     chunks = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
-    mine = [choice for choice in chunks if choice["index"] == index]
+    parts = [choice for choice in chunks if choice["index"] == index]
     joined: dict[str, list[Any]] = {}
-    for choice in mine:
+    for choice in parts:
         for name, values in (choice["logprobs"] or {}).items():
             joined.setdefault(name, []).extend(values)
-    return "".join(choice["text"] for choice in mine), joined
+    return "".join(choice["text"] for choice in parts), joined
 
 
 def test_a_prompt_is_scored_without_generating() -> None:
@@ -138,7 +138,7 @@ async def test_a_stop_string_ends_its_choice_on_the_node_while_others_go_on(tmp_
             for index, text in enumerate(("hello", "one two ", "hello")):
                 yield tokens_event(index, c.encode(text))
             await until(lambda: bool(c.node.ended))
-            yield tokens_event(1, c.encode("three"))  # which the node had on its way
+            yield tokens_event(1, c.encode("three"))  # already on its way from the node
             for index in (2, 0):
                 yield finished(index, pb.FINISH_REASON_LENGTH)
 
@@ -201,16 +201,16 @@ def test_a_stop_token_is_text_where_stop_strings_are(include: bool, stream: bool
     async def script(request: Any, context: Any) -> Any:
         yield admitted()
         yield tokens_event(0, hello)
-        # The end token of the model is a special one, which is not shown.
+        # The model's end token is a special token, which is not shown.
         yield finished(0, stop_token=end if request.sampling.stop_token_ids else 0)
 
     c.node.script = script
-    for ids, shown in (([end], "hello!" if include else "hello"), ([], "hello")):
+    for ids, expected in (([end], "hello!" if include else "hello"), ([], "hello")):
         response = c.complete(
             "x", stop_token_ids=ids, include_stop_str_in_output=include, stream=stream
         )
         chunks = events(response.text)[:-1] if stream else [response.json()]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
 
 
 def test_parameters_reach_the_node() -> None:

@@ -122,7 +122,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_an_answer_out_of_all_proportion_is_refused() -> None:
     c = InProcess(context=CONTEXT)
     for case, (fields, words) in TOO_LARGE.items():
-        error = check(c.answered(COMPLETIONS, {"prompt": "x"} | fields), 400)
+        error = check(c.respond(COMPLETIONS, {"prompt": "x"} | fields), 400)
         assert error["code"] == "answer_too_large", case
         assert all(word in error["message"] for word in words), error["message"]
         assert str(1 << 19) in error["message"] or str(64 << 20) in error["message"]
@@ -130,7 +130,7 @@ def test_an_answer_out_of_all_proportion_is_refused() -> None:
     assert "'max_tokens'" in error["message"]
     assert not c.node.requests
     fields = TOO_LARGE["logprobs"][0] | {"stream": True}
-    assert c.answered(COMPLETIONS, {"prompt": "x"} | fields).status_code == 200
+    assert c.respond(COMPLETIONS, {"prompt": "x"} | fields).status_code == 200
 
 
 def test_a_default_limit_is_cut_to_what_fits() -> None:
@@ -179,13 +179,13 @@ async def test_prompts_and_answers_are_bounded_together(tmp_path: Path) -> None:
         error = check(await c.complete([5] * 1001), 503)
         assert "prompt tokens of all requests together" in error["message"]
         assert (await c.complete([5] * 1000)).status_code == 200
-        await until(lambda: c.router.app.handler.prompts.held == 0)
+        await until(lambda: c.router.app.handler.prompts.used == 0)
     async with cluster(tmp_path, max_held_response_bytes=2000) as c:
         c.node.reply = c.encode("hello world ") * 60
         error = check(await c.complete(max_tokens=200, n=2), 503)
         assert "bytes of responses" in error["message"]
         await until(lambda: c.node.active == 0)
-        await until(lambda: c.router.app.handler.responses.held == 0)
+        await until(lambda: c.router.app.handler.responses.used == 0)
         assert (await c.complete(max_tokens=200, n=2, stream=True)).status_code == 200
 
 

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.router.in_process import InProcess
+from tandem.tests.router.in_process import HI, InProcess
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import (
     admitted,
     cluster,
@@ -225,22 +226,23 @@ def test_a_grammar_that_fails_in_one_of_several_choices_ends_that_one() -> None:
     assert c.complete(guided_regex="a", n=1, best_of=2).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "shown"),
-    [
-        ("/v1/messages", {"model": "tiny", "max_tokens": 9}, {"type": "invalid_request_error"}),
-        ("/v1/responses", {"input": "hi"}, {"code": CODE}),
-        ("/api/chat", {"model": "tiny", "stream": False}, None),
-    ],
+SHAPES: tuple[tuple[str, dict[str, Any], dict[str, str] | None], ...] = (
+    (
+        "/v1/messages",
+        {"model": "tiny", "max_tokens": 9, "messages": [HI]},
+        {"type": "invalid_request_error"},
+    ),
+    ("/v1/responses", {"input": "hi"}, {"code": CODE}),
+    ("/api/chat", {"model": "tiny", "stream": False, "messages": [HI]}, None),
 )
-async def test_other_apis_have_the_error_in_their_shape(
-    tmp_path: Path, path: str, body: dict[str, Any], shown: dict[str, str] | None
-) -> None:
-    async with cluster(tmp_path) as c:
+
+
+def test_other_apis_have_the_error_in_their_shape() -> None:
+    with InProcessResponses() as c:
         c.node.script = cut_short
-        body |= {} if "input" in body else {"messages": [{"role": "user", "content": "hi"}]}
-        answer = await c.client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert REASON[1:] in (error if shown is None else error["message"])
-    assert shown is None or {name: error[name] for name in shown} == shown
+        for path, body, shown in SHAPES:
+            response = c.post(path, **body)
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
+            assert REASON[1:] in (error if shown is None else error["message"])
+            assert shown is None or {name: error[name] for name in shown} == shown

@@ -24,7 +24,7 @@ def test_a_gap_is_filled_by_a_model_with_the_tokens_for_it() -> None:
     assert not c.node.requests[-1].sampling.stop_token_ids
     for fields in ({"echo": True}, {"truncate_prompt_tokens": 5}, {"prompt": [1, 2]}):
         body = {"prompt": "one", "suffix": "x", **fields}
-        assert c.answered(COMPLETIONS, body).status_code == 400
+        assert c.respond(COMPLETIONS, body).status_code == 400
     assert c.complete("one", suffix="x " * 5000).status_code == 400
 
 

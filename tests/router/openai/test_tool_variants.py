@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tandem.router.requests.written_tools import with_written_tools
-from tandem.router.tokenization.to_tokens import tokenize
+from tandem.router.requests.tool_text import with_tools_as_text
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
     ANSWER,
@@ -45,7 +44,7 @@ def test_functions_are_answered_by_their_former_names() -> None:
     assert answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
     result = {"role": "function", "name": "weather", "content": "warm"}
     history = [{"role": "user", "content": "hi"}, message, result]
-    answer = c.answered(CHAT, {"messages": history})
+    answer = c.respond(CHAT, {"messages": history})
     assert answer.status_code == 200, answer.text
     assert "[weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
@@ -94,7 +93,7 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
     assert '{"name": "weather", "description": "d"' in c.prompt()
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
-    counted = c.computed(tokenize, body).json()["tokens"]
+    counted = c.post("/tokenize", **body).json()["tokens"]
     assert counted == list(c.node.requests[-1].prompt)
 
 
@@ -108,16 +107,16 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
         {"role": "user", "content": "b"},
     ]
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
-    made, tools = with_written_tools(messages, [tool], "")
+    made, tools = with_tools_as_text(messages, [tool], "")
     assert tools is None and [message["role"] for message in made] == ["user", "assistant", "user"]
     assert made[0]["content"].endswith("\n\na") and '{"name": "f"}' in made[0]["content"]
     assert made[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
     assert made[2]["content"] == (
         "<tool_response>\nr\n</tool_response>\n<tool_response>\ns\n</tool_response>\nb"
     )
-    told, _ = with_written_tools([{"role": "system", "content": "s"}, *messages], [tool], "")
+    told, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
     assert told[0]["content"].startswith("s\n\n") and told[1]["content"] == "a"
-    assert with_written_tools(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
+    assert with_tools_as_text(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
 
 
 def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
@@ -133,7 +132,7 @@ def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
     tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
     asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
-    c.answered(MESSAGES, {"model": "tiny"} | asked)
+    c.respond(MESSAGES, {"model": "tiny"} | asked)
     assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
     c = InProcess(tiny(TEMPLATE), tool_call_parser="qwen3_xml")
     refused = c.chat(tools=tools)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import InProcess, tiny
-from tandem.tests.router.support import cluster, events, make_model
+from tandem.tests.router.support import events
 
 TEMPLATE = (
     "{% for t in tools or [] %}<tool_call> {{ t | tojson }}\n{% endfor %}"
@@ -74,31 +71,25 @@ def test_streamed_calls_add_up_to_the_unary_ones(c: InProcess, chunk: int) -> No
         assert calls == [call["function"] for call in choice["message"]["tool_calls"]]
 
 
-async def test_the_openai_clients_stream_helper_collects_calls(tmp_path: Path) -> None:
+def test_the_openai_clients_stream_helper_collects_calls() -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     tools: Any = [WEATHER | {"function": WEATHER["function"] | {"parameters": _strict()}}]
-    make_model(tmp_path / "model", TEMPLATE)
-    async with (
-        cluster(tmp_path) as c,
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
-    ):
-        c.node.reply = c.encode(ANSWER)
-        async with client.chat.completions.stream(
-            model="tiny", messages=messages, tools=tools
-        ) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_completion()
-        assert kinds.count("tool_calls.function.arguments.done") == 2
-        calls = final.choices[0].message.tool_calls or []
-        assert [call.function.parsed_arguments for call in calls] == [
-            {"city": "Öl"},
-            {"city": "Ys"},
-        ]
-        # The answer goes back with the results.
-        messages += [final.choices[0].message]
-        messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
-        await client.chat.completions.create(model="tiny", messages=messages, tools=tools)
-        assert "[weather][weather]" in c.prompt() and "tool\nwarm" in c.prompt()
+    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+    client = c.openai()
+    with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    calls = final.choices[0].message.tool_calls or []
+    assert [call.function.parsed_arguments for call in calls] == [
+        {"city": "Öl"},
+        {"city": "Ys"},
+    ]
+    # The answer goes back with the results.
+    messages += [final.choices[0].message]
+    messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
+    client.chat.completions.create(model="tiny", messages=messages, tools=tools)
+    assert "[weather][weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
 
 def _strict() -> dict[str, Any]:
@@ -258,7 +249,7 @@ def test_automatic_choice_can_be_switched_off() -> None:
 def test_tokenize_counts_tools(c: InProcess) -> None:
     c.chat("hi", tools=[NOW])
     asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    answer = c.computed(tokenize, asked).json()
+    answer = c.post("/tokenize", **asked).json()
     assert answer["tokens"] == list(c.node.requests[-1].prompt)
 
 

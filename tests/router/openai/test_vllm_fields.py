@@ -11,7 +11,6 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.served_model import system_fingerprint
 from tandem.router.surface import Surface
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.shared.version import version
 from tandem.tests.router.in_process import CHAT, COMPLETIONS, InProcess
 from tandem.tests.router.support import (
@@ -105,7 +104,7 @@ def test_every_chunk_has_the_usage_so_far(c: InProcess, surface: Surface) -> Non
     body: dict[str, Any] = {"messages": [ASKED]} if surface is CHAT else {"prompt": "hi"}
     options = {"include_usage": True, "continuous_usage_stats": True}
     body |= {"stream": True, "n": 2, "stream_options": options}
-    *chunks, last, _ = events(c.answered(surface, body).text)
+    *chunks, last, _ = events(c.respond(surface, body).text)
     for index in range(2):
         mine = [x["usage"] for x in chunks if x["choices"][0]["index"] == index]
         counts = [one["completion_tokens"] for one in mine]
@@ -113,7 +112,7 @@ def test_every_chunk_has_the_usage_so_far(c: InProcess, surface: Surface) -> Non
         assert {one["total_tokens"] - one["completion_tokens"] for one in mine} == {len(prompt(c))}
     assert last["usage"]["completion_tokens"] == 2 * counts[-1]
     body["stream_options"] = options | {"include_usage": False}
-    chunks = events(c.answered(surface, body).text)[:-1]
+    chunks = events(c.respond(surface, body).text)[:-1]
     assert not any("usage" in chunk for chunk in chunks)
 
 
@@ -121,13 +120,13 @@ def test_a_final_message_is_continued_and_echoed(c: InProcess) -> None:
     beginning = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\none two ")
     body: dict[str, Any] = {"messages": [ASKED, BEGUN], "continue_final_message": True}
     for fields, text in (({}, "hello world"), ({"echo": True}, "one two hello world")):
-        answer = c.answered(CHAT, {**body, **fields})
+        answer = c.respond(CHAT, {**body, **fields})
         assert prompt(c) == beginning
         assert answer.json()["choices"][0]["message"]["content"] == text
-        answer = c.answered(CHAT, {**body, **fields, "stream": True})
+        answer = c.respond(CHAT, {**body, **fields, "stream": True})
         deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
         assert "".join(delta.get("content", "") for delta in deltas) == text
-    tokens = c.computed(tokenize, body).json()["tokens"]
+    tokens = c.post("/tokenize", **body).json()["tokens"]
     assert tokens == beginning
 
 
@@ -144,7 +143,7 @@ def test_a_prompt_of_one_text_may_have_special_tokens(c: InProcess) -> None:
     text = "<|start|>user\nhi<|end|>\n"
     answer = c.complete(text, add_special_tokens=False)
     assert answer.status_code == 200 and prompt(c) == c.encode(text)
-    counted = c.computed(tokenize, {"prompt": text, "add_special_tokens": False})
+    counted = c.post("/tokenize", prompt=text, add_special_tokens=False)
     assert counted.json()["tokens"] == c.encode(text)
 
 
@@ -174,7 +173,7 @@ def test_messages_of_any_role_and_form_are_taken(c: InProcess) -> None:
         {"role": "user"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]
-    answer = c.answered(CHAT, {"messages": messages})
+    answer = c.respond(CHAT, {"messages": messages})
     assert answer.status_code == 200, answer.text
     text = "".join(
         f"<|start|>{role}\n{content}<|end|>\n"
@@ -259,12 +258,12 @@ def test_the_text_of_a_prompt_is_returned_on_demand(c: InProcess) -> None:
 def test_unknown_fields_are_rejected_on_demand() -> None:
     c = InProcess(strict_parameters=True)
     for body in ({"colour": 1}, {"messages": [{**ASKED, "colour": 1}]}):
-        answer = c.answered(CHAT, {"messages": [ASKED], **body})
+        answer = c.respond(CHAT, {"messages": [ASKED], **body})
         error = answer.json()["error"]
         assert answer.status_code == 400 and error["code"] == "unknown_parameter"
         assert "colour" in error["param"]
     assert c.chat(temperature=0).status_code == 200
-    answer = c.computed(tokenize, {"prompt": "hi", "colour": 1})
+    answer = c.post("/tokenize", prompt="hi", colour=1)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
 
 
@@ -286,16 +285,16 @@ def test_a_response_has_the_times_of_its_request(surface: Surface) -> None:
     body: dict[str, Any] = {"messages": [ASKED]} if surface is CHAT else {"prompt": "hi"}
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     c = InProcess(enable_per_request_metrics=True)
-    times = c.answered(surface, body).json()["metrics"]
+    times = c.respond(surface, body).json()["metrics"]
     assert sorted(times) == sorted((*TIMES, "mean_itl_ms"))
     assert all(value >= 0 for value in times.values()) and times["tokens_per_second"] > 0
-    *chunks, last, _ = events(c.answered(surface, streamed).text)
+    *chunks, last, _ = events(c.respond(surface, streamed).text)
     assert set(last["metrics"]) == set(times) and not last["choices"]
     assert not any("metrics" in chunk for chunk in chunks)
-    without = events(c.answered(surface, body | {"stream": True}).text)[:-1]
+    without = events(c.respond(surface, body | {"stream": True}).text)[:-1]
     assert not any("metrics" in chunk for chunk in without)
     c.node.reply = []  # but for the token that ends it
-    times = c.answered(surface, body).json()["metrics"]
+    times = c.respond(surface, body).json()["metrics"]
     assert sorted(times) == sorted(TIMES)
     c = InProcess()
-    assert "metrics" not in c.answered(surface, body).json()
+    assert "metrics" not in c.respond(surface, body).json()

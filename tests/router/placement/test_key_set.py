@@ -22,15 +22,15 @@ def test_it_holds_what_a_set_would(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_set, "MAX_CHANGES", limit)
-        held, model = KeySet(first), set(first)
+        keys, model = KeySet(first), set(first)
         for added, removed in steps:
-            held.update(added, removed)
+            keys.update(added, removed)
             model = (model - set(removed)) | set(added)
-            assert {key for key in [*range(31), 2**64 - 1] if key in held} == {
+            assert {key for key in [*range(31), 2**64 - 1] if key in keys} == {
                 key for key in [*range(31), 2**64 - 1] if key in model
             }
-        assert len(held) == len(model)
-        assert list(held) == held.all().tolist() == sorted(model)
+        assert len(keys) == len(model)
+        assert list(keys) == keys.all().tolist() == sorted(model)
 
 
 def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
@@ -38,9 +38,9 @@ def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        held = KeySet(random.getrandbits(64) for _ in range(16384))
-        held.update([random.getrandbits(64) for _ in range(2000)], [])
+        keys = KeySet(random.getrandbits(64) for _ in range(16384))
+        keys.update([random.getrandbits(64) for _ in range(2000)], [])
         assert tracemalloc.get_traced_memory()[0] - before < 10 * 18384
     finally:
         tracemalloc.stop()
-    assert len(held) == 18384
+    assert len(keys) == 18384

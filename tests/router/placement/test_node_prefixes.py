@@ -18,7 +18,7 @@ from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key, unpac
 TOKENS = list(range(100))
 
 
-def told(tokens: list[int], block_size: int, salt: str = "", stride: int = 1) -> pb.Prefixes:
+def report_of(tokens: list[int], block_size: int, salt: str = "", stride: int = 1) -> pb.Prefixes:
     keys = [short_key(key) for key in chain_keys(tokens, block_size, salt)]
     return pb.Prefixes(
         version=1,
@@ -29,9 +29,9 @@ def told(tokens: list[int], block_size: int, salt: str = "", stride: int = 1) ->
 
 
 def holding(message: pb.Prefixes) -> NodePrefixes:
-    held = NodePrefixes()
-    held.update(message)
-    return held
+    prefixes = NodePrefixes()
+    prefixes.update(message)
+    return prefixes
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 50])
@@ -39,31 +39,31 @@ def holding(message: pb.Prefixes) -> NodePrefixes:
 def test_a_node_of_any_block_size_is_matched_up_to_its_last_full_block(
     block_size: int, length: int
 ) -> None:
-    node = holding(told(TOKENS[:length], block_size))
+    node = holding(report_of(TOKENS[:length], block_size))
     full = length // block_size * block_size
-    # The last token is computed in any case.
+    # The last token is always computed.
     assert node.matched(PromptKeys(TOKENS)) == min(full, len(TOKENS) - 1)
     assert node.matched(PromptKeys([9, *TOKENS])) == 0
 
 
 def test_a_prompt_is_matched_with_its_own_tenant_s_only() -> None:
-    node = holding(told(TOKENS, 10, "a"))
+    node = holding(report_of(TOKENS, 10, "a"))
     assert node.matched(PromptKeys(TOKENS, "a")) == 99
     assert node.matched(PromptKeys(TOKENS, "b")) == node.matched(PromptKeys(TOKENS)) == 0
 
 
-@given(held=st.integers(0, 100), stride=st.sampled_from([1, 2, 4, 8]))
-def test_a_sample_matches_up_to_its_last_key(held: int, stride: int) -> None:
-    node = holding(told(TOKENS[:held], 1, stride=stride))
-    keys = [short_key(key) for key in chain_keys(TOKENS[:held], 1)]
+@given(held_tokens=st.integers(0, 100), stride=st.sampled_from([1, 2, 4, 8]))
+def test_a_sample_matches_up_to_its_last_key(held_tokens: int, stride: int) -> None:
+    node = holding(report_of(TOKENS[:held_tokens], 1, stride=stride))
+    keys = [short_key(key) for key in chain_keys(TOKENS[:held_tokens], 1)]
     sampled = [number for number, key in enumerate(keys, 1) if not key % stride]
     assert node.matched(PromptKeys(TOKENS)) == min(99, max(sampled, default=0))
 
 
 def test_changes_follow_the_version_that_they_were_made_for() -> None:
-    node = holding(told(TOKENS[:40], 10))
-    first = told(TOKENS, 10).added[:8]
-    more = told(TOKENS[:60], 10).added[4 * 8 :]
+    node = holding(report_of(TOKENS[:40], 10))
+    first = report_of(TOKENS, 10).added[:8]
+    more = report_of(TOKENS[:60], 10).added[4 * 8 :]
     node.update(pb.Prefixes(version=3, base=1, block_size=10, stride=1, added=more))
     assert (node.matched(PromptKeys(TOKENS)), node.version) == (60, 3)
     node.update(pb.Prefixes(version=9, base=8, block_size=10, stride=1, removed=first))
@@ -82,13 +82,13 @@ def test_more_keys_than_the_limit_are_ignored() -> None:
 def test_only_the_beginning_of_a_long_prompt_in_tiny_blocks_is_matched() -> None:
     tokens = list(range(100_000))
     prompt = PromptKeys(tokens)
-    assert holding(told(tokens[:20_000], 1)).matched(prompt) == MAX_PROMPT_KEYS // 2
-    assert holding(told(tokens, 16)).matched(prompt) == MAX_PROMPT_KEYS // 4 * 16
+    assert holding(report_of(tokens[:20_000], 1)).matched(prompt) == MAX_PROMPT_KEYS // 2
+    assert holding(report_of(tokens, 16)).matched(prompt) == MAX_PROMPT_KEYS // 4 * 16
     computed = sum(len(prompt.sample(size, 1)) for size in range(1, 64))
     assert computed <= MAX_PROMPT_KEYS
 
 
 def test_expected_keys_count_as_held() -> None:
-    node = holding(told(TOKENS[:20], 10))
-    expected = set(unpack_keys(told(TOKENS[:70], 10).added))
+    node = holding(report_of(TOKENS[:20], 10))
+    expected = set(unpack_keys(report_of(TOKENS[:70], 10).added))
     assert node.matched(PromptKeys(TOKENS), expected.__contains__) == 70

@@ -45,9 +45,9 @@ def prefill(name: str, **fields: Any) -> NodeView:
 def placed(
     nodes: list[NodeView], prompt: list[int] = LONG, name: str = "prefix-aware"
 ) -> Placement:
-    made = place(nodes, prompt, POLICIES[name])
-    assert made is not None
-    return made
+    placement = place(nodes, prompt, POLICIES[name])
+    assert placement is not None
+    return placement
 
 
 def slow(name: str, link_rates: dict[str, float]) -> NodeView:
@@ -71,7 +71,7 @@ def test_every_policy_has_a_flag_and_the_reverse() -> None:
 
 @every_policy
 @pytest.mark.parametrize(
-    ("nodes", "chosen"),
+    ("nodes", "expected"),
     [
         ([], None),
         ([prefill("p")], None),
@@ -81,14 +81,14 @@ def test_every_policy_has_a_flag_and_the_reverse() -> None:
     ],
 )
 def test_only_a_decode_node_that_takes_work_is_chosen(
-    name: str, nodes: list[NodeView], chosen: str | None
+    name: str, nodes: list[NodeView], expected: str | None
 ) -> None:
-    made = place(nodes, [1, 2, 3], POLICIES[name])
-    assert (made and made.decode.node_id) == chosen
+    placement = place(nodes, [1, 2, 3], POLICIES[name])
+    assert (placement and placement.decode.node_id) == expected
 
 
 @every_policy
-def test_a_node_that_failed_is_not_asked_again_but_its_next_start_is(name: str) -> None:
+def test_a_node_that_failed_is_not_used_again_but_its_next_start_is(name: str) -> None:
     policy = POLICIES[name]
     assert place([decode("a")], [1], policy, exclude=frozenset({("a", 1)})) is None
     assert place([decode("a")], [1], policy, exclude=frozenset({("a", 2)})) is not None
@@ -99,11 +99,11 @@ def test_old_and_new_versions_are_never_paired(name: str) -> None:
     old = [decode("d1", group="old"), prefill("p1", group="old"), prefill("p2", group="old")]
     new = [decode("d2", group="new"), prefill("p3", group="new")]
     for turn in range(4):
-        made = place([*old, *new], LONG, POLICIES[name], turn=turn)
-        assert made is not None
-        of_its_own = {"d1": {"p1", "p2"}, "d2": {"p3"}}[made.decode.node_id]
-        assert set(names(made.prefill)) == of_its_own
-    # A version without prefill nodes serves all the same, by itself.
+        placement = place([*old, *new], LONG, POLICIES[name], turn=turn)
+        assert placement is not None
+        of_its_own = {"d1": {"p1", "p2"}, "d2": {"p3"}}[placement.decode.node_id]
+        assert set(names(placement.prefill)) == of_its_own
+    # A version without prefill nodes serves alone.
     assert placed([decode("d", group="new"), *old[1:]], LONG, name).prefill == ()
 
 
@@ -135,17 +135,17 @@ VIEWS = st.lists(
 def test_a_placement_names_only_admissible_nodes(
     nodes: list[NodeView], name: str, turn: int
 ) -> None:
-    made = place(nodes, LONG, POLICIES[name], turn=turn)
+    placement = place(nodes, LONG, POLICIES[name], turn=turn)
     usable = [node for node in nodes if not node.draining]
-    if made is None:
+    if placement is None:
         assert all(node.prefill for node in usable)
         return
-    assert made.decode in usable and not made.decode.prefill
-    assert all(node in usable and node.prefill for node in made.prefill)
-    assert {node.group for node in made.prefill} <= {made.decode.group}
-    helpers = [n for n in usable if n.prefill and n.group == made.decode.group]
-    assert len(made.prefill) == len(set(names(made.prefill)))
-    assert len(made.prefill) == min(MAX_PREFILL_CANDIDATES, len(helpers))
+    assert placement.decode in usable and not placement.decode.prefill
+    assert all(node in usable and node.prefill for node in placement.prefill)
+    assert {node.group for node in placement.prefill} <= {placement.decode.group}
+    helpers = [n for n in usable if n.prefill and n.group == placement.decode.group]
+    assert len(placement.prefill) == len(set(names(placement.prefill)))
+    assert len(placement.prefill) == min(MAX_PREFILL_CANDIDATES, len(helpers))
 
 
 @given(nodes=VIEWS, name=st.sampled_from(sorted(POLICIES)), turn=st.integers(0, 99))
@@ -161,16 +161,18 @@ def test_the_order_in_which_nodes_are_listed_changes_nothing(
 
 @given(nodes=VIEWS, more=st.integers(1, 500))
 def test_more_hits_never_make_a_node_less_preferred(nodes: list[NodeView], more: int) -> None:
-    made = place(nodes, LONG, AWARE)
-    if made is None:
+    placement = place(nodes, LONG, AWARE)
+    if placement is None:
         return
-    better = min(len(LONG) - 1, made.decode.held_tokens + more)
-    richer = [dataclasses.replace(n, held_tokens=better) if n is made.decode else n for n in nodes]
-    assert placed(richer).decode.node_id == made.decode.node_id
-    if not made.prefill:
+    better = min(len(LONG) - 1, placement.decode.held_tokens + more)
+    richer = [
+        dataclasses.replace(n, held_tokens=better) if n is placement.decode else n for n in nodes
+    ]
+    assert placed(richer).decode.node_id == placement.decode.node_id
+    if not placement.prefill:
         return
-    # Of the prefill nodes for one decode node the same is true.
-    (first, *_), decode_node = made.prefill, made.decode
+    # The same holds for the prefill nodes of one decode node.
+    (first, *_), decode_node = placement.prefill, placement.decode
     better = min(len(LONG) - 1, first.held_tokens + more)
     others = [decode_node, *(node for node in nodes if node.prefill)]
     alone = placed(others).prefill[0]
@@ -209,8 +211,8 @@ def plain(nodes: list[NodeView]) -> tuple[str, list[str]]:
         queue = node.queued_prefill_tokens / rate(node)
         return rank(node, queue + node.sequences * SEQUENCE_TOKENS / rate(node) + min(ways))
 
-    chosen = min((node for node in nodes if not node.prefill), key=cost)
-    return chosen.node_id, names(helpers(chosen))[:MAX_PREFILL_CANDIDATES]
+    best = min((node for node in nodes if not node.prefill), key=cost)
+    return best.node_id, names(helpers(best))[:MAX_PREFILL_CANDIDATES]
 
 
 @given(nodes=VIEWS)
@@ -219,25 +221,25 @@ def test_shortcuts_change_no_decision(nodes: list[NodeView]) -> None:
     few = [n for n in nodes if not n.prefill][:CONTENDERS]
     few += [n for n in nodes if n.prefill][:CONTENDERS]
     if any(not node.prefill for node in few):
-        made = placed(few)
-        assert (made.decode.node_id, names(made.prefill)) == plain(few)
+        placement = placed(few)
+        assert (placement.decode.node_id, names(placement.prefill)) == plain(few)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "chosen"),
+    ("nodes", "expected"),
     [
-        # What it holds decides among equals, but not against enough of a load.
+        # A held prefix decides among equals, but not against a much higher load.
         ([decode("a"), decode("b", held_tokens=16)], "b"),
         ([decode("a"), decode("b", held_tokens=900, sequences=3)], "b"),
         ([decode("a"), decode("b", held_tokens=900, sequences=4)], "a"),
         ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=400)], "b"),
         ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=600)], "a"),
-        # A full node comes last, whatever it holds, unless it holds enough.
+        # A full node comes last, unless it holds enough.
         ([decode("a", sequences=9), decode("b", held_tokens=500, room_tokens=400)], "a"),
         ([decode("a", sequences=9), decode("b", held_tokens=700, room_tokens=400)], "b"),
         ([decode("a", room_tokens=10), decode("b", room_tokens=20, sequences=1)], "a"),
-        # A prefill node that holds it, or a fast link to one that computes it fast, makes up for
-        # what the decode node lacks.
+        # A prefill node that holds the prompt, or a fast link to one that computes fast, makes up
+        # for what the decode node lacks.
         ([slow("b", {"p": 1e3}), slow("a", {"p": 1e6}), FAST], "a"),
         (
             [
@@ -248,8 +250,8 @@ def test_shortcuts_change_no_decision(nodes: list[NodeView]) -> None:
         ),
     ],
 )
-def test_hits_are_weighed_against_load(nodes: list[NodeView], chosen: str) -> None:
-    assert placed(nodes).decode.node_id == chosen
+def test_hits_are_weighed_against_load(nodes: list[NodeView], expected: str) -> None:
+    assert placed(nodes).decode.node_id == expected
 
 
 def test_a_prompt_stays_where_it_is_held_whatever_the_rest_of_a_block_would_take() -> None:
@@ -273,7 +275,7 @@ def test_prefill_nodes_come_in_the_order_in_which_they_would_deliver() -> None:
         prefill("gone", draining=True),
     ]
     assert names(placed(nodes).prefill) == ["near", "far", "busy"]
-    # What it holds need not be computed there; where it is computed fast it may wait longer.
+    # A held prefix is not computed; a fast node may have a longer queue.
     nodes[3] = prefill("busy", queued_prefill_tokens=500, held_tokens=900)
     assert names(placed(nodes).prefill)[0] == "busy"
     nodes[1] = prefill("near", prefill_tokens_per_second=1e3)
@@ -292,12 +294,12 @@ def test_a_full_prefill_node_comes_last() -> None:
 
 
 def test_a_burst_of_one_prefix_spreads_when_its_home_is_loaded() -> None:
-    """Placed prompts count at once, without a heartbeat."""
+    """Placed prompts count immediately, without a heartbeat."""
     nodes = {name: decode(name) for name in "abcd"}
     for _ in range(24):
-        chosen = placed(list(nodes.values())).decode
-        nodes[chosen.node_id] = dataclasses.replace(
-            chosen, sequences=chosen.sequences + 1, held_tokens=900
+        node = placed(list(nodes.values())).decode
+        nodes[node.node_id] = dataclasses.replace(
+            node, sequences=node.sequences + 1, held_tokens=900
         )
     counts = [node.sequences for node in nodes.values()]
     assert max(counts) - min(counts) <= 900 / SEQUENCE_TOKENS + 1
@@ -319,15 +321,15 @@ def test_equal_starts_are_drawn_to_one_node_and_tenants_have_homes_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "chosen"),
+    ("nodes", "expected"),
     [
         ([decode("a", sequences=2), decode("b", sequences=1)], "b"),
         ([decode("a", sequences=2), decode("b", sequences=1, held_tokens=900)], "b"),
         ([decode("a", held_tokens=900, sequences=1), decode("b")], "b"),
     ],
 )
-def test_least_loaded_goes_by_sequences_alone(nodes: list[NodeView], chosen: str) -> None:
-    assert placed(nodes, name="least-loaded").decode.node_id == chosen
+def test_least_loaded_goes_by_sequences_alone(nodes: list[NodeView], expected: str) -> None:
+    assert placed(nodes, name="least-loaded").decode.node_id == expected
 
 
 def test_least_loaded_orders_prefill_nodes_by_their_queues_in_seconds() -> None:
@@ -345,9 +347,11 @@ def test_round_robin_is_fair(decodes: int, prefills: int, rounds: int) -> None:
     nodes = [decode(f"d{i}", sequences=i) for i in range(decodes)]
     nodes += [prefill(f"p{i}", held_tokens=99 * i) for i in range(prefills)]
     for role, count in (("decode", decodes), ("prefill", prefills)):
-        chosen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for turn in range(rounds * count):
-            made = place(nodes, LONG, POLICIES["round-robin"], turn=turn)
-            assert made is not None
-            chosen[made.decode.node_id if role == "decode" else made.prefill[0].node_id] += 1
-        assert len(chosen) == count and set(chosen.values()) <= {rounds}
+            placement = place(nodes, LONG, POLICIES["round-robin"], turn=turn)
+            assert placement is not None
+            counts[
+                placement.decode.node_id if role == "decode" else placement.prefill[0].node_id
+            ] += 1
+        assert len(counts) == count and set(counts.values()) <= {rounds}

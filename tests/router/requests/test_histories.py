@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tandem.router.requests import call_arguments
-from tandem.tests.router.support import Cluster, cluster, make_model
+from tandem.tests.router.in_process import load_tokenizer, tiny
+from tandem.tests.router.in_process_responses import InProcessResponses
+from tandem.tests.router.support import make_model
 from tandem.tests.shared.text.test_dialect import CHECK, GEMMA, IDS, LATE, ONLY_FIRST, PLAIN, TEXT
 
 CHAT, RESPONSES, MESSAGES, OLLAMA = (
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"),
 )
-COUNTED = {"chat": "/tokenize", "messages": "/v1/messages/count_tokens"}
 TOLD: list[dict[str, Any]] = [
     {"role": "system", "content": "one"},
     {"role": "system", "content": "two"},
@@ -25,13 +26,13 @@ TOLD: list[dict[str, Any]] = [
 ]
 
 
-async def post(c: Cluster, path: str, **body: Any) -> Any:
-    answer = await c.client.post(path, json={"model": "tiny", "stream": False, **body})
-    assert answer.status_code == 200, (path, answer.text)
-    return answer.json()
+def post(c: InProcessResponses, path: str, **body: Any) -> Any:
+    response = c.post(path, **{"model": "tiny", "stream": False, **body})
+    assert response.status_code == 200, (path, response.text)
+    return response.json()
 
 
-async def asked(c: Cluster, messages: list[dict[str, Any]]) -> dict[str, str]:
+def asked(c: InProcessResponses, messages: list[dict[str, Any]]) -> dict[str, str]:
     """The prompt of each surface; instructions of a response are its first message."""
     first, *others = messages
     instructions = first["content"] if first["role"] == "system" else None
@@ -45,11 +46,11 @@ async def asked(c: Cluster, messages: list[dict[str, Any]]) -> dict[str, str]:
     ]
     prompts = {}
     for path, body in bodies:
-        await post(c, path, **body)
+        post(c, path, **body)
         prompts[path] = c.prompt()
-    tokens = (await post(c, "/tokenize", messages=messages))["tokens"]
-    prompts["/tokenize"] = c.router.registry.model().tokenizer.decode(tokens)
-    counted = await post(c, "/v1/messages/count_tokens", messages=messages)
+    tokens = post(c, "/tokenize", messages=messages)["tokens"]
+    prompts["/tokenize"] = c.tokenizer.decode(tokens)
+    counted = post(c, "/v1/messages/count_tokens", messages=messages)
     assert counted["input_tokens"] == len(c.node.requests[2].prompt)
     return prompts
 
@@ -62,21 +63,17 @@ async def asked(c: Cluster, messages: list[dict[str, Any]]) -> dict[str, str]:
         (GEMMA, "user=one{0}two{0}three{0}four\n"),
     ],
 )
-async def test_system_messages_are_folded_on_every_surface(
-    tmp_path: Path, template: str, expected: str
-) -> None:
-    make_model(tmp_path / "model", template)
-    async with cluster(tmp_path) as c:
-        for path, made in (await asked(c, TOLD)).items():
+def test_system_messages_are_folded_on_every_surface(template: str, expected: str) -> None:
+    with InProcessResponses(tiny(template)) as c:
+        for path, made in asked(c, TOLD).items():
             # Anthropic's conversations join the messages in front, whichever the template is.
             joined = made.replace("one\ntwo", "one\n\ntwo")
             assert joined == expected.format("\n\n"), path
 
 
-async def test_system_messages_stay_where_the_template_takes_them(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", PLAIN)
-    async with cluster(tmp_path) as c:
-        for path, made in (await asked(c, TOLD[1:])).items():
+def test_system_messages_stay_where_the_template_takes_them() -> None:
+    with InProcessResponses(tiny(PLAIN)) as c:
+        for path, made in asked(c, TOLD[1:]).items():
             assert made == "system=two\nuser=three\nsystem=four\n", path
 
 
@@ -121,61 +118,57 @@ def history(arguments: Any) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     "template", [PLAIN, TEXT, "{{ messages | map(attribute='content') | join }}"]
 )
-async def test_arguments_that_are_no_object_never_end_a_conversation(
-    tmp_path: Path, template: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_arguments_that_are_no_object_never_end_a_conversation(
+    template: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_model(tmp_path / "model", template)
     monkeypatch.setattr(call_arguments.log, "filters", [])
     caplog.set_level(logging.WARNING, "tandem")
-    async with cluster(tmp_path) as c:
+    with InProcessResponses(tiny(template)) as c:
         for path in history({}):
-            expected = await _sent(c, path, {})
+            expected = _sent(c, path, {})
             for empty in EMPTY:
-                assert await _sent(c, path, empty) == expected
+                assert _sent(c, path, empty) == expected
             assert not caplog.records
             for broken in BROKEN:
-                assert await _sent(c, path, broken) == expected
+                assert _sent(c, path, broken) == expected
                 [line] = caplog.records
                 assert "not a JSON object" in line.getMessage()
                 caplog.clear()
-            good = await _sent(c, path, {"s": "x"})
+            good = _sent(c, path, {"s": "x"})
             assert good == expected.replace("{}", '{"s": "x"}')
 
 
-async def _sent(c: Cluster, path: str, arguments: Any) -> str:
+def _sent(c: InProcessResponses, path: str, arguments: Any) -> str:
     name = "input" if path == RESPONSES else "messages"
     limit = {MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}.get(path)
     body = {name: history(arguments)[path], **({limit: 2} if limit else {})}
-    await post(c, path.partition("?")[0], **body)
+    post(c, path.partition("?")[0], **body)
     return c.prompt()
 
 
-async def test_ids_of_other_servers_and_none_reach_templates_that_are_strict(
-    tmp_path: Path,
-) -> None:
-    make_model(tmp_path / "model", CHECK + "{% endmacro %}" + IDS)
-    async with cluster(tmp_path) as c:
-        made = {path: await _sent(c, path, "{}") for path in history({})}
+def test_ids_of_other_servers_and_none_reach_templates_that_are_strict() -> None:
+    with InProcessResponses(tiny(CHECK + "{% endmacro %}" + IDS)) as c:
+        made = {path: _sent(c, path, "{}") for path in history({})}
     for path, text in made.items():
         first, second = (part.split(">")[0] for part in text.split("<")[1:])
         assert first == second and len(first) == 9, path
 
 
-async def test_chats_with_tools_have_the_template_for_them(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", "plain {{ messages[0].content }}")
+def test_chats_with_tools_have_the_template_for_them(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "plain {{ messages[0].content }}")
     shown = "tools {{ tools | map(attribute='function.name') | join }}<tool_call>"
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text(shown)
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     messages = [{"role": "user", "content": "hi"}]
-    async with cluster(tmp_path) as c:
-        await post(c, CHAT, messages=messages)
+    with InProcessResponses(load_tokenizer(folder)) as c:
+        post(c, CHAT, messages=messages)
         assert c.prompt() == "plain hi"
         c.node.reply = c.encode('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
-        answer = await post(c, CHAT, messages=messages, tools=[tool])
+        answer = post(c, CHAT, messages=messages, tools=[tool])
         assert c.prompt() == "tools f<tool_call>"
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
-        tokens = (await post(c, "/tokenize", messages=messages, tools=[tool]))["tokens"]
+        tokens = post(c, "/tokenize", messages=messages, tools=[tool])["tokens"]
         assert tokens == list(c.node.requests[-1].prompt)
-        about = await post(c, "/api/show")
+        about = post(c, "/api/show")
         assert about["template"].startswith("plain") and "tools" in about["capabilities"]

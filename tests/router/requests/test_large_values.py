@@ -1,5 +1,5 @@
-"""Large and deep values inside of bodies, on every surface: rejected with the field's name, or
-served without holding other threads for long."""
+"""Large and deeply nested values in bodies of every API: rejected with the field's name, or
+served without blocking other threads for long."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ async def test_large_values_are_rejected_by_name(tmp_path: Path) -> None:
         for path, body, words in LARGE:
             content = json.dumps(body)
             ask = partial(httpx.post, content=content, headers=JSON, timeout=60, verify=False)
-            answer = await held_briefly(partial(ask, c.url + path))
-            assert answer.status_code == 400, (path, answer.text)
-            assert words in answer.text and len(answer.text) < 1000, answer.text
+            response = await held_briefly(partial(ask, c.url + path))
+            assert response.status_code == 400, (path, response.text)
+            assert words in response.text and len(response.text) < 1000, response.text
 
 
 SCHEMA = {"in": "place of a schema"}
 
 
 def with_depth(body: Any, depth: int) -> str:
-    """JSON whose schema is nested so deeply; ``json`` might not encode it."""
+    """JSON with a schema of this depth, which ``json`` may be unable to encode."""
     schema = '{"properties":' * depth + "{}" + "}" * depth
     return json.dumps(body).replace(json.dumps(SCHEMA), schema)
 
@@ -98,13 +98,13 @@ async def test_deep_values_are_rejected_before_anything_reads_them(tmp_path: Pat
         for depth, status in DEPTHS:
             for path, body in DEEP:
                 content = with_depth(body, depth)
-                answer = await c.client.post(path, content=content, headers=JSON)
-                assert answer.status_code == status, (depth, path, answer.text)
-                assert status == 200 or "nested too deeply" in answer.text
+                response = await c.client.post(path, content=content, headers=JSON)
+                assert response.status_code == status, (depth, path, response.text)
+                assert status == 200 or "nested too deeply" in response.text
             arguments = with_depth(SCHEMA, depth)
             call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}
-            answer = await c.client.post("/v1/responses", json={"input": [call, *HI]})
-            assert answer.status_code == 200, (depth, answer.text)
+            response = await c.client.post("/v1/responses", json={"input": [call, *HI]})
+            assert response.status_code == 200, (depth, response.text)
 
 
 def test_texts_of_json_have_the_bounds_of_bodies() -> None:
@@ -114,7 +114,7 @@ def test_texts_of_json_have_the_bounds_of_bodies() -> None:
 
 def test_the_text_of_a_large_value_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     value = {"é": [1, 2.5, None, True, "x\n"], "b": {}, "c": []}
-    size = next(most for most in range(99) if fits(value, most))
+    size = next(limit for limit in range(99) if fits(value, limit))
     assert size == len("ébcx\n") + 4 + 5 + 3
     monkeypatch.setattr(json_size, "MAX_IN_C", size - 1)
     assert json_text(value) == json.dumps(value, ensure_ascii=False)

@@ -8,10 +8,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from tandem.router import app
 from tandem.router.anthropic.request import MessagesRequest
+from tandem.router.embeddings.embed_request import CreateEmbeddingRequest
+from tandem.router.embeddings.score_request import RerankBody
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
+from tandem.router.ollama.embeddings import OllamaEmbedRequest
 from tandem.router.ollama.request import (
     OPENAI_NAMES,
     OllamaChatRequest,
@@ -24,20 +29,35 @@ from tandem.router.openai.chat_messages import ChatMessage
 from tandem.router.openai.chat_request import ChatCompletionRequest
 from tandem.router.openai.completion_request import CompletionRequest
 from tandem.router.requests.body_model import BodyModel
+from tandem.router.responses.request import CreateResponseRequest
+from tandem.router.responses.surface import Responses
 from tandem.router.surface import Surface
 from tandem.shared.config.sampling_fields import NUMBERS
 from tandem.shared.text.stop import StopStrings
 from tandem.tests.router.in_process import CHAT, COMPLETIONS, HI, MESSAGES, InProcess
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import CONTEXT
 
 NO_STOP = StopStrings()
-VALID: dict[Surface, dict[str, Any]] = {
-    CHAT: {"messages": [HI]},
-    COMPLETIONS: {"prompt": "hi"},
-    MESSAGES: {"model": "tiny", "max_tokens": 20, "messages": [HI]},
-    OLLAMA_CHAT: {"model": "tiny", "messages": [HI]},
-    GENERATE: {"model": "tiny", "prompt": "hi"},
+# By path: the model of its bodies, and a valid one.
+BODIES: dict[str, tuple[type[BodyModel], dict[str, Any]]] = {
+    CHAT.path: (ChatCompletionRequest, {"messages": [HI]}),
+    COMPLETIONS.path: (CompletionRequest, {"prompt": "hi"}),
+    MESSAGES.path: (MessagesRequest, {"model": "tiny", "max_tokens": 20, "messages": [HI]}),
+    OLLAMA_CHAT.path: (OllamaChatRequest, {"model": "tiny", "messages": [HI]}),
+    GENERATE.path: (OllamaGenerateRequest, {"model": "tiny", "prompt": "hi"}),
+    Responses.path: (CreateResponseRequest, {"input": "hi"}),
+    "/v1/embeddings": (CreateEmbeddingRequest, {"input": "hi"}),
+    "/v1/rerank": (RerankBody, {"query": "a", "documents": ["b"]}),
+    "/api/embed": (OllamaEmbedRequest, {"model": "tiny", "input": "a"}),
 }
+GENERATING = [CHAT.path, COMPLETIONS.path, MESSAGES.path, OLLAMA_CHAT.path, GENERATE.path]
+
+
+@pytest.fixture(scope="module")
+def c() -> Iterator[InProcessResponses]:
+    with InProcessResponses(pooling="last") as c:
+        yield c
 
 
 # ---- what clients read ---------------------------------------------------------------------------
@@ -224,7 +244,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         {"n": 128, "max_tokens": 400, "logprobs": 20},
         "n",
         "answer_too_large",
-        "The answer could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
+        "The response could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
         "'logprobs' or 'top_logprobs' or set 'stream'.",
     ),
     # The context
@@ -251,14 +271,6 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         "context_length_exceeded",
         f"{TOO_LONG}there are 10000 characters in your prompt, which are at least 1112 tokens. "
         "Please reduce the length of the prompt.",
-    ),
-    (
-        GENERATE,
-        {"options": {"num_ctx": 1}},
-        "num_ctx",
-        "context_length_exceeded",
-        "the input length exceeds the context length of 1 tokens; shorten it, or raise 'num_ctx' "
-        "if the model takes more",
     ),
     # What needs something else, or contradicts it
     (
@@ -405,48 +417,31 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         "invalid_type",
         "'messages[0].tool_calls[0].function.name' must be a string.",
     ),
-    # Ollama's own
-    (
-        GENERATE,
-        {"format": "x"},
-        "format",
-        None,
-        "invalid format: 'x'; expected \"json\" or a JSON schema",
-    ),
-    (
-        GENERATE,
-        {"keep_alive": [1]},
-        "keep_alive",
-        None,
-        "invalid keep_alive: [1]; expected seconds or a duration such as '5m'",
-    ),
-    (GENERATE, {"think": True}, "think", None, '"tiny" does not support thinking'),
 )
 
 
-def test_refusals_are_those_of_the_table() -> None:
-    c = InProcess()
+def test_refusals_are_those_of_the_table(c: InProcess) -> None:
     for surface, body, param, code, message in REFUSED:
-        status, *told = refusal(c, surface, VALID[surface] | body) or ["taken"]
-        assert told == [message, param, code], body
-        assert status == (404 if code == "model_not_found" else 400)
+        refused = refusal(c, surface.path, BODIES[surface.path][1] | body)
+        status = 404 if code == "model_not_found" else 400
+        assert refused == [status, message, param, code], body
 
 
-def refusal(c: InProcess, surface: Surface, body: Any) -> list[Any] | None:
+def refusal(c: InProcess, path: str, body: Any) -> list[Any] | None:
     """Status, message, parameter and code; ``None`` if the body is taken."""
     try:
-        read(c, surface, body)
+        read(c, path, body)
     except OnlyLoadsError:
         return None
     except Exception as error:
         failure = to_api_error(error, retry_after=1)
-        assert failure is not None, (surface.path, repr(error))
+        assert failure is not None, (path, repr(error))
         return [failure.status, failure.message, failure.param, failure.code]
     return None
 
 
-def read(c: InProcess, surface: Surface, body: Any) -> GenerationRequest:
-    return surface.parse(body, c.model, c.options)
+def read(c: InProcess, path: str, body: Any) -> GenerationRequest:
+    return c.surfaces[path].parse(body, c.model, c.options)
 
 
 # ---- what every refusal holds to -----------------------------------------------------------------
@@ -455,50 +450,62 @@ VALUES: tuple[Any, ...] = (
     *("x", "", "x" * 1100, "none"),
     *(-1, 0, 1, 2.0, 1.5, 25, 2**63, -(2**63) - 1, 10**400),
     *(True, False),
-    *([], [1], [-1], ["x"], [""], [None]),
+    *([], [1], [-1], [1.5], [True], ["x"], [""], [None], [{}]),
     *({}, {"x": 1}, {"1": 101}, {"999": 1}, {"type": "text"}),
+    *([{"type": "text"}], [{"type": "function"}]),
 )
-MODELS: dict[Surface, type[BodyModel]] = {
-    CHAT: ChatCompletionRequest,
-    COMPLETIONS: CompletionRequest,
-    MESSAGES: MessagesRequest,
-    OLLAMA_CHAT: OllamaChatRequest,
-    GENERATE: OllamaGenerateRequest,
-}
 # Fields of a message that are read as those that followed them.
 NOW = {"function_call": "tool_calls"}
 IN_MESSAGES = [*ChatMessage.model_fields, *ChatMessage.unsupported, "nonsense"]
 IN_OPTIONS = [*OPENAI_NAMES, "mirostat", "num_ctx", "num_gpu", "nonsense", "repeat_last_n"]
 
 
-def changes(surface: Surface, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+# Taken although the document does not have them: 0 for false, objects that say nothing, and a
+# format without effect.
+LENIENT: tuple[tuple[str, Any], ...] = (
+    ("early_stopping", 0),
+    ("tool_choice", {}),
+    ("thinking", {}),
+    ("output_format", {"type": "text"}),
+)
+
+
+def changes(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each name that a body may have, at any depth, and the field that has it with the value."""
-    model = MODELS[surface]
+    model = BODIES[path][0]
     for name in sorted({*model.model_fields, *model.unsupported, "nonsense"}):
         yield name, {name: value}
-    if surface is CHAT:
+    if path == CHAT.path:
         for name in IN_MESSAGES:
             yield name, said({name: value})
-    if surface in (OLLAMA_CHAT, GENERATE):
+    if path in (OLLAMA_CHAT.path, GENERATE.path):
         for name in IN_OPTIONS:
             yield name, {"options": {name: value}}
 
 
-@pytest.mark.parametrize("surface", VALID, ids=lambda surface: surface.path)
-def test_what_is_refused_for_one_field_names_it(surface: Surface) -> None:
-    c = InProcess()
+@pytest.mark.parametrize("path", BODIES)
+def test_what_the_document_does_not_have_is_refused_by_its_name(c: InProcess, path: str) -> None:
+    components = app._routes(app.APIS).openapi()["components"]
+    model, valid = BODIES[path]
+    schema = components["schemas"][model.__name__]
+    documented = Draft202012Validator(schema | {"components": components})
     for value in VALUES:
-        for name, changed in changes(surface, value):
-            refused = refusal(c, surface, VALID[surface] | changed)
-            if refused is not None:
-                status, message, param, code = refused
-                about = (surface.path, name, json.dumps(value)[:40], refused)
-                assert status == (404 if code == "model_not_found" else 400), about
-                assert 0 < len(message) < 500, about
-                if code == "context_length_exceeded":  # by the prompt, whatever it has become
-                    assert param in ("messages", "prompt", "num_ctx"), about
-                else:
-                    assert any(each in param for each in (name, NOW.get(name, name))), about
+        for name, changed in changes(path, value):
+            body = valid | changed
+            refused = refusal(c, path, body)
+            about = (path, name, json.dumps(value)[:40], refused)
+            if refused is None:
+                assert documented.is_valid(body) or (name, value) in LENIENT, about
+                continue
+            status, message, param, code = refused
+            assert status == (404 if f"{code}".endswith("_not_found") else 400), about
+            assert 0 < len(message) < 500, about
+            if code == "context_length_exceeded":  # by the prompt, whatever it has become
+                assert param in ("messages", "prompt", "input", "num_ctx", "query"), about
+            elif name == "metadata" and isinstance(value, dict):
+                assert param in value, about  # a nested value is named by its key alone
+            else:
+                assert any(each in param for each in (name, NOW.get(name, name))), about
 
 
 def asked(request: GenerationRequest) -> dict[str, Any]:
@@ -508,27 +515,27 @@ def asked(request: GenerationRequest) -> dict[str, Any]:
     return made | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
 
 
-@pytest.mark.parametrize("surface", VALID, ids=lambda surface: surface.path)
-def test_null_is_the_same_as_nothing(surface: Surface) -> None:
-    c = InProcess()
-    plain = read(c, surface, VALID[surface])
-    for name, changed in changes(surface, None):
-        if not changed.keys() <= VALID[surface].keys():
-            assert asked(read(c, surface, VALID[surface] | changed)) == asked(plain), name
+@pytest.mark.parametrize("path", GENERATING)
+def test_null_is_the_same_as_nothing(c: InProcess, path: str) -> None:
+    valid = BODIES[path][1]
+    plain = read(c, path, valid)
+    for name, changed in changes(path, None):
+        if not changed.keys() <= valid.keys():
+            assert asked(read(c, path, valid | changed)) == asked(plain), name
 
 
-@pytest.mark.parametrize("surface", [CHAT, COMPLETIONS], ids=lambda surface: surface.path)
-def test_numbers_reach_the_node_within_their_range_only(surface: Surface) -> None:
-    c = InProcess()
+@pytest.mark.parametrize("path", [CHAT.path, COMPLETIONS.path])
+def test_numbers_reach_the_node_within_their_range_only(c: InProcess, path: str) -> None:
+    valid = BODIES[path][1]
     for name, number in NUMBERS.items():
-        for value in (number.least, number.most, (number.least + number.most) / 2):
+        for value in (number.minimum, number.maximum, (number.minimum + number.maximum) / 2):
             value = number.kind(value)
-            if number.above and value == number.least:
-                assert refusal(c, surface, VALID[surface] | {name: value}) is not None
+            if number.above and value == number.minimum:
+                assert refusal(c, path, valid | {name: value}) is not None
                 continue
-            sampling = read(c, surface, VALID[surface] | {name: value}).sampling
-            wanted = 0 if (name, value) == ("top_k", -1) else value
-            assert getattr(sampling, name) == wanted, name
-        for value in (number.least - 1, number.most + 1):
-            refused = refusal(c, surface, VALID[surface] | {name: value})
+            sampling = read(c, path, valid | {name: value}).sampling
+            expected = 0 if (name, value) == ("top_k", -1) else value
+            assert getattr(sampling, name) == expected, name
+        for value in (number.minimum - 1, number.maximum + 1):
+            refused = refusal(c, path, valid | {name: value})
             assert refused is not None and refused[2] == name, (name, value)

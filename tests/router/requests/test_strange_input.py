@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,19 +37,22 @@ from tandem.router.openai.chat_request import ChatCompletionRequest, parse_chat
 from tandem.router.openai.completion_request import CompletionRequest, parse_completion
 from tandem.router.options import RouterOptions
 from tandem.router.requests.body_model import BodyModel
+from tandem.router.responses.request import CreateResponseRequest
+from tandem.router.responses.surface import Responses
 from tandem.router.served_model import ServedModel
 from tandem.router.telemetry.metrics import Metrics
 from tandem.shared.errors import RequestError
 from tandem.shared.security.credentials import INSECURE
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import make_model
 from tandem.tests.support.fake_call import AbortedError
 from tandem.tests.support.fuzz import FEWER, changed, cheap, protos, strange
 
 
 class Context:
-    """A gRPC call."""
+    """A stand-in for the context of an RPC."""
 
     def peer(self) -> str:
         return "ipv4:10.0.0.1:5"
@@ -60,13 +64,13 @@ class Context:
 
 
 @cache
-def _kept() -> TemporaryDirectory[str]:
+def _temporary_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory()
 
 
 @cache
 def folder() -> Path:
-    return make_model(Path(_kept().name) / "model")
+    return make_model(Path(_temporary_folder().name) / "model")
 
 
 def _join(**changes: Any) -> pb.JoinRequest:
@@ -81,13 +85,10 @@ def _join(**changes: Any) -> pb.JoinRequest:
 
 
 class Everywhere(Reachability):
-    """Meets every node, wherever it says it is."""
+    """Accepts every node, at any address."""
 
     async def meet(self, node_id: str, epoch: int, role: pb.Role, address: str) -> None:
         pass
-
-
-# ---- nodes ---------------------------------------------------------------------------------------
 
 
 @FEWER
@@ -95,7 +96,7 @@ class Everywhere(Reachability):
 @example(_join(address="h:²"), None)
 @example(_join(address="h:" + "9" * 5000), None)
 @example(_join(model=pb.ModelCard(path="a\0b", max_model_len=1)), None)
-def test_the_registry_answers_or_refuses_any_join(request: pb.JoinRequest, data: Any) -> None:
+def test_the_registry_accepts_or_refuses_any_join(request: pb.JoinRequest, data: Any) -> None:
     asyncio.run(_visit(request, data))
 
 
@@ -143,8 +144,6 @@ def test_a_refusal_with_any_details_is_a_request_error(details: str) -> None:
     assert error.param is None or isinstance(error.param, str)
     assert error.code is None or isinstance(error.code, str)
 
-
-# ---- clients -------------------------------------------------------------------------------------
 
 VALUES = st.recursive(
     st.none()
@@ -238,6 +237,27 @@ def test_any_prompt_of_ollamas_is_understood_or_refused(
     body: dict[str, Any], options: dict[str, Any]
 ) -> None:
     _parsed(read_generate, {"options": options} | body)
+
+
+@pytest.fixture(scope="module")
+def responses() -> Iterator[InProcessResponses]:
+    with InProcessResponses() as c:
+        yield c
+
+
+@FEWER
+@given(body=_bodies(CreateResponseRequest, input="hi"))
+def test_any_body_of_responses_is_understood_or_refused(
+    responses: InProcessResponses, body: dict[str, Any]
+) -> None:
+    _parsed(responses.surfaces[Responses.path].parse, body)
+
+
+@FEWER
+@given(value=VALUES)
+def test_any_input_is_understood_or_refused(responses: InProcessResponses, value: Any) -> None:
+    _parsed(responses.surfaces[Responses.path].parse, {"input": value})
+    _parsed(responses.surfaces[Responses.path].parse, {"input": [HI | {"content": value}]})
 
 
 @given(strange(st.builds(dump, st.dictionaries(st.text(), VALUES, max_size=3))))

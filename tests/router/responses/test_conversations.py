@@ -9,12 +9,11 @@ import openai
 import pytest
 
 from tandem.router.responses import continued_conversation
+from tandem.tests.router.in_process import tiny
+from tandem.tests.router.in_process_responses import openai_client
 from tandem.tests.router.openai.test_tools import PARAMETERS, TEMPLATE
 from tandem.tests.router.responses.test_responses import ended, prompt, served, stored
-from tandem.tests.router.support import (
-    CONTEXT,
-    make_model,
-)
+from tandem.tests.router.support import CONTEXT
 
 TOOL: dict[str, Any] = {"type": "function", "name": "weather", "parameters": PARAMETERS}
 
@@ -69,52 +68,49 @@ async def test_the_newest_of_several_items_with_one_id_counts() -> None:
         assert found() == []
 
 
-async def test_an_unfinished_message_is_continued(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, client):
+def test_an_unfinished_message_is_continued() -> None:
+    with openai_client() as (c, client):
         message: dict[str, Any] = {"role": "assistant", "type": "message", "id": "msg_1"}
         message |= {"content": [{"type": "output_text", "text": "one", "annotations": []}]}
         for status, end in (("incomplete", "assistant\none"), ("completed", "assistant\n")):
             turns: Any = [{"role": "user", "content": "hi"}, message | {"status": status}]
-            made = await client.responses.create(input=turns)
-            assert prompt(c).endswith(end) and made.output_text == "hello world"
-            counted = await client.responses.input_tokens.count(input=turns)
+            made = client.responses.create(input=turns)
+            assert c.prompt().endswith(end) and made.output_text == "hello world"
+            counted = client.responses.input_tokens.count(input=turns)
             assert counted.input_tokens == made.usage.input_tokens
 
 
-async def test_tokens_of_an_input_are_counted(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path) as (c, client):
+def test_tokens_of_an_input_are_counted() -> None:
+    with openai_client(tiny(TEMPLATE)) as (c, client):
         for fields in (
             {"input": "hi"},
             {"input": "hi", "instructions": "be brief", "tools": [TOOL]},
             {"input": "hi", "text": {"format": {"type": "json_object"}}},
         ):
             asked: dict[str, Any] = fields
-            counted = await client.responses.input_tokens.count(**asked)
-            made = await client.responses.create(**asked)
+            counted = client.responses.input_tokens.count(**asked)
+            made = client.responses.create(**asked)
             assert counted.object == "response.input_tokens"
             assert counted.input_tokens == made.usage.input_tokens
-        after = await client.responses.input_tokens.count(previous_response_id=made.id)
+        after = client.responses.input_tokens.count(previous_response_id=made.id)
         assert after.input_tokens > counted.input_tokens
         turns: list[Any] = [{"role": "user", "content": "x" * 300}] * 3
-        long = await client.responses.input_tokens.count(input=turns)
+        long = client.responses.input_tokens.count(input=turns)
         assert long.input_tokens > CONTEXT
-        cut = await client.responses.input_tokens.count(input=turns, truncation="auto")
+        cut = client.responses.input_tokens.count(input=turns, truncation="auto")
         assert cut.input_tokens < CONTEXT
         for wrong in ({}, {"input": 5}, {"input": "x", "personality": "friendly"}):
-            answer = await c.client.post("/v1/responses/input_tokens", json=wrong)
+            answer = c.post("/v1/responses/input_tokens", **wrong)
             assert answer.status_code == 400, answer.text
         assert len(c.node.requests) == 3
 
 
-async def test_a_conversation_has_a_bounded_number_of_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_has_a_bounded_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continued_conversation, "MAX_CONVERSATION", 4)
-    async with served(tmp_path) as (_, client):
+    with openai_client() as (_, client):
         listing: Any = {"type": "mcp_list_tools", "tools": []}
         question: Any = {"role": "user", "content": "hi"}
-        first = await client.responses.create(input=[listing, question])
-        second = await client.responses.create(input="hi", previous_response_id=first.id)
+        first = client.responses.create(input=[listing, question])
+        second = client.responses.create(input="hi", previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="has 6 items; the limit is 4"):
-            await client.responses.create(input="hi", previous_response_id=second.id)
+            client.responses.create(input="hi", previous_response_id=second.id)

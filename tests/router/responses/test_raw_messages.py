@@ -5,39 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tandem.tests.router.responses.test_responses import prompt, served
-from tandem.tests.router.support import until
+from tandem.tests.router.in_process import InProcess
+from tandem.tests.router.in_process_responses import openai_client
+from tandem.tests.router.responses.test_responses import served
+from tandem.tests.router.support import Cluster, until
 
 MESSAGES = ("input_messages", "output_messages")
+WRITTEN = "<think>one</think>two"
+ASKED: dict[str, Any] = {"input": "hi", "extra_body": {"enable_response_messages": True}}
 
 
-@pytest.mark.parametrize("background", [False, True])
-async def test_a_response_has_its_prompt_and_its_output(tmp_path: Path, background: bool) -> None:
-    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
-        written = "<think>one</think>two"
-        c.node.reply = c.encode(written)
-        asked: dict[str, Any] = {"input": "hi", "background": background}
-        asked["extra_body"] = {"enable_response_messages": True}
-        made = await client.responses.create(**asked)
-        if background:
-            assert (made.input_messages, made.output_messages) == (None, None)
-            await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
-            made = await client.responses.retrieve(made.id)
-        read = {"message": prompt(c), "tokens": list(c.node.requests[-1].prompt)}
-        wrote = {"message": written, "tokens": [*c.node.reply, 0]}
-        kind = {"type": "raw_message_tokens"}
-        assert made.input_messages == [read | kind] and made.output_messages == [wrote | kind]
-        plain = await client.responses.create(input="hi")
+def messages(c: InProcess | Cluster, prompt: str) -> tuple[list[Any], list[Any]]:
+    """The messages of a response, in and out."""
+    kind = {"type": "raw_message_tokens"}
+    read = {"message": prompt, "tokens": list(c.node.requests[-1].prompt)}
+    return [read | kind], [{"message": WRITTEN, "tokens": [*c.node.reply, 0]} | kind]
+
+
+def test_a_response_has_its_prompt_and_its_output() -> None:
+    with openai_client(reply=WRITTEN, reasoning_parser="qwen3") as (c, client):
+        made: Any = client.responses.create(**ASKED)
+        assert (made.input_messages, made.output_messages) == messages(c, c.prompt())
+        events: list[Any] = [*client.responses.create(**ASKED, stream=True)]
+        last = events[-1].response
+        assert (last.input_messages, last.output_messages) == messages(c, c.prompt())
+        assert [getattr(events[0].response, name) for name in MESSAGES] == [None, None]
+        assert c.stored(last.id).body == last.to_dict()
+        plain = client.responses.create(input="hi")
         assert not any(hasattr(plain, name) for name in MESSAGES)
-        if not background:
-            stream = await client.responses.create(**asked, stream=True)
-            events = [event async for event in stream]
-            last = events[-1].response
-            assert [last.input_messages, last.output_messages] == [
-                made.input_messages,
-                made.output_messages,
-            ]
-            assert [getattr(events[0].response, name) for name in MESSAGES] == [None, None]
-            assert await client.responses.retrieve(last.id) == last
+
+
+async def test_a_response_in_the_background_has_them_once_it_ends(tmp_path: Path) -> None:
+    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
+        c.node.reply = c.encode(WRITTEN)
+        made = await client.responses.create(**ASKED, background=True)
+        assert (made.input_messages, made.output_messages) == (None, None)
+        await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
+        made = await client.responses.retrieve(made.id)
+        assert (made.input_messages, made.output_messages) == messages(c, c.prompt())

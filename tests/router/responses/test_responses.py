@@ -16,6 +16,7 @@ from tandem.router.errors import ApiError
 from tandem.router.responses import store as store_module
 from tandem.router.responses.store import ResponseStore, StoredResponse
 from tandem.router.state import SCHEMA
+from tandem.tests.router.in_process_responses import InProcessResponses, openai_client
 from tandem.tests.router.support import Cluster, cluster
 
 
@@ -72,74 +73,78 @@ EVENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [100, 2])
-async def test_events_come_in_order_with_their_numbers(tmp_path: Path, most: int) -> None:
-    async with served(tmp_path) as (_, client):
-        stream = await client.responses.create(input="hi", stream=True, max_output_tokens=most)
-        events = [event async for event in stream]
+@pytest.mark.parametrize("limit", [100, 2])
+def test_events_come_in_order_with_their_numbers(limit: int) -> None:
+    with openai_client() as (c, client):
+        stream = client.responses.create(input="hi", stream=True, max_output_tokens=limit)
+        events: list[Any] = [*stream]
         assert [event.sequence_number for event in events] == list(range(len(events)))
-        status = "completed" if most == 100 else "incomplete"
+        status = "completed" if limit == 100 else "incomplete"
         kinds = list(dict.fromkeys(event.type for event in events))
         assert kinds == [*EVENTS, f"response.{status}"]
         last = events[-1].response
         deltas = [event.delta for event in events if event.type.endswith("text.delta")]
         assert "".join(deltas) == last.output_text and last.status == status
-        assert await client.responses.retrieve(last.id) == last
-        async with client.responses.stream(model="tiny", input="hi") as helped:
-            final = await helped.get_final_response()
+        assert c.stored(last.id).body == last.to_dict()
+        with client.responses.stream(model="tiny", input="hi") as helped:
+            final = helped.get_final_response()
         assert final.output_text == "hello world"
 
 
-async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> None:
+async def test_other_keys_do_not_see_a_response(tmp_path: Path) -> None:
     async with served(tmp_path, api_key="one,two") as (c, client):
         made = await client.responses.create(input="hi")
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError):
                 await other.responses.retrieve(made.id)
-        wrong: tuple[dict[str, Any], ...] = (
-            {"background": True, "store": False},
-            {"background": True, "stream": True},
-            {"extra_body": {"context_management": [{"type": "compaction"}]}},
-            {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
-            {"include": ["file_search_call.results"]},
-            {"top_logprobs": 2},
-            {"truncation": "sometimes"},
-            {"text": {"verbosity": "brief"}},
-            {"reasoning": {"summary": "long"}},
-            {"reasoning": {"mode": "pro"}},
-            {"prompt": {"id": "pmpt_1"}},
-            {"conversation": "conv_1"},
-            {"extra_body": {"vllm_xargs": {"a": 1}}},
-            {"metadata": {"a" * 65: "x"}},
-            {"max_tool_calls": 0},
-            {"tools": [{"type": "web_search"}]},
-            {"input": []},
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            {"temperature": 9},
-            {"max_output_tokens": 0},
-        )
-        for fields in wrong:
-            with pytest.raises(openai.BadRequestError):
-                await client.responses.create(**({"input": "hi"} | fields))
 
 
-async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None:
-    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
-        c.node.reply = c.encode("<think>one</think>two")
-        made = await client.responses.create(
+WRONG: tuple[dict[str, Any], ...] = (
+    {"background": True, "store": False},
+    {"background": True, "stream": True},
+    {"context_management": [{"type": "compaction"}]},
+    {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
+    {"include": ["file_search_call.results"]},
+    {"top_logprobs": 2},
+    {"text": {"verbosity": "brief"}},
+    {"reasoning": {"summary": "long"}},
+    {"reasoning": {"mode": "pro"}},
+    {"prompt": {"id": "pmpt_1"}},
+    {"conversation": "conv_1"},
+    {"vllm_xargs": {"a": 1}},
+    {"metadata": {"a" * 65: "x"}},
+    {"tools": [{"type": "web_search"}]},
+    {"input": []},
+    {"truncation": "sometimes"},
+    {"max_tool_calls": 0},
+    {"temperature": 9},
+    {"max_output_tokens": 0},
+    {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+)
+
+
+def test_unsupported_fields_are_rejected() -> None:
+    with InProcessResponses() as c:
+        for fields in WRONG:
+            response = c.post("/v1/responses", **{"input": "hi", **fields})
+            assert response.status_code == 400, fields
+
+
+def test_fields_of_vllm_and_summaries_of_reasoning() -> None:
+    with InProcessResponses(reply="<think>one</think>two", reasoning_parser="qwen3") as c:
+        made = c.create(
             input="hi",
             reasoning={"summary": "detailed"},
-            extra_body={"logit_bias": {"5": -1}, "structured_outputs": {"regex": "[a-z]+"}},
+            logit_bias={"5": -1},
+            structured_outputs={"regex": "[a-z]+"},
         )
-        assert [item.type for item in made.output] == ["reasoning", "message"]
-        assert made.reasoning.summary == "detailed" and made.output[0].summary == []
+        assert [item["type"] for item in made["output"]] == ["reasoning", "message"]
+        assert made["reasoning"]["summary"] == "detailed" and made["output"][0]["summary"] == []
         sampling = c.node.requests[-1].sampling
-        assert (dict(sampling.logit_bias), sampling.structured_outputs.regex) == (
-            {5: -1.0},
-            "[a-z]+",
-        )
-        hidden = await client.responses.create(input="hi", extra_body={"include_reasoning": False})
-        assert [item.type for item in hidden.output] == ["message"]
+        assert dict(sampling.logit_bias) == {5: -1.0}
+        assert sampling.structured_outputs.regex == "[a-z]+"
+        hidden = c.create(input="hi", include_reasoning=False)
+        assert [item["type"] for item in hidden["output"]] == ["message"]
 
 
 @asynccontextmanager

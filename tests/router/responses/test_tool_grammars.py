@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.tests.router.in_process import InProcess, tiny
+from tandem.tests.router.in_process_responses import openai_client
 from tandem.tests.router.openai.test_tools import TEMPLATE
-from tandem.tests.router.responses.test_responses import served
-from tandem.tests.router.support import Cluster, make_model, until
 
 LARK = 'start: "a" line*\nline: "\\n" /[a-z"]+/'
 NOW: dict[str, Any] = {"type": "function", "name": "now", "description": "the time"}
@@ -28,37 +27,32 @@ TEXT = 'a\nb"c'
 PATCHED = '{"name":"patch","parameters":{"input": """\n' + TEXT
 
 
-def demanded(c: Cluster) -> Any:
+def demanded(c: InProcess) -> Any:
     return c.node.requests[-1].sampling.structured_outputs
 
 
-async def test_the_text_of_a_context_free_grammar_ends_the_output(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path, context=2048) as (c, client):
+def test_the_text_of_a_context_free_grammar_ends_the_output() -> None:
+    with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         for choice, tools in ((NAMED, [NOW, PATCH]), ("required", [PATCH])):
             c.node.reply = c.encode("[" + PATCHED)
             asked: dict[str, Any] = {"input": "hi", "tools": tools, "tool_choice": choice}
-            made = await client.responses.create(**asked)
+            made = client.responses.create(**asked)
             [call] = made.output
             assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", TEXT)
             place = f"tools[{len(tools) - 1}].format.definition"
             assert demanded(c).param == place
             assert json.dumps(LARK) in demanded(c).structural_tag
-            events = [event async for event in await client.responses.create(**asked, stream=True)]
+            events = list(client.responses.create(**asked, stream=True))
             assert events[-1].response.output[0].input == TEXT
             done = [e for e in events if e.type == "response.custom_tool_call_input.done"]
             assert [event.input for event in done] == [TEXT]
-        later = await client.responses.create(**asked, background=True)
-        await until(lambda: c.router.app.services.runs.find(later.id, "") is None)
-        assert (await client.responses.retrieve(later.id)).output[0].input == TEXT
         c.node.reply = c.encode("[" + PATCHED)[:-2]
-        cut = await client.responses.create(**asked, max_output_tokens=len(c.node.reply))
+        cut = client.responses.create(**asked, max_output_tokens=len(c.node.reply))
         assert cut.status == "incomplete" and TEXT.startswith(cut.output[0].input)
 
 
-async def test_a_text_comes_after_the_other_calls(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path, context=2048) as (c, client):
+def test_a_text_comes_after_the_other_calls() -> None:
+    with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
         asked["tool_choice"] = "required"
         now, day = '{"name":"now","parameters":{}}', '{"name":"day","parameters":{"input":"05."}}'
@@ -68,17 +62,16 @@ async def test_a_text_comes_after_the_other_calls(tmp_path: Path) -> None:
             (f"[{PATCHED}", ["patch"]),
         ):
             c.node.reply = c.encode(written)
-            made = await client.responses.create(**asked)
+            made = client.responses.create(**asked)
             assert [call.name for call in made.output] == names
             assert names[-1] != "patch" or made.output[-1].input == TEXT
             assert demanded(c).param == "tools"
-        await client.responses.create(**asked, parallel_tool_calls=False)
+        client.responses.create(**asked, parallel_tool_calls=False)
         assert "tags_with_separator" not in demanded(c).structural_tag
 
 
-async def test_a_regular_expression_is_a_part_of_the_schema(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path, context=2048) as (c, client):
+def test_a_regular_expression_is_a_part_of_the_schema() -> None:
+    with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         c.node.reply = c.encode('{"input":"tod\\"ay"}')
         for choice, written in (
             ({"type": "custom", "name": "day"}, '{"input":"tod\\"ay"}'),
@@ -86,7 +79,7 @@ async def test_a_regular_expression_is_a_part_of_the_schema(tmp_path: Path) -> N
         ):
             c.node.reply = c.encode(written)
             asked: dict[str, Any] = {"input": "hi", "tools": [DAY], "tool_choice": choice}
-            made = await client.responses.create(**asked)
+            made = client.responses.create(**asked)
             assert made.output[0].input == 'tod"ay'
             assert demanded(c).param == "tools[0].format.definition" and demanded(c).compact
             found = re.search(r'"pattern": ("[^ ]+)[,}]', demanded(c).json)
@@ -109,15 +102,14 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path, context=2048) as (c, client):
+def test_calls_that_the_model_may_make_follow_their_grammars() -> None:
+    with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         now = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
         patch = '\n<tool_call>\n{"name": "patch", "arguments": {"input": """\n' + TEXT
         asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
         for written, names in ((f"one{now}{patch}", ["", "now", "patch"]), (now, ["now"])):
             c.node.reply = c.encode(written)
-            made = await client.responses.create(**asked)
+            made = client.responses.create(**asked)
             assert [getattr(item, "name", "") for item in made.output] == names
             assert names[-1] != "patch" or made.output[-1].input == TEXT
         wanted = json.loads(demanded(c).tool_calls)
@@ -129,12 +121,12 @@ async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Pat
             False,
         ]
         assert calls["texts"][0]["lark"] == LARK and demanded(c).param == "tools"
-        await client.responses.create(**asked | {"tools": [NOW, PATCH]})
+        client.responses.create(**asked | {"tools": [NOW, PATCH]})
         assert demanded(c).param == "tools[1].format.definition"
-        await client.responses.create(**asked, text={"format": {"type": "json_object"}})
+        client.responses.create(**asked, text={"format": {"type": "json_object"}})
         assert demanded(c).json_object
         for fields in ({"tools": [NOW]}, {"tool_choice": "none"}):
-            await client.responses.create(**asked | fields)
+            client.responses.create(**asked | fields)
             assert not c.node.requests[-1].sampling.HasField("structured_outputs")
 
 
@@ -146,25 +138,23 @@ async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Pat
         ("openai", ' to=functions.patch<|channel|>commentary json<|message|>{"input": """\n'),
     ],
 )
-async def test_other_formats_have_texts_too(tmp_path: Path, parser: str, before: str) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
+def test_other_formats_have_texts_too(parser: str, before: str) -> None:
     asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
-    async with served(tmp_path, context=2048, tool_call_parser=parser) as (c, client):
+    with openai_client(tiny(TEMPLATE), context=2048, tool_call_parser=parser) as (c, client):
         c.node.reply = c.encode(before + TEXT)
-        made = await client.responses.create(**asked)
+        made = client.responses.create(**asked)
         assert made.output[-1].name == "patch" and made.output[-1].input == TEXT
         assert json.dumps(LARK) in demanded(c).tool_calls
 
 
-async def test_calls_in_xml_follow_their_grammars_too(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path, context=2048, tool_call_parser="qwen3_coder") as (c, client):
+def test_calls_in_xml_follow_their_grammars_too() -> None:
+    with openai_client(tiny(TEMPLATE), context=2048, tool_call_parser="qwen3_coder") as (c, client):
         now = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
         asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
         for name, text in (("patch", f"{TEXT}\n</parameter>"), ("day", "05.")):
             call = f"<tool_call>\n<function={name}>\n<parameter=input>\n{text}"
             c.node.reply = c.encode(f"one{now}{call}")
-            made = await client.responses.create(**asked)
+            made = client.responses.create(**asked)
             assert [getattr(item, "name", "") for item in made.output] == ["", "now", name]
             assert made.output[-1].input == text
         for calls in json.loads(demanded(c).tool_calls)["lists"]:
@@ -172,12 +162,12 @@ async def test_calls_in_xml_follow_their_grammars_too(tmp_path: Path) -> None:
             assert [text.keys() - {"begin"} for text in calls["texts"]] == [{"lark"}, {"regex"}]
 
 
-async def test_wrong_grammars_are_named(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, _):
+def test_wrong_grammars_are_named() -> None:
+    with openai_client() as (c, _):
         for fields, name in WRONG:
             tool = PATCH | {"format": PATCH["format"] | fields}
             body = {"input": "hi", "tools": [{"type": "web_search"}, tool]}
-            answer = await c.client.post("/v1/responses", json=body)
+            answer = c.post("/v1/responses", **body)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == f"tools[1].format.{name}", answer.text
         assert c.node.requests == []

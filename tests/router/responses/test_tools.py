@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,9 +12,10 @@ from pydantic import BaseModel
 from tandem.router.responses.chat_turns import as_messages
 from tandem.router.responses.input_items import read_input
 from tandem.router.responses.tools import custom_input
+from tandem.tests.router.in_process import tiny
+from tandem.tests.router.in_process_responses import openai_client
 from tandem.tests.router.openai.test_tools import ANSWER, PARAMETERS, TEMPLATE
-from tandem.tests.router.responses.test_responses import prompt, served
-from tandem.tests.router.support import CONTEXT, make_model
+from tandem.tests.router.support import CONTEXT
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": PARAMETERS}
 NOW: dict[str, Any] = {"type": "function", "name": "now", "description": "the time"}
@@ -25,11 +25,10 @@ CALL_EVENTS = (
 )  # fmt: skip
 
 
-async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path) as (c, client):
+def test_calls_are_items_which_the_next_request_answers() -> None:
+    with openai_client(tiny(TEMPLATE)) as (c, client):
         c.node.reply = c.encode(ANSWER)
-        first = await client.responses.create(input="hi", tools=[WEATHER, NOW])
+        first = client.responses.create(input="hi", tools=[WEATHER, NOW])
         message, *calls = first.output
         assert (message.type, first.output_text) == ("message", "I look.")
         assert [json.loads(call.arguments)["city"] for call in calls] == ["Öl", "Ys"]
@@ -42,24 +41,23 @@ async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) ->
             for i, call in enumerate(calls)
         ]
         c.node.reply = c.encode("fine")
-        stored = await client.responses.create(
+        stored = client.responses.create(
             input=results, previous_response_id=first.id, tools=[WEATHER]
         )
-        told = prompt(c)
+        told = c.prompt()
         assert "I look.[weather][weather]" in told
         assert told.index("[weather]") < told.index("tool\nwarm 0") < told.index("warm 1")
         # The same without the store: items go back as they came.
         history = [{"role": "user", "content": "hi"}, *first.output, *results]
-        again = await client.responses.create(input=history, tools=[WEATHER], store=False)
-        assert prompt(c) == told and again.output_text == stored.output_text == "fine"
+        again = client.responses.create(input=history, tools=[WEATHER], store=False)
+        assert c.prompt() == told and again.output_text == stored.output_text == "fine"
 
 
-async def test_calls_are_streamed_as_events_of_their_items(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path) as (c, client):
+def test_calls_are_streamed_as_events_of_their_items() -> None:
+    with openai_client(tiny(TEMPLATE)) as (c, client):
         c.node.reply = c.encode(ANSWER)
-        stream = await client.responses.create(input="hi", tools=[WEATHER], stream=True)
-        events = [event async for event in stream]
+        stream = client.responses.create(input="hi", tools=[WEATHER], stream=True)
+        events = list(stream)
         assert [event.sequence_number for event in events] == list(range(len(events)))
         second = [event for event in events if getattr(event, "output_index", 0) == 2]
         assert tuple(dict.fromkeys(event.type for event in second)) == CALL_EVENTS
@@ -68,8 +66,8 @@ async def test_calls_are_streamed_as_events_of_their_items(tmp_path: Path) -> No
         assert len(deltas) > 2 and "".join(deltas) == done.arguments == '{"city": "Ys"}'
         assert events[-1].response.output[2] == second[-1].item
         strict = WEATHER | {"strict": True, "parameters": PARAMETERS | {"required": ["city"]}}
-        async with client.responses.stream(model="tiny", input="hi", tools=[strict]) as helped:
-            final = await helped.get_final_response()
+        with client.responses.stream(model="tiny", input="hi", tools=[strict]) as helped:
+            final = helped.get_final_response()
         assert [item.parsed_arguments for item in final.output[1:]] == [
             {"city": "Öl"},
             {"city": "Ys"},
@@ -90,19 +88,18 @@ CHOICES: tuple[tuple[Any, str], ...] = (
 )
 
 
-async def test_every_kind_of_tool_choice(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path) as (c, client):
+def test_every_kind_of_tool_choice() -> None:
+    with openai_client(tiny(TEMPLATE)) as (c, client):
         for choice, reply in CHOICES:
             c.node.reply = c.encode(reply)
-            made = await client.responses.create(
+            made = client.responses.create(
                 input="hi", tools=[WEATHER, NOW], tool_choice=choice, parallel_tool_calls=False
             )
             [call] = made.output
             assert (call.name, call.arguments) == ("now", "{}") and made.status == "completed"
             assert c.node.requests[-1].sampling.HasField("structured_outputs")
         c.node.reply = c.encode("no")
-        made = await client.responses.create(input="hi", tools=[NOW], tool_choice="none")
+        made = client.responses.create(input="hi", tools=[NOW], tool_choice="none")
         assert made.output_text == "no"
 
 
@@ -120,22 +117,21 @@ def called(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path, context=2048) as (c, client):
+def test_custom_tools_and_namespaces_are_functions_of_the_prompt() -> None:
+    with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         c.node.reply = c.encode(called("patch", input="a\nb") + called("agents__now"))
         asked: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
-        made = await client.responses.create(**asked)
+        made = client.responses.create(**asked)
         patch, now = made.output
         assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "a\nb")
         assert (now.type, now.name, now.namespace) == ("function_call", "now", "agents")
         assert [tool.type for tool in made.tools] == ["web_search", "custom", "namespace"]
-        shown = prompt(c)
+        shown = c.prompt()
         for part in ("Lark grammar:\\nstart: two", '"three\\n\\nthe time"', "agents__weather"):
             assert part in shown
         assert "web_search" not in shown
-        stream = await client.responses.create(**asked, stream=True)
-        events = [event async for event in stream if getattr(event, "output_index", 1) == 0]
+        stream = client.responses.create(**asked, stream=True)
+        events = [event for event in stream if getattr(event, "output_index", 1) == 0]
         assert [event.type.removeprefix("response.") for event in events] == [
             "output_item.added", "custom_tool_call_input.delta",
             "custom_tool_call_input.done", "output_item.done",
@@ -145,11 +141,11 @@ async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path:
             {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "fine"},
             {"type": "function_call_output", "call_id": now.call_id, "output": "noon"},
         ]
-        await client.responses.create(**asked | {"input": [*made.output, *results]})
-        assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in prompt(c)
+        client.responses.create(**asked | {"input": [*made.output, *results]})
+        assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in c.prompt()
         c.node.reply = c.encode('[{"name":"patch","parameters":{"input": """\nx')
         forced = {"type": "custom", "name": "patch"}
-        made = await client.responses.create(**asked, tool_choice=forced)
+        made = client.responses.create(**asked, tool_choice=forced)
         assert made.output[0].input == "x"
 
 
@@ -162,42 +158,42 @@ class PortCity(BaseModel):
     name: str
 
 
-async def test_a_format_constrains_the_text_and_is_parsed(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, client):
+def test_a_format_constrains_the_text_and_is_parsed() -> None:
+    with openai_client() as (c, client):
         c.node.reply = c.encode('{"name":"Ys"}')
-        made = await client.responses.parse(model="tiny", input="hi", text_format=PortCity)
+        made = client.responses.parse(model="tiny", input="hi", text_format=PortCity)
         assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "PortCity"
         assert "name" in c.node.requests[-1].sampling.structured_outputs.json
         text: Any = {"format": {"type": "json_object"}}
-        await client.responses.create(input="hi", text=text)
+        client.responses.create(input="hi", text=text)
         assert c.node.requests[-1].sampling.structured_outputs.json_object
         assert c.node.requests[-1].sampling.structured_outputs.param == "text.format"
 
 
-async def test_logprobs_of_the_text_are_included(tmp_path: Path) -> None:
-    async with served(tmp_path) as (_, client):
+def test_logprobs_of_the_text_are_included() -> None:
+    with openai_client() as (c, client):
         asked: dict[str, Any] = {
             "input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2,
         }  # fmt: skip
-        made = await client.responses.create(**asked)
+        made = client.responses.create(**asked)
         logprobs = made.output[0].content[0].logprobs
         assert "".join(entry.token for entry in logprobs) == "hello world"
         assert {len(entry.top_logprobs) for entry in logprobs} == {2}
-        stream = await client.responses.create(**asked, stream=True)
-        events = [event async for event in stream]
+        stream = client.responses.create(**asked, stream=True)
+        events = list(stream)
         deltas = [event for event in events if event.type == "response.output_text.delta"]
         streamed = [entry.token for event in deltas for entry in event.logprobs]
         assert streamed == [entry.token for entry in logprobs]
         last = events[-1].response
         assert last.output[0].content[0].logprobs == logprobs
-        assert await client.responses.retrieve(last.id) == last
+        assert c.stored(last.id).body == last.to_dict()
 
 
-async def test_reasoning_is_an_item_that_may_go_back(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE.replace("{{ m.content }}", "{{ m.reasoning_content }}"))
-    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
+def test_reasoning_is_an_item_that_may_go_back() -> None:
+    template = TEMPLATE.replace("{{ m.content }}", "{{ m.reasoning_content }}")
+    with openai_client(tiny(template), reasoning_parser="qwen3") as (c, client):
         c.node.reply = c.encode("<think>one two</think>three")
-        made = await client.responses.create(input="hi", include=["reasoning.encrypted_content"])
+        made = client.responses.create(input="hi", include=["reasoning.encrypted_content"])
         reasoning, message = made.output
         assert reasoning.content[0].text == "one two" and made.output_text == "three"
         assert made.usage.output_tokens_details.reasoning_tokens > 0
@@ -206,15 +202,15 @@ async def test_reasoning_is_an_item_that_may_go_back(tmp_path: Path) -> None:
             "summary": [],
             "encrypted_content": reasoning.encrypted_content,
         }
-        await client.responses.create(input=[sent, message, {"role": "user", "content": "x"}])
-        assert "assistant\none two<|end|>" in prompt(c)
-        async with client.responses.stream(model="tiny", input="hi") as stream:
-            kinds = dict.fromkeys([event.type async for event in stream])
+        client.responses.create(input=[sent, message, {"role": "user", "content": "x"}])
+        assert "assistant\none two<|end|>" in c.prompt()
+        with client.responses.stream(model="tiny", input="hi") as stream:
+            kinds = dict.fromkeys([event.type for event in stream])
         assert "response.reasoning_text.delta" in kinds and "response.reasoning_text.done" in kinds
 
 
-async def test_a_conversation_that_is_too_long_loses_its_oldest_turns(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, client):
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
+    with openai_client() as (c, client):
         turns: list[dict[str, Any]] = []
         for i in range(9):
             turns += [
@@ -223,17 +219,17 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns(tmp_path: 
             ]
         turns.append({"role": "user", "content": "last"})
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
-            await client.responses.create(input=turns, max_output_tokens=50)
-        made = await client.responses.create(
+            client.responses.create(input=turns, max_output_tokens=50)
+        made = client.responses.create(
             input=turns, truncation="auto", max_output_tokens=50, instructions="be brief"
         )
-        shown = prompt(c)
+        shown = c.prompt()
         assert "be brief" in shown and "last" in shown and "question 8" in shown
         assert "question 0" not in shown and made.truncation == "auto"
         room = CONTEXT - 50 - len(c.node.requests[-1].prompt)
         assert 0 <= room < 80  # not one turn more fits
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
-            await client.responses.create(input="y" * 5000, truncation="auto")
+            client.responses.create(input="y" * 5000, truncation="auto")
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
@@ -259,10 +255,10 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def test_errors_name_the_fields_of_this_api(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, _):
+def test_errors_name_the_fields_of_this_api() -> None:
+    with openai_client() as (c, _):
         for fields, param in WRONG:
-            answer = await c.client.post("/v1/responses", json={"input": "hi", **fields})
+            answer = c.post("/v1/responses", **{"input": "hi", **fields})
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
             assert error["param"] == param, error

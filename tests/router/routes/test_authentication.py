@@ -1,4 +1,4 @@
-"""Every route that the app has asks for the key that it should, found by listing the routes."""
+"""Every route of the app requires the key that it should."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tandem.router import app
 from tandem.router.http.access_log import PROBES
 from tandem.tests.router.support import cluster
 
-# Only on a port of its own where clients need a key.
+# Not on this port if clients need a key.
 METRICS = "/metrics"
-# Files without data: what the page shows, it fetches with a key.
+# Files without data; the page fetches data with a key.
 PAGE = {"/", "/cluster", "/web/path"}
 FORMS = (
     lambda key: {"authorization": f"Bearer {key}"},
@@ -23,7 +23,7 @@ WRONG = ("wrong", "Secret", "secret-", "x" * 10_000)
 
 
 def routes() -> Iterator[tuple[str, str]]:
-    """Methods and paths, with something in the place of their parameters."""
+    """Methods and paths of all routes, with values for path parameters."""
     for api in app.APIS:
         for route in api.router.routes:
             assert isinstance(route, APIRoute), route
@@ -47,8 +47,8 @@ async def test_every_route_asks_for_the_key_that_it_should(tmp_path: Path) -> No
             assert open_to_all == (404 if path == METRICS else 401), path
             for form in FORMS:
                 for key in WRONG if path != METRICS else ():
-                    answer = await c.client.request(method, path, headers=form(key))
-                    assert answer.status_code == 401, (path, key[:10])
+                    response = await c.client.request(method, path, headers=form(key))
+                    assert response.status_code == 401, (path, key[:10])
                 users = await c.client.request(method, path, headers=form("secret"))
                 assert (users.status_code == 403) == is_admins(path), path
                 assert users.status_code != 401
@@ -59,14 +59,14 @@ async def test_every_route_asks_for_the_key_that_it_should(tmp_path: Path) -> No
 
 
 async def test_admin_routes_are_off_without_an_admin_key(tmp_path: Path) -> None:
-    given = {"authorization": "Bearer secret"}
+    headers = {"authorization": "Bearer secret"}
     for key in (None, "secret"):
         async with cluster(tmp_path, api_key=key) as c:
             for method, path in routes():
                 if is_admins(path):
-                    answer = await c.client.request(method, path, headers=given)
-                    assert answer.status_code == 403
-                    assert answer.json()["error"]["code"] == "no_admin_key"
+                    response = await c.client.request(method, path, headers=headers)
+                    assert response.status_code == 403
+                    assert response.json()["error"]["code"] == "no_admin_key"
 
 
 async def test_an_admin_key_alone_leaves_the_api_open(tmp_path: Path) -> None:
@@ -74,5 +74,5 @@ async def test_an_admin_key_alone_leaves_the_api_open(tmp_path: Path) -> None:
         assert (await c.complete()).status_code == 200
         assert (await c.client.get("/metrics")).status_code == 200
         assert (await c.client.post("/shutdown")).status_code == 401
-        given = {"authorization": "Bearer root"}
-        assert (await c.client.get("/admin/nodes", headers=given)).status_code == 200
+        headers = {"authorization": "Bearer root"}
+        assert (await c.client.get("/admin/nodes", headers=headers)).status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tandem.router.openai.chat_request import ChatCompletionRequest
 from tandem.router.openai.completion_request import CompletionRequest
 from tandem.router.requests.body_model import BodyModel
 from tandem.router.responses.request import CreateResponseRequest
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, usage
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -46,6 +48,13 @@ async def document_of(c: Cluster) -> dict[str, Any]:
     return document
 
 
+@cache
+def the_document() -> dict[str, Any]:
+    """The document of all routers."""
+    document: dict[str, Any] = app._routes(app.APIS).openapi()
+    return json.loads(json.dumps(document))
+
+
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -68,6 +77,7 @@ def answer_schema(
 async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         document = await document_of(c)
+    assert document == the_document()
     assert document["openapi"].startswith("3.1")
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
@@ -173,13 +183,13 @@ async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) 
             check(document, answer_schema(document, path, "post"), answer.json())
 
 
-@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
-async def test_labels_are_as_documented(path: str, tmp_path: Path) -> None:
+async def test_labels_are_as_documented(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="labels", labels=("no", "yes"))
         document = await document_of(c)
-        answer = await c.client.post(path, json={"input": ["a", "hi"]})
-        check(document, answer_schema(document, path, "post"), answer.json())
+        for path in ("/classify", "/v1/classify"):
+            answer = await c.client.post(path, json={"input": ["a", "hi"]})
+            check(document, answer_schema(document, path, "post"), answer.json())
 
 
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -209,18 +219,13 @@ def check_events(document: dict[str, Any], path: str, stream: str) -> int:
     return len(events)
 
 
-@pytest.mark.parametrize(("path", "body"), STREAMS)
-async def test_events_are_as_documented(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        document = await document_of(c)
-        stream = await c.client.post(path, json=body)
-        assert check_events(document, path, stream.text) > 3
+def test_events_are_as_documented() -> None:
+    with InProcessResponses(reasoning_parser="qwen3") as c:
+        for path, body in STREAMS:
+            assert check_events(the_document(), path, c.post(path, **body).text) > 3, path
 
 
-@pytest.mark.parametrize(("path", "body"), STREAMS)
-async def test_the_errors_of_streams_are_as_documented(
-    tmp_path: Path, path: str, body: dict[str, Any]
-) -> None:
+async def test_the_errors_of_streams_are_as_documented(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
 
         async def dying(request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
@@ -231,9 +236,10 @@ async def test_the_errors_of_streams_are_as_documented(
 
         c.node.script = dying
         document = await document_of(c)
-        stream = await c.client.post(path, json=body)
-        assert '"error"' in stream.text
-        assert check_events(document, path, stream.text) > 1
+        for path, body in STREAMS:
+            stream = await c.client.post(path, json=body)
+            assert '"error"' in stream.text
+            assert check_events(document, path, stream.text) > 1, path
 
 
 async def test_errors_are_as_documented(tmp_path: Path) -> None:
@@ -289,14 +295,13 @@ def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("path", "model", "valid"), BODIES)
-async def test_documented_fields_are_taken_and_no_others(
-    tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_documented_fields_are_taken_and_no_others(
+    path: str, model: type[BodyModel], valid: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     allowed: dict[str, Any] = {"reasoning_parser": "qwen3", "trust_request_chat_template": True}
-    async with cluster(tmp_path, **allowed) as c:
-        document = await document_of(c)
-        fields = document["components"]["schemas"][model.__name__]["properties"]
+    document = the_document()
+    fields = document["components"]["schemas"][model.__name__]["properties"]
+    with InProcessResponses(**allowed) as c:
         for name, schema in fields.items():
             if name == "previous_response_id":
                 continue  # there is none
@@ -306,40 +311,39 @@ async def test_documented_fields_are_taken_and_no_others(
             beside: dict[str, Any] = {"stream": True} if name == "stream_options" else {}
             if name in ("top_logprobs", "logprob_token_ids") and path != "/v1/responses":
                 beside["logprobs"] = "chat" in path or 1
-            answer = await c.client.post(path, json={**valid, **beside, name: value})
-            assert answer.status_code == 200, (name, value, answer.text)
+            response = c.post(path, **{**valid, **beside, name: value})
+            assert response.status_code == 200, (name, value, response.text)
         assert not [r for r in caplog.records if "unknown and ignored" in r.getMessage()]
-        await c.client.post(path, json={**valid, "undocumented": 1})
+        c.post(path, **{**valid, "undocumented": 1})
         assert "the field 'undocumented', which is unknown" in caplog.text
         for name in model.unsupported.keys() - fields.keys():
-            answer = await c.client.post(path, json={**valid, name: "other"})
-            assert answer.status_code == 400, name
-            assert f"'{name}' is not supported" in answer.json()["error"]["message"]
+            response = c.post(path, **{**valid, name: "other"})
+            assert response.status_code == 400, name
+            assert f"'{name}' is not supported" in response.json()["error"]["message"]
         assert not model.unsupported.keys() & fields.keys()
 
 
 @pytest.mark.parametrize(("path", "model", "valid"), BODIES)
-async def test_documented_ranges_are_those_that_hold(
-    tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any]
+def test_documented_ranges_are_those_that_hold(
+    path: str, model: type[BodyModel], valid: dict[str, Any]
 ) -> None:
     """A number beyond a documented limit is rejected, and one at the limit is not because of it."""
-    async with cluster(tmp_path) as c:
-        document = await document_of(c)
-        fields = document["components"]["schemas"][model.__name__]["properties"]
-        limits = [
-            (name, side, kind[side], step)
-            for name, schema in fields.items()
-            for kind in schema.get("anyOf", (schema,))
-            for side, step in (("minimum", -1), ("maximum", 1))
-            if side in kind
-        ]
-        assert len(limits) > 4
-        # 0 tokens may be asked for with the prompt's echo.
-        valid = {**valid, "echo": True} if path == "/v1/completions" else valid
+    fields = the_document()["components"]["schemas"][model.__name__]["properties"]
+    limits = [
+        (name, side, kind[side], step)
+        for name, schema in fields.items()
+        for kind in schema.get("anyOf", (schema,))
+        for side, step in (("minimum", -1), ("maximum", 1))
+        if side in kind
+    ]
+    assert len(limits) > 4
+    # 0 tokens may be asked for with the prompt's echo.
+    valid = {**valid, "echo": True} if path == "/v1/completions" else valid
+    with InProcessResponses() as c:
         for name, side, limit, step in limits:
-            beyond = await c.client.post(path, json={**valid, name: limit + step})
+            beyond = c.post(path, **{**valid, name: limit + step})
             message = beyond.json()["error"]["message"]
             assert f"is {BEYOND[side]} of {limit}." in message, (name, message)
-            within = await c.client.post(path, json={**valid, name: limit})
+            within = c.post(path, **{**valid, name: limit})
             if within.status_code != 200:
                 assert f"the {side}" not in within.json()["error"]["message"], name

@@ -1,4 +1,4 @@
-"""Routes for operators and monitors: health, load, usage, documents, commands, the end."""
+"""Routes for operators and monitors: health, load, usage, documentation, commands, shutdown."""
 
 from __future__ import annotations
 
@@ -66,21 +66,23 @@ async def test_usage_of_a_key_and_of_all(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="alice: a,bob: b", admin_api_key="root") as c:
 
         async def usage(key: str) -> list[dict[str, Any]]:
-            given = {"authorization": f"Bearer {key}"}
-            data: list[dict[str, Any]] = (await c.client.get("/v1/usage", headers=given)).json()[
+            headers = {"authorization": f"Bearer {key}"}
+            data: list[dict[str, Any]] = (await c.client.get("/v1/usage", headers=headers)).json()[
                 "data"
             ]
             return data
 
-        given = {"authorization": "Bearer a"}
-        spent = []
+        headers = {"authorization": "Bearer a"}
+        statuses = []
         for stream in (False, True):
             body = {"prompt": "hi", "stream": stream, "max_tokens": 2}
-            answer = await c.client.post("/v1/completions", json=body, headers=given)
-            spent.append(answer.status_code)
+            response = await c.client.post("/v1/completions", json=body, headers=headers)
+            statuses.append(response.status_code)
         body = {"prompt": "hi", "temperature": -1}
-        spent.append((await c.client.post("/v1/completions", json=body, headers=given)).status_code)
-        assert spent == [200, 200, 400]
+        statuses.append(
+            (await c.client.post("/v1/completions", json=body, headers=headers)).status_code
+        )
+        assert statuses == [200, 200, 400]
         prompt = 2 * len(c.encode("hi"))
         await until(lambda: c.router.app.services.usage.of("alice").requests == 3)
         [entry] = await usage("a")
@@ -115,18 +117,15 @@ async def test_the_documentation_page_has_every_route_and_no_script(tmp_path: Pa
         assert foreign not in page.text
 
 
-# ---- SageMaker ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_invocation_is_a_chat_or_a_completion(tmp_path: Path, stream: bool) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
     text = {"prompt": "hi", "stream": stream}
     async with cluster(tmp_path) as c:
         for body, kind in ((chat, "chat.completion"), (text, "text_completion")):
-            answer = await c.client.post("/invocations", json=body)
-            assert answer.status_code == 200
-            first = answer.text.partition("\n")[0].removeprefix("data: ")
+            response = await c.client.post("/invocations", json=body)
+            assert response.status_code == 200
+            first = response.text.partition("\n")[0].removeprefix("data: ")
             assert json.loads(first)["object"].removesuffix(".chunk") == kind
         bad: tuple[Any, ...] = ({"stream": stream}, [], {"prompt": "x", "n": 0})
         for wrong in bad:
@@ -134,29 +133,26 @@ async def test_an_invocation_is_a_chat_or_a_completion(tmp_path: Path, stream: b
             assert refused.status_code == 400 and refused.json()["error"]["message"]
 
 
-# ---- commands -----------------------------------------------------------------------------------
-
-
 async def test_nodes_are_listed_drained_and_switched(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2, admin_api_key="root") as c:
 
         async def post(path: str, **fields: Any) -> tuple[int, Any]:
-            answer = await c.client.post(f"/admin/nodes/{path}", headers=ROOT, **fields)
-            return answer.status_code, answer.json()
+            response = await c.client.post(f"/admin/nodes/{path}", headers=ROOT, **fields)
+            return response.status_code, response.json()
 
         listed = (await c.client.get("/admin/nodes", headers=ROOT)).json()
         assert [node["node_id"] for node in listed["nodes"]] == ["decode-0", "decode-1"]
         assert listed["absent"] == []
         assert (await post("decode-0/drain"))[0] == 200
-        node = c.router.nodes.named("decode-0")
+        node = c.router.nodes.find("decode-0")
         assert node is not None and node.to_drain and node.drain_seconds is None
-        status, answer = await post("decode-1/role", json={"role": "prefill"})
-        assert status == 400 and "the last decode node" in answer["error"]["message"]
+        status, response = await post("decode-1/role", json={"role": "prefill"})
+        assert status == 400 and "the last decode node" in response["error"]["message"]
         status, _ = await post("decode-1/role", json={"role": "prefill", "force": True})
-        other = c.router.nodes.named("decode-1")
+        other = c.router.nodes.find("decode-1")
         assert status == 200 and other is not None and other.next_role == pb.ROLE_PREFILL
-        status, answer = await post("none/drain", json={"timeout": 3})
-        assert status == 404 and answer["error"]["code"] == "node_not_found"
+        status, response = await post("none/drain", json={"timeout": 3})
+        assert status == 404 and response["error"]["code"] == "node_not_found"
         for path, body in (
             ("decode-0/drain", {"timeout": -1}),
             ("decode-0/drain", {"timeout": "long"}),

@@ -1,4 +1,4 @@
-"""The metrics page: the series of nodes, and rendering that does not hold the event loop."""
+"""The metrics page: the series of nodes, and rendering without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_a_handful_of_series_a_node_whatever_its_name() -> None:
     join(table, "plain", running=3, total_blocks=2**31)
     join(table, 'a "quoted" \\ name', pb.ROLE_PREFILL, queued_prefill_tokens=70)
     now += 1.5
-    shown = samples(Metrics(table).render())
-    assert shown["tandem_node_running", "plain"] == 3
-    assert shown["tandem_node_total_blocks", "plain"] == 2**31
-    assert shown["tandem_node_heartbeat_age_seconds", "plain"] == 1.5
-    assert shown["tandem_node_queued_prefill_tokens", 'a "quoted" \\ name'] == 70
-    assert len(shown) == 2 * (len(SERIES) + 2)
+    series = samples(Metrics(table).render())
+    assert series["tandem_node_running", "plain"] == 3
+    assert series["tandem_node_total_blocks", "plain"] == 2**31
+    assert series["tandem_node_heartbeat_age_seconds", "plain"] == 1.5
+    assert series["tandem_node_queued_prefill_tokens", 'a "quoted" \\ name'] == 70
+    assert len(series) == 2 * (len(SERIES) + 2)
 
 
 def test_nodes_are_counted_by_role_and_state() -> None:
@@ -72,25 +72,25 @@ def test_nodes_are_counted_by_role_and_state() -> None:
 async def test_concurrent_scrapes_share_one_page_rendered_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
     may_end = threading.Event()
 
     def slow(registry: Any) -> bytes:
-        made.append(threading.current_thread())
+        threads.append(threading.current_thread())
         assert may_end.wait(10)
         return b"made\n"
 
     monkeypatch.setattr(module, "generate_latest", slow)
     metrics = Metrics(NodeTable(3.0))
-    asked = [asyncio.create_task(metrics.page()) for _ in range(3)]
-    while not made:  # noqa: ASYNC110 (a thread has no event of this loop)
+    scrapes = [asyncio.create_task(metrics.page()) for _ in range(3)]
+    while not threads:  # noqa: ASYNC110 (a thread has no event of this loop)
         await asyncio.sleep(0.001)
-    asked[0].cancel()  # the first who asked hangs up
+    scrapes[0].cancel()  # the first client disconnects
     may_end.set()
-    pages = await asyncio.gather(*asked, return_exceptions=True)
+    pages = await asyncio.gather(*scrapes, return_exceptions=True)
     assert isinstance(pages[0], asyncio.CancelledError)
     assert all(isinstance(page, bytes) and page.startswith(b"made") for page in pages[1:])
-    assert len(made) == 1 and made[0] is not threading.main_thread()
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 async def test_an_old_page_is_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +114,9 @@ async def test_a_scrape_of_many_nodes_keys_and_models_holds_the_loop_briefly(
         for number in range(50):
             c.router.metrics.requests[f"model-{number}"] += 1
             c.router.metrics.vllm.token_gaps.of(f"model-{number}").observe(0.01, 1)
-        answer = await held_briefly(lambda: httpx.get(f"{c.url}/metrics", timeout=60))
+        response = await held_briefly(lambda: httpx.get(f"{c.url}/metrics", timeout=60))
         for line in ('node="decode-0999-', f'key="key-{MAX_NAMES - 1}"', 'model_name="model-49"'):
-            assert line in answer.text, line
+            assert line in response.text, line
 
 
 def test_keys_that_are_first_seen_during_a_scrape_do_not_break_it() -> None:
@@ -133,25 +133,24 @@ def test_keys_that_are_first_seen_during_a_scrape_do_not_break_it() -> None:
     assert set(usage.all()) == {"early", "late"}
 
 
-# ---- vLLM's names -------------------------------------------------------------------------------
-
-
 async def test_sizes_times_and_sources_of_requests_under_vllms_names(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
 
         async def script(request: Any, context: Any) -> Any:
             yield admitted()
-            spent = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5, transfer_seconds=0.125)
+            first_token = pb.FirstToken(
+                queue_seconds=0.25, prefill_seconds=0.5, transfer_seconds=0.125
+            )
             count = len(request.prompt)
-            yield usage(request, cached_tokens=1, remote_tokens=count - 2, first_token=spent)
+            yield usage(request, cached_tokens=1, remote_tokens=count - 2, first_token=first_token)
             for index in range(2):
                 yield tokens_event(index, [1, 2])
                 yield tokens_event(index, [3] * index)
                 yield finished(index)
 
         c.node.script = script
-        answer = await c.complete("hello world, hello world", n=2, max_tokens=9)
-        prompt = answer.json()["usage"]["prompt_tokens"]
+        response = await c.complete("hello world, hello world", n=2, max_tokens=9)
+        prompt = response.json()["usage"]["prompt_tokens"]
         page = c.router.metrics.render().decode()
     for name, value in (
         ("num_requests_running", 0),

@@ -1,4 +1,4 @@
-"""Observing a router: where its metrics are served, and its log line about throughput."""
+"""Where a router's metrics are served, and its log line about throughput."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def page(url: str) -> httpx.Response:
 
 async def test_metrics_have_a_port_of_their_own_without_a_key(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret", metrics_port=0) as c:
-        shown = await page(f"http://127.0.0.1:{c.router.metrics_port}/metrics")
-        assert shown.status_code == 200 and "tandem_nodes{" in shown.text
+        text = await page(f"http://127.0.0.1:{c.router.metrics_port}/metrics")
+        assert text.status_code == 200 and "tandem_nodes{" in text.text
         headers = {"authorization": "Bearer secret"}
         refused = await c.client.get("/metrics", headers=headers)
         assert refused.status_code == 404 and "--metrics-port" in refused.text
@@ -92,11 +92,9 @@ async def test_keys_may_come_from_a_file_that_changes(
         assert [await status(key) for key in ("first", "third", "fixed")] == [401, 200, 200]
         file.write_text("\n")
         assert [await status(key) for key in ("none", "third")] == [401, 200], "as it was before"
-    with pytest.raises(StartupError, match="has no key, so it would let everybody in"):
+    with pytest.raises(StartupError, match="has no key, so every client would be allowed"):
         Router(RouterOptions(port=0, registry_port=0, api_key_file=str(file)))
 
-
-# ---- the line about throughput -------------------------------------------------------------------
 
 IDLE = Work(
     prompt_tokens=100,
@@ -135,9 +133,9 @@ async def test_a_router_logs_its_throughput_while_it_has_work(
     caplog.set_level(logging.INFO, "tandem")
     async with cluster(tmp_path, stats_interval=0.05) as c:
         await c.complete("hello")
-        # The first line may come when the request has only begun.
-        await until(lambda: any(told["generated_tokens_per_second"] for told in lines(caplog)))
-    assert [stats_line.Rates(**told) for told in lines(caplog)]
+        # The first line may come before the request has generated anything.
+        await until(lambda: any(line["generated_tokens_per_second"] for line in lines(caplog)))
+    assert [stats_line.Rates(**line) for line in lines(caplog)]
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

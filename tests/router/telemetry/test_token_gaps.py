@@ -1,4 +1,4 @@
-"""The histogram of times between tokens is the library's, but for its cost."""
+"""The histogram of times between tokens equals the library's."""
 
 from __future__ import annotations
 

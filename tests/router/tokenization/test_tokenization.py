@@ -8,82 +8,76 @@ from typing import Any
 import httpx
 import pytest
 
+from tandem.tests.router.in_process import InProcess
 from tandem.tests.router.support import CONTEXT, TEMPLATE, cluster, held_briefly
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-async def test_a_text(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        answer = await c.client.post("/tokenize", json={"prompt": "hello world"})
-        tokens = c.encode("hello world")
-        assert answer.json() == {
-            "count": len(tokens),
-            "max_model_len": CONTEXT,
-            "tokens": tokens,
-            "token_strs": None,
-        }
-        asked = {"prompt": "hello world", "return_token_strs": True}
-        answer = await c.client.post("/tokenize", json=asked)
-        assert answer.json()["token_strs"] == ["hello", "Ġworld"]
-        empty = await c.client.post("/tokenize", json={"prompt": ""})
-        assert (empty.json()["count"], empty.json()["tokens"]) == (0, [])
+@pytest.fixture
+def c() -> InProcess:
+    return InProcess()
 
 
-async def test_a_chat_has_the_tokens_of_its_prompt(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        answer = await c.client.post("/tokenize", json={"model": "tiny", "messages": MESSAGES})
-        await c.client.post("/v1/chat/completions", json={"messages": MESSAGES})
-        assert answer.json()["tokens"] == list(c.node.requests[0].prompt)
-        without = {"messages": MESSAGES, "add_generation_prompt": False}
-        fewer = await c.client.post("/tokenize", json=without)
-        assert fewer.json()["count"] < answer.json()["count"]
+def test_a_text(c: InProcess) -> None:
+    tokens = c.encode("hello world")
+    assert c.post("/tokenize", prompt="hello world").json() == {
+        "count": len(tokens),
+        "max_model_len": CONTEXT,
+        "tokens": tokens,
+        "token_strs": None,
+    }
+    named = c.post("/tokenize", prompt="hello world", return_token_strs=True).json()
+    assert named["token_strs"] == ["hello", "Ġworld"]
+    empty = c.post("/tokenize", prompt="").json()
+    assert (empty["count"], empty["tokens"]) == (0, [])
 
 
-async def test_tokens_become_text_again(tmp_path: Path) -> None:
+def test_a_chat_has_the_tokens_of_its_prompt(c: InProcess) -> None:
+    response = c.post("/tokenize", model="tiny", messages=MESSAGES).json()
+    c.chat("hello")
+    assert response["tokens"] == list(c.node.requests[0].prompt)
+    fewer = c.post("/tokenize", messages=MESSAGES, add_generation_prompt=False).json()
+    assert fewer["count"] < response["count"]
+
+
+def test_tokens_become_text_again(c: InProcess) -> None:
     text = "hello wörld, 一"
-    async with cluster(tmp_path) as c:
-        tokens = (await c.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
-        answer = await c.client.post("/detokenize", json={"tokens": tokens})
-        assert answer.json() == {"prompt": text, "content": text}
-        of_vllm = await c.client.post("/detokenize", json={"tokens": tokens, "model": "tiny"})
-        assert of_vllm.json() == {"prompt": text}
-        special = await c.client.post("/detokenize", json={"tokens": [1, 0]})
-        assert special.json()["prompt"] == "<|start|><|end|>"
-        empty = await c.client.post("/detokenize", json={"tokens": []})
-        assert empty.json() == {"prompt": "", "content": ""}
-        wrong = (await c.client.post("/detokenize", json={"tokens": [1, 320]})).json()["error"]
-        assert (wrong["param"], wrong["code"]) == ("tokens[1]", "integer_above_max_value")
-        assert "320 is out of vocabulary; the model's token ids are 0 to 319" in wrong["message"]
+    tokens = c.post("/tokenize", prompt=text).json()["tokens"]
+    assert c.post("/detokenize", tokens=tokens).json() == {"prompt": text, "content": text}
+    # As vLLM's clients send it.
+    assert c.post("/detokenize", tokens=tokens, model="tiny").json() == {"prompt": text}
+    assert c.post("/detokenize", tokens=[1, 0]).json()["prompt"] == "<|start|><|end|>"
+    assert c.post("/detokenize", tokens=[]).json() == {"prompt": "", "content": ""}
+    error = c.post("/detokenize", tokens=[1, 320]).json()["error"]
+    assert (error["param"], error["code"]) == ("tokens[1]", "integer_above_max_value")
+    assert "320 is out of vocabulary; the model's token ids are 0 to 319" in error["message"]
 
 
-async def test_a_text_as_llama_cpp_asks_for_it(tmp_path: Path) -> None:
-    async def tokens(content: str, **fields: Any) -> Any:
-        asked = {"content": content} | fields
-        answer = await c.client.post("/tokenize", json=asked)
-        return answer.json()["tokens"] if answer.status_code == 200 else answer.status_code
+def test_a_text_as_llama_cpp_asks_for_it(c: InProcess) -> None:
+    def tokens(content: str, **fields: Any) -> Any:
+        response = c.post("/tokenize", content=content, **fields)
+        return response.json()["tokens"] if response.status_code == 200 else response.status_code
 
-    async with cluster(tmp_path) as c:
-        assert await tokens("hello world") == c.encode("hello world")
-        assert await tokens("<|end|>") == [0]
-        assert len(await tokens("<|end|>", parse_special=False)) > 1
-        assert await tokens("hello", add_special=True) == c.encode("hello")
-        pieces = await tokens("hello wörld, 一🤗", with_pieces=True)
-        assert [piece["id"] for piece in pieces] == await tokens("hello wörld, 一🤗")
-        texts = [piece["piece"] for piece in pieces]
-        parts = [text.encode() if isinstance(text, str) else bytes(text) for text in texts]
-        assert b"".join(parts).decode() == "hello wörld, 一🤗"
-        assert any(isinstance(text, list) for text in texts) and texts[0] == "hello"
-        assert await tokens("hello", model="other") == 404
-        assert await tokens(" world" * (40 * CONTEXT)) == 400
+    assert tokens("hello world") == c.encode("hello world")
+    assert tokens("<|end|>") == [0]
+    assert len(tokens("<|end|>", parse_special=False)) > 1
+    assert tokens("hello", add_special=True) == c.encode("hello")
+    pieces = tokens("hello wörld, 一🤗", with_pieces=True)
+    assert [piece["id"] for piece in pieces] == tokens("hello wörld, 一🤗")
+    texts = [piece["piece"] for piece in pieces]
+    parts = [text.encode() if isinstance(text, str) else bytes(text) for text in texts]
+    assert b"".join(parts).decode() == "hello wörld, 一🤗"
+    assert any(isinstance(text, list) for text in texts) and texts[0] == "hello"
+    assert tokens("hello", model="other") == 404
+    assert tokens(" world" * (40 * CONTEXT)) == 400
 
 
-async def test_a_text_longer_than_the_context_is_counted(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        answer = await c.client.post("/tokenize", json={"prompt": " world" * (CONTEXT + 1)})
-        assert answer.json()["count"] > answer.json()["max_model_len"]
-        far = await c.client.post("/tokenize", json={"prompt": " world" * (40 * CONTEXT)})
-        assert (far.status_code, far.json()["error"]["code"]) == (400, "context_length_exceeded")
+def test_a_text_longer_than_the_context_is_counted(c: InProcess) -> None:
+    counted = c.post("/tokenize", prompt=" world" * (CONTEXT + 1)).json()
+    assert counted["count"] > counted["max_model_len"]
+    far = c.post("/tokenize", prompt=" world" * (40 * CONTEXT))
+    assert (far.status_code, far.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_the_tokenizer_is_shown_on_demand(tmp_path: Path) -> None:
@@ -92,9 +86,9 @@ async def test_the_tokenizer_is_shown_on_demand(tmp_path: Path) -> None:
         assert info["eos_token"] == "<|end|>" and info["chat_template"] == TEMPLATE
         assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
     async with cluster(tmp_path) as c:
-        answer = await c.client.get("/tokenizer_info")
-        assert answer.status_code == 404
-        assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
+        response = await c.client.get("/tokenizer_info")
+        assert response.status_code == 404
+        assert "--enable-tokenizer-info-endpoint" in response.json()["error"]["message"]
 
 
 WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
@@ -120,13 +114,10 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status", "param"), WRONG)
-async def test_an_invalid_request(
-    tmp_path: Path, path: str, body: dict[str, Any], status: int, param: str | None
-) -> None:
-    async with cluster(tmp_path) as c:
-        answer = await c.client.post(path, json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+def test_invalid_bodies_name_their_field(c: InProcess) -> None:
+    for path, body, status, param in WRONG:
+        response = c.post(path, **body)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param), body
 
 
 async def test_a_long_text_does_not_hold_the_loop(tmp_path: Path) -> None:
@@ -143,4 +134,4 @@ async def test_requests_are_counted_and_answers_are_bounded(tmp_path: Path) -> N
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
     async with cluster(tmp_path, max_held_response_bytes=20) as c:
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
-        assert c.router.app.handler.responses.held == c.router.app.handler.active == 0
+        assert c.router.app.handler.responses.used == c.router.app.handler.active == 0

@@ -1,5 +1,5 @@
-"""A browser with the page of a router over fake nodes. Everything here is skipped on a machine
-without playwright or chromium."""
+"""A browser with the page of a router with fake nodes. Tests are skipped without playwright or
+chromium."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from tandem.tests.router.support import Cluster
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-# What is waited for comes within milliseconds; a busy machine may take longer.
+# Everything happens within milliseconds, but a busy machine may take longer.
 PATIENCE_MS = 20_000
 
 
 def playwright() -> Any:
-    """playwright's module, or the test is skipped."""
+    """The module playwright; skips the test without it."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     return pytest.importorskip("playwright.async_api", reason="playwright is not installed")
@@ -39,7 +39,7 @@ async def browser() -> AsyncIterator[Any]:
 
 
 class Tab:
-    """A page of one visitor, who starts without chats, and all that went wrong in it."""
+    """A page of a visitor, initially without chats, and its errors."""
 
     def __init__(self, page: Any, cluster: Cluster) -> None:
         self.page = page
@@ -64,14 +64,14 @@ class Tab:
         await self.page.wait_for_selector("#model:enabled")
 
     async def beside(self) -> Tab:
-        """Another tab of the same visitor, whose problems count as this one's."""
+        """Another tab of the same visitor; its errors are added to this one's."""
         other = Tab(await self.page.context.new_page(), self.cluster)
         other.problems, other.foreign = self.problems, self.foreign
         await other.load()
         return other
 
     async def menu(self, item: str) -> None:
-        """Choose from the menu of the first chat."""
+        """Choose an item in the menu of the first chat."""
         await self.page.hover(".chats li")
         await self.click(".chats [aria-haspopup]")
         await self.click(f"[role=menuitem]:has-text('{item}')")
@@ -81,7 +81,7 @@ class Tab:
         await self.page.press("#message", "Enter")
 
     async def ask(self, text: str) -> str:
-        """The text of the answer, when it has ended."""
+        """Send a message. Returns the text of the answer at its end."""
         await self.send(text)
         return await self.answer()
 
@@ -89,8 +89,8 @@ class Tab:
         last = "article.assistant:last-child:not(.running)"
         await self.page.wait_for_selector(f"{last} .figures, {last} .error")
         assert await self.page.locator(f"{last} .error").all_inner_texts() == []
-        shown: str = await self.page.inner_text("article.assistant:last-child > .markdown")
-        return shown
+        text: str = await self.page.inner_text("article.assistant:last-child > .markdown")
+        return text
 
     async def has(self, selector: str) -> None:
         await self.page.wait_for_selector(selector)
@@ -101,43 +101,44 @@ class Tab:
 
 @asynccontextmanager
 async def tab(chromium: Any, cluster: Cluster, **options: Any) -> AsyncIterator[Tab]:
-    """A new visitor's tab. On leaving, nothing may have failed or gone to another server."""
+    """A new visitor's tab. Asserts at the end that there were no errors, and no requests to
+    other servers."""
     context = await chromium.new_context(**options)
     try:
-        made = Tab(await context.new_page(), cluster)
-        yield made
-        assert made.problems == [] and made.foreign == []
+        new_tab = Tab(await context.new_page(), cluster)
+        yield new_tab
+        assert new_tab.problems == [] and new_tab.foreign == []
     finally:
         await context.close()
 
 
 def axe_source() -> str:
-    """The script of axe, which finds what is not accessible, or the test is skipped."""
+    """The script of axe, which finds accessibility problems; skips the test without it."""
     module = pytest.importorskip("axe_playwright_python.base", reason="axe is not installed")
     return Path(module.AXE_FILE_PATH).read_text()
 
 
 async def violations(t: Tab, source: str) -> dict[str, list[str]]:
     await t.page.evaluate(source)
-    found = await t.page.evaluate("axe.run()")
+    report = await t.page.evaluate("axe.run()")
     return {
-        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found["violations"]
+        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in report["violations"]
     }
 
 
 def says(c: Cluster, text: str) -> None:
-    """Let the node answer this."""
+    """Let the node generate this text."""
     c.node.reply = c.encode(text)
 
 
-async def streams(t: Tab, path: str, *answers: list[dict[str, Any]]) -> list[Any]:
-    """Answer requests with these deltas, or events of a response; returns the bodies."""
+async def streams(t: Tab, path: str, *outputs: list[dict[str, Any]]) -> list[Any]:
+    """Serve requests with these deltas, or events of a response; returns the bodies."""
     bodies: list[Any] = []
 
     async def fulfil(route: Any) -> None:
         events = [
             event if "type" in event else {"choices": [{"index": 0, "delta": event}]}
-            for event in answers[len(bodies)]
+            for event in outputs[len(bodies)]
         ]
         bodies.append(route.request.post_data_json)
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)

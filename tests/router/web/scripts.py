@@ -1,4 +1,4 @@
-"""What the fake node of the page's tests answers."""
+"""Scripts of the fake node for tests of the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.tests.router.support import Cluster, admitted, finished, tokens_even
 
 
 def goes_on(c: Cluster, end: asyncio.Event) -> None:
-    """Answers begin, and end when ``end`` is set."""
+    """Outputs begin at once, and end when ``end`` is set."""
 
     async def script(request: Any, context: Any) -> Any:
         yield admitted()

@@ -130,10 +130,10 @@ async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Clust
 
 
 @pytest.mark.parametrize(
-    ("status", "shown"),
+    ("status", "expected"),
     [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
 )
-async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, shown: str) -> None:
+async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, expected: str) -> None:
     async def fail_once(route: Any) -> None:
         if failed.is_set():
             await route.continue_()
@@ -144,11 +144,11 @@ async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, shown:
             await route.abort()
         failed.set()
 
-    # It stays: a request that is made while a route goes may hang.
+    # Never removed: a request during the removal of a route may hang.
     failed = asyncio.Event()
     await t.page.route("**/v1/chat/completions", fail_once)
     await t.send("hi")
-    await t.has(f".error:has-text('{shown}')")
+    await t.has(f".error:has-text('{expected}')")
     await t.click(".error button:enabled")
     assert await t.answer() == "hello world"
     assert await t.page.locator("article.assistant").count() == 1
@@ -187,8 +187,8 @@ async def test_an_answer_that_was_cut_off_is_continued(t: Tab, reason: str) -> N
 
     await t.page.route("**/v1/chat/completions", cut)
     await t.send("hi")
-    shown = ".note:has-text('limit of tokens')" if reason else ".error:has-text('Connection lost')"
-    await t.has(f"{shown} button:has-text('Continue')")
+    note = ".note:has-text('token limit')" if reason else ".error:has-text('Connection lost')"
+    await t.has(f"{note} button:has-text('Continue')")
     await streams(t, "chat/completions", [{"content": " and on"}])
     await t.click("button:has-text('Continue')")
     await t.has("article:not(.running) .markdown:has-text('so far and on')")
@@ -308,8 +308,8 @@ async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
     for name, value in values.items():
         await t.page.fill(f"#setting-{name}", str(value))
     tops = "[...document.querySelectorAll('dialog label')].map(l => l.getBoundingClientRect().top)"
-    found = await t.page.evaluate(tops)
-    assert found == sorted(found), "the fields stand below each other"
+    tops_found = await t.page.evaluate(tops)
+    assert tops_found == sorted(tops_found), "the fields stand below each other"
     await t.page.fill("#setting-more", '{"min_tokens": 1}')
     await t.page.keyboard.press("Escape")
     await t.page.select_option("#model", "other")
@@ -337,8 +337,8 @@ async def test_settings_for_new_chats_and_the_theme_are_kept(t: Tab) -> None:
     await t.page.reload()
     await t.has("html[data-theme=dark] [aria-label='Theme: dark']")
     await t.page.keyboard.press("Control+,")
-    for field, kept in (("temperature", "0.5"), ("stop", "one\ntwo"), ("top_p", "")):
-        assert await t.page.input_value(f"#setting-{field}") == kept
+    for field, value in (("temperature", "0.5"), ("stop", "one\ntwo"), ("top_p", "")):
+        assert await t.page.input_value(f"#setting-{field}") == value
 
 
 FILES = """async files => {
@@ -364,7 +364,7 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
     user = {"role": "user", "text": "hi", "files": [{"name": "n", "text": "t"}]}
     amounts = ("first", "total", "rate", "tokens", "prompt", "cached", "remote")
     stats = dict.fromkeys(amounts, 2) | {"prefill": "p", "decode": "d"}
-    answer = {"role": "assistant", "text": "", "reasoning": "r", "calls": [call], "ran": [ran],
+    response = {"role": "assistant", "text": "", "reasoning": "r", "calls": [call], "ran": [ran],
               "approvals": [call | {"server": "s"}], "stats": stats}  # fmt: skip
     result = {"role": "tool", "text": "x", "name": "f", "callId": "c"}
     decision = {
@@ -373,10 +373,10 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
         "decisions": [call | {"server": "s", "approve": True}],
     }
     places = [("1", ""), ("2", "1"), ("3", "2"), ("4", "2")]
-    kept: list[dict[str, Any]] = [user, answer, result, decision]
+    all_messages: list[dict[str, Any]] = [user, response, result, decision]
     messages = {
         f"m{id}": {"id": f"m{id}", "parent": f"m{parent}" if parent else "", "other": 1} | message
-        for (id, parent), message in zip(places, kept, strict=True)
+        for (id, parent), message in zip(places, all_messages, strict=True)
     }
     ours = {"format": "tandem-chats", "chats": [{"title": "T", "messages": messages}]}
     tool_calls = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
@@ -384,15 +384,18 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
                            {"role": "assistant", "content": None, "tool_calls": tool_calls},
                            {"role": "tool", "content": "x", "tool_call_id": "c"}]}  # fmt: skip
     unknown = {"messages": [{"role": "nobody", "content": "hi"}]}
-    found = await t.page.evaluate(FILES, [ours, theirs, unknown, {}])
-    shown = [{"at": at, "below": below} for at, below in enumerate((-1, 0, 1, 1))]
-    assert found[0] == ["T", [place | message for place, message in zip(shown, kept, strict=True)]]
-    assert found[1] == ["", [
+    imported = await t.page.evaluate(FILES, [ours, theirs, unknown, {}])
+    expected = [{"at": at, "below": below} for at, below in enumerate((-1, 0, 1, 1))]
+    assert imported[0] == [
+        "T",
+        [place | message for place, message in zip(expected, all_messages, strict=True)],
+    ]
+    assert imported[1] == ["", [
         {"at": 0, "below": -1, "role": "user", "text": "hi"},
         {"at": 1, "below": 0, "role": "assistant", "text": "", "calls": [call]},
         {"at": 2, "below": 1, "role": "tool", "text": "x", "callId": "c"},
     ]]  # fmt: skip
-    assert found[2:] == [
+    assert imported[2:] == [
         "A message in the file has the role 'nobody'.",
         "The file has neither chats of Tandem nor a list of messages.",
     ]

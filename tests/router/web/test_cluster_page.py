@@ -1,4 +1,4 @@
-"""The cluster page in a real browser: it moves when KV moves."""
+"""The cluster page in a real browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = 250
 
 
 class HeldPrefill:
-    """A decode node's answers: streams go on, and long prompts wait for ``computed``."""
+    """A decode node's script: streams run on, and long prompts wait for ``computed``."""
 
     def __init__(self, c: Cluster) -> None:
         self.computed = asyncio.Event()
@@ -44,9 +44,9 @@ class HeldPrefill:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     playwright()
-    async with cluster(tmp_path_factory.mktemp("page"), context=1024) as made:
-        await made.add("prefill-0", role=pb.ROLE_PREFILL)
-        yield made
+    async with cluster(tmp_path_factory.mktemp("page"), context=1024) as c:
+        await c.add("prefill-0", role=pb.ROLE_PREFILL)
+        yield c
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
 async def test_the_page_moves_when_kv_moves(
     chromium: Any, c: Cluster, device: dict[str, Any]
 ) -> None:
-    c.node.script = held = HeldPrefill(c)
+    c.node.script = prefill = HeldPrefill(c)
     async with tab(chromium, c, **device) as t:
         await t.load("/cluster")
         await t.has(".prefill .card:has-text('prefill-0') .state:has-text('ready')")
@@ -77,7 +77,7 @@ async def test_the_page_moves_when_kv_moves(
         await t.has("tr.moving:has-text('prefill-0'):has-text('decode-0')")
         wide = "document.documentElement.scrollWidth <= innerWidth"
         assert await t.page.evaluate(wide)
-        held.computed.set()
+        prefill.computed.set()
         await t.has(".results li:has-text('by prefill-0; first token after')")
         await t.page.wait_for_selector(".lines path.moving", state="detached")
         await t.has("td:has-text('ago'), td:has-text('just now')")
@@ -94,7 +94,7 @@ async def test_what_is_shown_turns_grey_while_the_server_is_away(chromium: Any, 
         await t.page.route(
             "**/cluster/state", lambda route: route.abort() if away.is_set() else route.continue_()
         )
-        await t.has(".cluster.away .error:has-text('The server does not answer. What is shown is')")
+        await t.has(".cluster.away .error:has-text('The server does not respond. This state is')")
         await t.has(".prefill .card:has-text('prefill-0')")
         away.clear()
         await t.has(".cluster:not(.away) .prefill .card:has-text('prefill-0')")
@@ -106,29 +106,29 @@ async def test_the_long_prompt_is_one_that_takes_a_few_seconds(
     async with cluster(tmp_path, context=9000) as c:
         await c.add("prefill-0", role=pb.ROLE_PREFILL)
         lengths = "select[aria-label='Tokens of the long prompt']"
-        chosen = f"{lengths} option:checked"
+        selector = f"{lengths} option:checked"
         async with tab(chromium, c) as t:
             await t.load("/cluster")
-            await t.page.wait_for_selector(f"{chosen}[value='1000']", state="attached")
-            assert await t.page.locator(chosen).inner_text() == "1,000 tokens"
+            await t.page.wait_for_selector(f"{selector}[value='1000']", state="attached")
+            assert await t.page.locator(selector).inner_text() == "1,000 tokens"
             c.load.prefill_tokens_per_second = 500
-            await t.page.wait_for_selector(f"{chosen}[value='2000']", state="attached")
-            assert await t.page.locator(chosen).inner_text() == "2,000 tokens, about 4 s"
+            await t.page.wait_for_selector(f"{selector}[value='2000']", state="attached")
+            assert await t.page.locator(selector).inner_text() == "2,000 tokens, about 4 s"
             await t.page.select_option(lengths, "500")
             c.load.prefill_tokens_per_second = 5000
             option = "option[value='8000']:has-text('8,000 tokens, about 2 s')"
             await t.page.locator(lengths).blur()
             await t.page.wait_for_selector(option, state="attached")
-            assert await t.page.locator(chosen).inner_text() == "500 tokens, under 1 s"
+            assert await t.page.locator(selector).inner_text() == "500 tokens, under 1 s"
 
 
 async def test_axe_finds_nothing_on_the_cluster_page(chromium: Any, c: Cluster) -> None:
     axe = axe_source()
-    c.node.script = held = HeldPrefill(c)
+    c.node.script = prefill = HeldPrefill(c)
     for scheme in ("light", "dark"):
         async with tab(chromium, c, color_scheme=scheme) as t:
             await t.load("/cluster")
             await t.click("button:has-text('Send a long prompt')")
             await t.page.wait_for_selector(".lines path.moving", state="attached")
             assert await violations(t, axe) == {}, scheme
-    held.computed.set()
+    prefill.computed.set()

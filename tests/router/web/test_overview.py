@@ -1,4 +1,4 @@
-"""The overview of the cluster: true, bounded, and explicit about what it leaves out."""
+"""The overview of the cluster: correct, limited in size, and explicit about what it leaves out."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ async def test_nodes_have_their_load_and_state() -> None:
     join(nodes, "p", pb.ROLE_PREFILL, queued_prefill_tokens=40, prefill_tokens_per_second=2.0)
     join(nodes, "d", running=2, waiting=1, total_blocks=10, owned_blocks=3, reserved_blocks=2,
          cached_blocks=1, block_size=16)  # fmt: skip
-    made = overview(nodes)
-    first = made.now()
+    overview_now = overview(nodes)
+    first = overview_now.now()
     prefill, decode = first.nodes
     assert (prefill.role, prefill.queued_prefill_tokens) == ("prefill", 40)
     assert prefill.prefill_tokens_per_second == 2.0
     assert (decode.kv_used, decode.kv_cached, decode.kv_tokens) == (0.5, 0.1, 160)
     assert (decode.running, decode.waiting, decode.state) == (2, 1, "ready")
     assert (first.requests, first.prompt_tokens, first.generated_tokens) == (3, 7, 9)
-    assert made.now() is first, "pages share it for a moment"
+    assert overview_now.now() is first, "pages share it for a moment"
     now[0] = 5.0
-    named = nodes.named("p")
+    named = nodes.find("p")
     assert named is not None
     named.drain()
     nodes.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_DECODE, reason="fell silent"))
-    later = made.now()
+    later = overview_now.now()
     assert [node.state for node in later.nodes] == ["draining", "late"]
     assert [(node.node_id, node.state) for node in later.missing] == [("x", "lost")]
     for node in nodes:
@@ -63,18 +63,18 @@ async def test_of_a_thousand_nodes_it_shows_those_with_something_to_see_and_sums
     for number in range(1000):
         join(nodes, f"decode-{number}", running=1, total_blocks=2, owned_blocks=1, block_size=1)
     prefills = [nodes.prefills.begin("prefill-1", "decode-777", 100) for _ in range(100)]
-    made = overview(nodes).now()
-    shown = [node.node_id for node in made.nodes if node.role == "decode"]
-    assert len(shown) == MAX_SHOWN and "decode-777" in shown
-    assert len(made.nodes) == MAX_SHOWN + 10
-    [others] = made.others
-    left = 1000 - MAX_SHOWN
-    assert (others.role, others.nodes, others.running) == ("decode", left, left)
-    assert others.states == {"ready": left} and others.kv_used == 0.5
-    assert len(made.prefills) == MAX_PREFILLS
-    assert made.prefills_left_out == 100 - MAX_PREFILLS
-    assert made.generated_tokens == 9 and made.requests == 3
-    assert len(made.model_dump_json()) < 30_000
+    state = overview(nodes).now()
+    names = [node.node_id for node in state.nodes if node.role == "decode"]
+    assert len(names) == MAX_SHOWN and "decode-777" in names
+    assert len(state.nodes) == MAX_SHOWN + 10
+    [others] = state.others
+    rest = 1000 - MAX_SHOWN
+    assert (others.role, others.nodes, others.running) == ("decode", rest, rest)
+    assert others.states == {"ready": rest} and others.kv_used == 0.5
+    assert len(state.prefills) == MAX_PREFILLS
+    assert state.prefills_left_out == 100 - MAX_PREFILLS
+    assert state.generated_tokens == 9 and state.requests == 3
+    assert len(state.model_dump_json()) < 30_000
     for prefill in prefills:
         nodes.prefills.end(prefill)
     for node in nodes:

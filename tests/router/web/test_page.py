@@ -1,4 +1,4 @@
-"""The page's files: complete, small, confined, and without a way for text to become more."""
+"""The files of the page: complete, small, restricted, and safe from injection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.router.web.page_files import FOLDER, HEADERS, INDEX, page_files
 from tandem.tests.router.support import cluster
 
 SCRIPTS = {name: file for name, file in page_files().items() if name.endswith(".js")}
-# Namespaces, which nothing fetches, and what links may begin with.
+# XML namespaces, which are not fetched, and allowed beginnings of links.
 NAMES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML")
 SINKS = (
     "innerHTML",
@@ -32,12 +32,12 @@ def text(name: str) -> str:
 
 def imports(name: str) -> set[str]:
     here = (FOLDER / name).parent
-    found = {(here / target).resolve() for target in IMPORT.findall(text(name))}
-    return {path.relative_to(FOLDER.resolve()).as_posix() for path in found}
+    targets = {(here / target).resolve() for target in IMPORT.findall(text(name))}
+    return {path.relative_to(FOLDER.resolve()).as_posix() for path in targets}
 
 
 def linked() -> set[str]:
-    """The files that the document names."""
+    """The files that the HTML document refers to."""
     return set(re.findall(r'(?:src|href)="web/([^"]+)"', text(INDEX)))
 
 
@@ -51,7 +51,7 @@ def test_every_file_is_used_and_every_used_file_is_there() -> None:
 
 
 def test_a_first_load_is_small() -> None:
-    """All files, though some are only fetched when they are needed."""
+    """All files, although some are loaded on demand."""
     files = page_files().values()
     assert sum(len(file.compressed) for file in files) < 75_000
     assert sum(len(file.content) for file in files) < 250_000
@@ -59,17 +59,17 @@ def test_a_first_load_is_small() -> None:
 
 def test_scripts_have_no_way_to_parse_text_as_html_or_code() -> None:
     assert len(SCRIPTS) > 10
-    found = [(name, sink) for name in SCRIPTS for sink in SINKS if sink in text(name)]
-    assert found == []
+    sinks = [(name, sink) for name in SCRIPTS for sink in SINKS if sink in text(name)]
+    assert sinks == []
 
 
 def test_nothing_names_another_server() -> None:
     for name in page_files():
-        left = text(name)
+        rest = text(name)
         for allowed in NAMES:
-            left = left.replace(allowed, "")
-        assert not re.search(r"https?://\w", left), name
-        assert "@import" not in left and "url(" not in left, name
+            rest = rest.replace(allowed, "")
+        assert not re.search(r"https?://\w", rest), name
+        assert "@import" not in rest and "url(" not in rest, name
 
 
 def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
@@ -83,12 +83,12 @@ def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
 async def test_files_are_served_with_their_headers(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         for path in ("/", "/cluster", *(f"/web/{name}" for name in page_files())):
-            answer = await c.client.get(path)
-            assert answer.status_code == 200, path
-            assert HEADERS.items() <= dict(answer.headers).items(), path
-            assert answer.headers["content-encoding"] == "gzip"
-            kept = {"if-none-match": answer.headers["etag"]}
-            same = await c.client.get(path, headers=kept)
+            response = await c.client.get(path)
+            assert response.status_code == 200, path
+            assert HEADERS.items() <= dict(response.headers).items(), path
+            assert response.headers["content-encoding"] == "gzip"
+            headers = {"if-none-match": response.headers["etag"]}
+            same = await c.client.get(path, headers=headers)
             assert (same.status_code, same.content) == (304, b"")
         plain = await c.client.get("/", headers={"accept-encoding": "identity"})
         assert plain.content == page_files()[INDEX].content
@@ -104,10 +104,10 @@ async def test_the_page_needs_no_key_and_its_data_does(tmp_path: Path) -> None:
         assert (await c.client.get("/")).status_code == 200
         data = await c.client.get("/v1/models")
         assert data.status_code == 401
-        # A browser that was asked for a password by the server would not show the page's own field.
+        # With a Basic challenge, the browser would show its own dialog instead of the page's field.
         assert data.headers["www-authenticate"].startswith("Bearer")
-        given = {"authorization": "Bearer secret"}
-        assert (await c.client.get("/cluster/state", headers=given)).status_code == 200
+        headers = {"authorization": "Bearer secret"}
+        assert (await c.client.get("/cluster/state", headers=headers)).status_code == 200
         for path in ("/cluster", "/web/main.js"):
             assert (await c.client.get(path)).status_code == 200
         counted = c.router.app.services.usage.all()

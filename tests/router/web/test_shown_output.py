@@ -1,4 +1,4 @@
-"""Output in a real browser: Markdown, hostile and hard texts, reasoning, and calls of tools."""
+"""Output in a real browser: Markdown, hostile and difficult texts, reasoning, and tool calls."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ async def test_on_a_phone_numbers_are_whole_and_icons_in_their_buttons(
 
 async def test_hostile_output_stays_text(t: Tab, c: Cluster) -> None:
     says(c, HOSTILE)
-    shown = await t.ask("attack")
-    assert "<img src=x" in shown and "<iframe" in shown
+    text = await t.ask("attack")
+    assert "<img src=x" in text and "<iframe" in text
     count = "document.querySelectorAll('.log :is(img, script, iframe, style, object, form)').length"
     assert await t.page.evaluate(count) == 0
     assert await t.page.evaluate("window.pwned") is None
     links = "[...document.querySelectorAll('.log a')].map(a => [a.protocol, a.rel, a.target])"
     for protocol, rel, target in await t.page.evaluate(links):
         assert protocol == "http:" and "noopener" in rel and target == "_blank"
-    # Nor could a mistake in our own scripts bring it to life.
+    # Even a mistake in our own scripts could not execute it.
     assert await t.page.evaluate(SINK) == "TypeError"
     t.problems = [problem for problem in t.problems if "TrustedHTML" not in problem]
 
@@ -131,13 +131,15 @@ async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
 async def test_results_of_calls_are_entered_and_sent(t: Tab) -> None:
     call = {"index": 0, "id": "c1", "type": "function",
             "function": {"name": "weather", "arguments": "{}"}}  # fmt: skip
-    sent = await streams(t, "chat/completions", [{"tool_calls": [call]}], [{"content": "Sunny."}])
+    requests = await streams(
+        t, "chat/completions", [{"tool_calls": [call]}], [{"content": "Sunny."}]
+    )
     await t.send("weather?")
     await t.page.fill("[aria-label='Result of weather']", '{"sun": 1}')
     await t.click("button:has-text('Send the result')")
     await t.has("article.assistant:last-child .markdown:has-text('Sunny.')")
-    asked, result = sent[1]["messages"][1:]
-    assert asked["tool_calls"][0]["id"] == result["tool_call_id"] == "c1"
+    call_message, result = requests[1]["messages"][1:]
+    assert call_message["tool_calls"][0]["id"] == result["tool_call_id"] == "c1"
     assert result["role"] == "tool" and result["content"] == '{"sun": 1}'
     await t.has("article.tool summary:has-text('Result of weather')")
     assert await t.page.locator("[placeholder='Result of weather']").count() == 0
@@ -145,33 +147,33 @@ async def test_results_of_calls_are_entered_and_sent(t: Tab) -> None:
 
 async def test_calls_of_mcp_servers_wait_for_an_approval(t: Tab) -> None:
     names = {"server_label": "files", "arguments": "{}"}
-    asked = [
+    calls = [
         {"type": "mcp_approval_request", "id": f"a-{name}", "name": name} | names
         for name in ("list", "delete")
     ]
     ran = {"type": "mcp_call", "id": "m1", "name": "list", "output": "a.txt", "error": None}
     ran |= names | {"approval_request_id": "a-list"}
-    done = [{"type": "response.output_item.done", "item": item} for item in (*asked, ran)]
+    done = [{"type": "response.output_item.done", "item": item} for item in (*calls, ran)]
     usage = {"input_tokens": 3, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 1}}
     last = {"type": "response.completed", "response": {"status": "completed", "usage": usage}}
     text = {"type": "response.output_text.delta", "delta": "One file."}
-    sent = await streams(t, "responses", [*done[:2], last], [done[2], text, last], [text, last])
+    requests = await streams(t, "responses", [*done[:2], last], [done[2], text, last], [text, last])
     await t.page.keyboard.press("Control+,")
     await t.page.fill("#setting-mcp", "files")
     await t.page.check("#setting-ask")
     await t.page.keyboard.press("Escape")
     await t.send("which?")
     await t.click("[aria-label='Allow files: list']")
-    assert len(sent) == 1, "each call needs a decision"
+    assert len(requests) == 1, "each call needs a decision"
     await t.click("[aria-label='Deny files: delete']")
     assert await t.answer() == "One file."
     await t.has(".note:has-text('Allowed files: list; Denied files: delete')")
     await t.has(".call summary:has-text('Ran files: list')")
-    assert sent[0]["tools"][0]["require_approval"] == "always" and sent[0]["store"] is False
-    decisions = {item["approval_request_id"]: item["approve"] for item in sent[1]["input"][3:]}
+    assert requests[0]["tools"][0]["require_approval"] == "always" and requests[0]["store"] is False
+    decisions = {item["approval_request_id"]: item["approve"] for item in requests[1]["input"][3:]}
     assert decisions == {"a-list": True, "a-delete": False}
     await t.ask("thanks")
-    kinds = [item["type"].removeprefix("mcp_") for item in sent[2]["input"]]
+    kinds = [item["type"].removeprefix("mcp_") for item in requests[2]["input"]]
     assert kinds == ["message", *["approval_request"] * 2, *["approval_response"] * 2, "call",
                      "message", "message"]  # fmt: skip
 

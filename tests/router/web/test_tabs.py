@@ -1,4 +1,4 @@
-"""Several tabs of one browser: what one does is seen in the others, and nothing is lost."""
+"""Several tabs of one browser: each shows the changes of the others, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     playwright()
-    async with cluster(tmp_path_factory.mktemp("tabs")) as made:
-        yield made
+    async with cluster(tmp_path_factory.mktemp("tabs")) as c:
+        yield c
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def t(chromium: Any, c: Cluster) -> AsyncIterator[Tab]:
     c.node.script = None
-    async with tab(chromium, c) as made:
-        await made.load()
-        yield made
+    async with tab(chromium, c) as t:
+        await t.load()
+        yield t
 
 
 async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c: Cluster) -> None:
@@ -38,7 +38,7 @@ async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c:
     await t.has("article.running .markdown:has-text('goes on')")
     other = await t.beside()
     await other.click(".chats .title:has-text('one')")
-    await other.has("article.running:has-text('Being written in another tab')")
+    await other.has("article.running:has-text('Generating in another tab')")
     await other.has("article.running .markdown:has-text('goes on')")
     await other.has(".chats .mark.running")
     end.set()
@@ -77,7 +77,7 @@ async def test_messages_of_two_tabs_in_one_chat_are_all_kept(t: Tab, c: Cluster)
     goes_on(c, end)
     await t.send("of the first tab")
     await other.has("article.running")
-    await other.page.press("#message", "ArrowUp")  # a version beside it
+    await other.page.press("#message", "ArrowUp")  # another version
     assert await other.page.input_value("#message") == "of the first tab"
     c.node.script = None
     await other.ask("of the second tab")

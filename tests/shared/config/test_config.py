@@ -1,4 +1,4 @@
-"""Open options are resolved once, and contradictions are refused."""
+"""Automatic options are resolved once, and contradictions are rejected."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_a_node_that_shares_its_device_says_so_when_its_part_is_too_small() -> N
 
 
 def test_a_share_of_the_gpu_goes_to_the_cache_whole_and_means_nothing_on_a_cpu() -> None:
-    told = {"context": 1000, "bytes_per_block": 1024, "free_bytes": 1 << 20}
+    facts = {"context": 1000, "bytes_per_block": 1024, "free_bytes": 1 << 20}
     config = EngineConfig(gpu_memory_utilization=0.5, max_num_seqs=1)
-    found = {
-        kind: resolve_engine(config, device=NodeDevice((RankDevice(kind, "a", 1, 1),)), **told)
+    resolved = {
+        kind: resolve_engine(config, device=NodeDevice((RankDevice(kind, "a", 1, 1),)), **facts)
         for kind in (CPU, CUDA)
     }
-    assert (found[CPU].num_blocks, found[CUDA].num_blocks) == (63, 1024)
+    assert (resolved[CPU].num_blocks, resolved[CUDA].num_blocks) == (63, 1024)
     with pytest.raises(UsageError, match=r"--kv-fraction and --gpu-memory-utilization .* one"):
         EngineConfig(kv_fraction=0.5, gpu_memory_utilization=0.5)
 

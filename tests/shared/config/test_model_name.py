@@ -47,10 +47,10 @@ NAME = "owner/na.me-1"
     ],
 )
 def test_what_is_a_name(text: str, expected: HubName | None) -> None:
-    found = hub_name(text)
-    assert found == expected
-    if found is not None:
-        assert hub_name(str(found)) == found
+    name = hub_name(text)
+    assert name == expected
+    if name is not None:
+        assert hub_name(str(name)) == name
 
 
 def test_options_are_parts_of_the_name() -> None:
@@ -65,13 +65,17 @@ def test_options_are_parts_of_the_name() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("builtin", {"revision": "v1"}, "--revision 'v1' is of a model on a hub, and 'builtin' is"),
-        ("./folder", {"file": "m.gguf"}, "--f 'm.gguf' is of a model on a hub"),
+        (
+            "builtin",
+            {"revision": "v1"},
+            "--revision 'v1' is for a model on a hub, but 'builtin' is",
+        ),
+        ("./folder", {"file": "m.gguf"}, "--f 'm.gguf' is for a model on a hub"),
         (f"{NAME}@v1", {"revision": "v2"}, "--revision 'v2' contradicts 'v1' in the model's name"),
         (f"{NAME}:Q8_0", {"file": "m.gguf"}, "--f 'm.gguf' contradicts 'Q8_0'"),
         (NAME, {"file": "model.bin"}, "--f 'model.bin' is not a .gguf file"),
         (NAME, {"file": "m.safetensors"}, "leave it out for a model in safetensors"),
-        (NAME, {"revision": "a:b"}, "must not have ':' or '@'"),
+        (NAME, {"revision": "a:b"}, "must not contain ':' or '@'"),
     ],
 )
 def test_options_that_contradict_the_name(model: str, options: dict[str, str], words: str) -> None:

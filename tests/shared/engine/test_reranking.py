@@ -15,7 +15,7 @@ import transformers
 
 from tandem import Engine, EngineConfig
 from tandem.shared.errors import ModelError, RequestError
-from tandem.shared.models.model_config import read_config
+from tandem.shared.models.config_files import read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import TokenScoreSpec
 from tandem.shared.text.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ def test_a_reranker_scores_by_its_card(engine: Engine, reranker: Path) -> None:
 
 
 def test_control_tokens_in_a_document_are_text(engine: Engine, reranker: Path) -> None:
-    tokens = engine.tokenizer.encode_pair(QUERY, DOCUMENTS[2], most=1000)[0]
+    tokens = engine.tokenizer.encode_pair(QUERY, DOCUMENTS[2], max_tokens=1000)[0]
     assert tokens.count(tiny_models.IM_END) == 2
     assert engine.tokenizer.decode(tokens).endswith(
         f"<Document>: {DOCUMENTS[2]}\nassistant\n<think>\n\n</think>\n\n"
@@ -188,7 +188,7 @@ def test_every_file_of_a_reranker_of_images_says_the_same(
     for name in ("Qwen3VLForConditionalGeneration", "Qwen3VLForSequenceClassification"):
         overrides = keys | {"architectures": [name]}
         assert spec_of(read_config(unnamed, overrides)) == spec
-    with pytest.raises(ModelError, match="no answers are named whose logits are a"):
+    with pytest.raises(ModelError, match="no tokens are named whose logits are the"):
         spec_of(read_config(unnamed, {"architectures": ["Qwen3VLForSequenceClassification"]}))
     write_logit_score(unnamed, false=True, activation=None)
     assert spec_of(read_config(unnamed)) == spec
@@ -206,7 +206,7 @@ def test_one_of_several_templates_is_that_of_pairs(vl_reranker: Path, tmp_path: 
     (folder / "additional_chat_templates" / "other.jinja").write_text("{{ messages }}")
     (folder / "additional_chat_templates" / "reranker.jinja").write_text(PAIR_TEMPLATE)
     tokenizer = Tokenizer.load(read_tokenizer_files(folder))
-    tokens, _ = tokenizer.encode_pair("one", "two", most=100, instruction="Find it")
+    tokens, _ = tokenizer.encode_pair("one", "two", max_tokens=100, instruction="Find it")
     assert tokenizer.decode(tokens) == "Find it|one|two="
 
 
@@ -233,7 +233,7 @@ def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) ->
         config_of(folder, classifier_from_token=["no", "yes"])
     with pytest.raises(ModelError, match="method is 'mean'; supported: from_2_way_softmax or"):
         config_of(folder, method="mean")
-    with pytest.raises(ModelError, match="the answer 'maybe' is no token"):
+    with pytest.raises(ModelError, match="the score token 'maybe' is not a token"):
         config_of(folder, classifier_from_token=["maybe"], method="no_post_processing")
 
 
@@ -245,7 +245,7 @@ def test_overrides_make_a_reranker_of_any_name(reranker: Path, tmp_path: Path) -
     keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     with engine_of(folder, hf_overrides=json.dumps(keys), tensor_parallel_size=2) as engine:
         found = engine.score(QUERY, DOCUMENTS[:2])
-        tokens = [engine.tokenizer.encode_pair(QUERY, t, most=1000)[0] for t in DOCUMENTS[:2]]
+        tokens = [engine.tokenizer.encode_pair(QUERY, t, max_tokens=1000)[0] for t in DOCUMENTS[:2]]
     wanted = [expected(folder, each) for each in tokens]
     assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
 

@@ -21,7 +21,7 @@ from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.launch.cluster import LocalCluster
 from tandem.tests.end_to_end.support.cluster import until
 
-# What the parts run instead of tandem: the first argument picks one.
+# The parts' program instead of tandem: the first argument chooses its behaviour.
 FAKE = """
 import os, signal, sys, time
 from tandem.shared.process import lifeline
@@ -84,9 +84,9 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, package: Path) -> Iterator[LocalCluster]:
-    made = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)})
-    yield made
-    made.stop()
+    cluster = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)})
+    yield cluster
+    cluster.stop()
 
 
 def soon() -> float:
@@ -160,10 +160,10 @@ class Kept:
     """Routers, some nodes, and the messages about them while they serve."""
 
     def __init__(self, folder: Path, package: Path, *nodes: list[str], routers: int = 1) -> None:
-        self.told: list[str] = []
+        self.lines: list[str] = []
         self.another = False  # a decode node that another command has started
         environment = os.environ | {"PYTHONPATH": str(package)}
-        self.cluster = LocalCluster(folder, environment, tell=self.told.append)
+        self.cluster = LocalCluster(folder, environment, tell=self.lines.append)
         self.routers = [
             self.cluster.start(f"router-{number}", ["router"]) for number in range(routers)
         ]
@@ -175,19 +175,19 @@ class Kept:
             self.cluster.wait_ready(part, soon())
         self._closing = Event()
         self._pool = ThreadPoolExecutor(1)
-        self.kept = self._pool.submit(
+        self.keeper = self._pool.submit(
             self.cluster.keep, self.routers, lambda: self.another, self._closing.is_set
         )
 
     def close(self) -> None:
         self._closing.set()
         with contextlib.suppress(StartupError):
-            self.kept.result(30)
+            self.keeper.result(30)
         self._pool.shutdown()
         self.cluster.stop()
 
-    def until_told(self, words: str, count: int = 1) -> None:
-        until(lambda: " ".join(self.told).count(words) >= count, words, 30)
+    def until_line(self, words: str, count: int = 1) -> None:
+        until(lambda: " ".join(self.lines).count(words) >= count, words, 30)
 
 
 Keeping = Callable[..., Kept]
@@ -197,14 +197,14 @@ Keeping = Callable[..., Kept]
 def keeping(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
     for name, value in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("UNSERVED", 0.1)):
         monkeypatch.setattr(f"tandem.shared.launch.cluster.{name}_SECONDS", value)
-    made: list[Kept] = []
+    kept_clusters: list[Kept] = []
 
     def keep(*nodes: list[str], routers: int = 1) -> Kept:
-        made.append(Kept(tmp_path, package, *nodes, routers=routers))
-        return made[-1]
+        kept_clusters.append(Kept(tmp_path, package, *nodes, routers=routers))
+        return kept_clusters[-1]
 
     yield keep
-    for kept in made:
+    for kept in kept_clusters:
         kept.close()
 
 
@@ -212,13 +212,13 @@ def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) 
     kept = keeping(["prefill-node", "--flag"], ["decode-node"])
     first, other = (part.process for part in kept.nodes)
     first.kill()
-    kept.until_told("node-0 serves again")
+    kept.until_line("node-0 serves again")
     again = kept.nodes[0].process
     assert again.pid != first.pid and again.poll() is None
     assert psutil.Process(again.pid).cmdline()[-2:] == ["prefill-node", "--flag"]
-    assert other.poll() is None and not kept.kept.done()
-    assert "node-0 was killed (SIGKILL), possibly for lack of memory; see" in kept.told[0]
-    assert "it is restarted" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
+    assert other.poll() is None and not kept.keeper.done()
+    assert "node-0 was killed (SIGKILL), possibly for lack of memory; see" in kept.lines[0]
+    assert "it is restarted" in kept.lines[0] and "(restart 1 of 5)" in kept.lines[0]
 
 
 def test_the_log_of_a_part_that_writes_a_lot_stays_small(
@@ -238,12 +238,12 @@ def test_the_log_of_a_part_that_writes_a_lot_stays_small(
 def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:
     kept = keeping(["decode-node"], ["decode-node"])
     kept.nodes[0].process.terminate()
-    kept.until_told("node-0 has drained and left; the other nodes keep serving")
-    assert not kept.kept.done() and kept.nodes[1].process.poll() is None
-    # It ends with the last one, as an end that was asked for.
+    kept.until_line("node-0 has drained and left; the other nodes keep serving")
+    assert not kept.keeper.done() and kept.nodes[1].process.poll() is None
+    # The cluster ends with the last decode node, without an error.
     kept.nodes[1].process.terminate()
-    kept.kept.result(30)
-    assert kept.told[-1] == "no decode node is left: the last one has drained"
+    kept.keeper.result(30)
+    assert kept.lines[-1] == "no decode node is left: the last one has drained"
 
 
 def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the_last(
@@ -253,17 +253,17 @@ def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the
     kept.another = True
     kept.nodes[0].arguments.append("hopeless")
     kept.nodes[0].process.kill()
-    kept.until_told("giving up")
+    kept.until_line("giving up")
     assert [
         f"restart {n} of 5" in line
         for n, line in enumerate(
-            (line for line in kept.told if "(log:" in line or "see its log" in line), 1
+            (line for line in kept.lines if "(log:" in line or "see its log" in line), 1
         )
     ] == [True] * 5 + [False]
-    assert not kept.kept.done(), "somebody else's decode node serves"
+    assert not kept.keeper.done(), "somebody else's decode node serves"
     kept.another = False
     with pytest.raises(StartupError, match="no decode node is left: the last one kept dying"):
-        kept.kept.result(30)
+        kept.keeper.result(30)
 
 
 def test_a_node_that_has_served_for_a_while_may_die_again(
@@ -274,7 +274,7 @@ def test_a_node_that_has_served_for_a_while_may_die_again(
     kept = keeping(["decode-node"])
     for number in (1, 2, 3):
         kept.nodes[0].process.kill()
-        kept.until_told("serves again", number)
+        kept.until_line("serves again", number)
 
 
 def test_a_node_that_is_not_ready_in_time_again_has_died(
@@ -284,14 +284,14 @@ def test_a_node_that_is_not_ready_in_time_again_has_died(
     monkeypatch.setattr(kept.cluster, "_start_seconds", 0.0)
     kept.nodes[0].arguments.append("late")
     kept.nodes[0].process.kill()
-    kept.until_told("(restart 3 of 5)")
+    kept.until_line("(restart 3 of 5)")
 
 
 def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
     kept = keeping(["decode-node"])
     kept.routers[0].process.kill()
     with pytest.raises(StartupError, match="router-0 was killed"):
-        kept.kept.result(30)
+        kept.keeper.result(30)
 
 
 def test_one_of_several_routers_is_started_again(keeping: Keeping) -> None:
@@ -299,17 +299,17 @@ def test_one_of_several_routers_is_started_again(keeping: Keeping) -> None:
     kept.another = True  # nodes are elsewhere
     other = kept.routers[1].process
     kept.routers[0].process.kill()
-    kept.until_told("router-0 serves again")
-    assert other.poll() is None and not kept.kept.done()
+    kept.until_line("router-0 serves again")
+    assert other.poll() is None and not kept.keeper.done()
     kept.routers[0].arguments.append("hopeless")
     kept.routers[0].process.kill()
-    kept.until_told("router-0 ended with exit status 1: no memory")
-    kept.until_told("giving up")
-    assert other.poll() is None and not kept.kept.done()
+    kept.until_line("router-0 ended with exit status 1: no memory")
+    kept.until_line("giving up")
+    assert other.poll() is None and not kept.keeper.done()
     kept.routers[1].arguments.append("hopeless")
     other.kill()
     with pytest.raises(StartupError, match="no router is left"):
-        kept.kept.result(30)
+        kept.keeper.result(30)
 
 
 def test_a_restarted_part_serves_once_it_says_so(keeping: Keeping) -> None:
@@ -317,19 +317,19 @@ def test_a_restarted_part_serves_once_it_says_so(keeping: Keeping) -> None:
     kept.another = True
     kept.routers[0].arguments[0] = "half"
     kept.routers[0].process.kill()
-    kept.until_told("router-0 serves again")
+    kept.until_line("router-0 serves again")
     kept.routers[0].arguments[0] = "starting"
     kept.routers[0].process.kill()
-    kept.until_told("(restart 2 of 5)")
-    until(lambda: kept.routers[0].announced != b"", "the beginning of its start", 30)
-    assert kept.told.count("router-0 serves again") == 1
+    kept.until_line("(restart 2 of 5)")
+    until(lambda: kept.routers[0].announcements != b"", "the beginning of its start", 30)
+    assert kept.lines.count("router-0 serves again") == 1
 
 
 def test_a_router_that_was_shut_down_is_no_failure(keeping: Keeping) -> None:
     kept = keeping(["decode-node"])
     kept.routers[0].process.terminate()
-    kept.kept.result(30)
-    assert "the router-0 has been shut down" in kept.told
+    kept.keeper.result(30)
+    assert "the router-0 has been shut down" in kept.lines
 
 
 def test_routers_drain_at_the_same_time(
@@ -344,7 +344,7 @@ def test_routers_drain_at_the_same_time(
             cluster.wait_ready(part, soon())
     finally:
         cluster.stop()
-    # All had the time of one; the node was told, at the latest, when the routers had ended.
+    # All shared one time limit; the node was signalled by the end of the routers at the latest.
     assert [(tmp_path / f"router-{number}.log").read_text() for number in range(2)] == [
         "told\n"
     ] * 2

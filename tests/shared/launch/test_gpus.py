@@ -1,4 +1,4 @@
-"""The GPUs of nodes, by the number of both, and when GPUs count at all."""
+"""The GPUs of nodes, by the numbers of both, and the conditions for using GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dealt(nodes: int, gpus: int, *, share: bool = False, **options: Any) -> Give
 
 
 @pytest.mark.parametrize(
-    ("options", "nodes", "there", "given"),
+    ("options", "nodes", "there", "expected"),
     [
         ({}, 1, 1, [("0", 1)]),
         ({}, 2, 2, [("0", 1), ("1", 1)]),
@@ -45,20 +45,20 @@ def dealt(nodes: int, gpus: int, *, share: bool = False, **options: Any) -> Give
         ({"devices": "0,1", "tensor_parallel_size": 1}, 2, 8, [("0", 1), ("1", 1)]),
         ({"devices": "0,1,2,3", "tensor_parallel_size": 2}, 2, 8, [("0,1", 1), ("2,3", 1)]),
         ({"devices": "3", "nodes_per_device": 2}, 1, 8, [("3", 2)]),
-        # --nodes-per-device is a word about sharing, too.
+        # --nodes-per-device allows sharing, too.
         ({"devices": "3", "nodes_per_device": 2}, 2, 8, [("3", 2), ("3", 2)]),
         ({"nodes_per_device": 2}, 3, 2, [("0", 2), ("1", 2), ("0", 2)]),
     ],
 )
 def test_each_node_gets_its_own_gpus(
-    options: dict[str, Any], nodes: int, there: int, given: Given
+    options: dict[str, Any], nodes: int, there: int, expected: Given
 ) -> None:
-    assert dealt(nodes, there, **options) == given
-    assert dealt(nodes, there, share=True, **options) == given
+    assert dealt(nodes, there, **options) == expected
+    assert dealt(nodes, there, share=True, **options) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "nodes", "there", "given"),
+    ("options", "nodes", "there", "expected"),
     [
         ({}, 2, 1, [("0", 2), ("0", 2)]),
         ({}, 3, 2, [("0", 2), ("1", 1), ("0", 2)]),
@@ -70,9 +70,9 @@ def test_each_node_gets_its_own_gpus(
     ],
 )
 def test_gpus_are_shared_only_where_that_is_allowed(
-    options: dict[str, Any], nodes: int, there: int, given: Given
+    options: dict[str, Any], nodes: int, there: int, expected: Given
 ) -> None:
-    assert dealt(nodes, there, share=True, **options) == given
+    assert dealt(nodes, there, share=True, **options) == expected
     with pytest.raises(UsageError, match="let nodes share GPUs with --share-devices"):
         dealt(nodes, there, **options)
 
@@ -144,8 +144,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
     folder.mkdir()
     (folder / "__init__.py").write_text("raise AssertionError('torch was imported')")
     monkeypatch.setattr(gpus, "device_count", lambda: 2)
-    found = gpus.importlib.util.spec_from_file_location("torch", folder / "__init__.py")
-    monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: found)
+    spec = gpus.importlib.util.spec_from_file_location("torch", folder / "__init__.py")
+    monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: spec)
 
     def write_version(text: str) -> None:
         (folder / "version.py").write_text(text)

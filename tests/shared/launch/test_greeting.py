@@ -20,7 +20,7 @@ def lines(
     prefill_nodes: bool = True, scoring: Scoring | None = None, **options: Any
 ) -> dict[str, str]:
     front = RouterConfig(**{"model": "builtin"} | options)
-    said = greeting(
+    printed = greeting(
         "http://127.0.0.1:1",
         ["127.0.0.1:2"],
         front,
@@ -28,15 +28,15 @@ def lines(
         scoring,
         prefill_nodes=prefill_nodes,
     )
-    return {line.split(":")[0].split(",")[0]: line for line in said}
+    return {line.split(":")[0].split(",")[0]: line for line in printed}
 
 
 @pytest.mark.parametrize("with_key", [True, False])
 def test_the_commands_name_a_key_where_one_is_needed(with_key: bool) -> None:
-    said = lines(api_key="secret") if with_key else lines()
-    assert ("-H 'authorization: Bearer KEY'" in said["Try"]) == with_key
-    assert ("TANDEM_API_KEY=KEY" in said["Prefill apart"]) == with_key
-    assert "secret" not in "".join(said.values())
+    printed = lines(api_key="secret") if with_key else lines()
+    assert ("-H 'authorization: Bearer KEY'" in printed["Try"]) == with_key
+    assert ("TANDEM_API_KEY=KEY" in printed["Prefill apart"]) == with_key
+    assert "secret" not in "".join(printed.values())
 
 
 def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
@@ -54,8 +54,8 @@ def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
 
 def test_addresses_survive_a_shell() -> None:
     front, logs = RouterConfig(), Path("/")
-    said = greeting("http://[::1]:1", ["[::1]:2"], front, logs, None, prefill_nodes=True)
-    commands = [line for line in said if line.startswith(("Try", "Prefill", "Parts", "Check"))]
+    printed = greeting("http://[::1]:1", ["[::1]:2"], front, logs, None, prefill_nodes=True)
+    commands = [line for line in printed if line.startswith(("Try", "Prefill", "Parts", "Check"))]
     assert len(commands) == 4 and all("'http://[::1]:1'" in c or "'[::1]:2'" in c for c in commands)
 
 
@@ -66,9 +66,9 @@ def test_addresses_survive_a_shell() -> None:
 def test_a_model_that_is_not_for_chats_is_asked_what_it_answers(
     scoring: Scoring, route: str
 ) -> None:
-    said = lines(scoring=scoring)
-    assert f"http://127.0.0.1:1{route} " in said["Try"]
-    assert "chat" not in "".join(said.values()) and "Prefill apart" not in said
+    printed = lines(scoring=scoring)
+    assert f"http://127.0.0.1:1{route} " in printed["Try"]
+    assert "chat" not in "".join(printed.values()) and "Prefill apart" not in printed
 
 
 def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:
@@ -76,7 +76,7 @@ def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "called", "shown"),
+    ("path", "called", "expected"),
     [
         ("/usr/bin/tandem", ".venv/bin/tandem", "tandem"),
         (None, ".venv/bin/tandem", ".venv/bin/tandem"),
@@ -85,8 +85,8 @@ def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:
     ],
 )
 def test_commands_are_spelled_as_the_shell_finds_them(
-    found: str | None, called: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    path: str | None, called: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: found)
+    monkeypatch.setattr(shutil, "which", lambda name: path)
     monkeypatch.setattr(sys, "argv", [called])
-    assert lines()["Parts"] == f"Parts: {shown} nodes --router 127.0.0.1:2"
+    assert lines()["Parts"] == f"Parts: {expected} nodes --router 127.0.0.1:2"

@@ -1,4 +1,4 @@
-"""The folders of logs of the clusters that are started in one place."""
+"""Log folders of clusters that are started in one folder."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def test_each_start_has_a_folder_of_its_own_and_the_latest_has_a_name(tmp_path: 
 def test_old_folders_go_but_not_those_of_running_clusters_or_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_folders, "KEPT", 2)
+    monkeypatch.setattr(log_folders, "MAX_FOLDERS", 2)
     others = tmp_path / "20200101-notes"
     others.mkdir()
     (tmp_path / "router.log").touch()
-    made: list[Path] = []
+    folders: list[Path] = []
     with contextlib.ExitStack() as running:
         monkeypatch.setattr(log_folders.time, "strftime", lambda form: "20260101-000000")
-        made.append(running.enter_context(log_folder_of_start(tmp_path)))
+        folders.append(running.enter_context(log_folder_of_start(tmp_path)))
         for second in range(1, 5):
             moment = f"20260101-00000{second}"
             monkeypatch.setattr(log_folders.time, "strftime", lambda form, moment=moment: moment)
             with log_folder_of_start(tmp_path) as folder:
                 (folder / "router.log").touch()
-            made.append(folder)
-        assert [folder.exists() for folder in made] == [True, False, False, True, True]
+            folders.append(folder)
+        assert [folder.exists() for folder in folders] == [True, False, False, True, True]
     assert others.is_dir() and (tmp_path / "router.log").exists()
 
 
@@ -55,6 +55,6 @@ def test_a_folder_that_is_called_latest_stays(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named() -> None:
-    made = log_folder_of_start(Path("/proc/no"))
-    with pytest.raises(StartupError, match=r"cannot write logs to /proc/no.*--log-dir"), made:
+    folders = log_folder_of_start(Path("/proc/no"))
+    with pytest.raises(StartupError, match=r"cannot write logs to /proc/no.*--log-dir"), folders:
         pytest.fail("it was made")

@@ -1,4 +1,4 @@
-"""The log of a part, which is set aside when it is long."""
+"""The log of a part, which is rotated when it is long."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartLog:
 
 def test_a_long_log_is_set_aside_and_goes_on_at_its_start(log: PartLog) -> None:
     earlier = log.path.with_name("router.log.1")
-    with log.open() as written:
-        written.write(b"ten bytes\n")
-        written.flush()
+    with log.open() as output:
+        output.write(b"ten bytes\n")
+        output.flush()
         log.shorten()
         assert not earlier.exists()
         for word in (b"first", b"second"):
-            written.write(word + b" more\n")
-            written.flush()
+            output.write(word + b" more\n")
+            output.flush()
             log.shorten()
-        written.write(b"third\n")
+        output.write(b"third\n")
     assert log.path.read_text() == "third\n"
     assert earlier.read_text() == "second more\n"
 
 
 def test_a_part_that_is_started_again_goes_on(log: PartLog) -> None:
     for line in (b"1\n", b"2\n"):
-        with log.open() as written:
-            written.write(line)
+        with log.open() as output:
+            output.write(line)
     assert log.path.read_text() == "1\n2\n"
 
 
 def test_a_log_that_cannot_be_set_aside_stays_whole(log: PartLog) -> None:
-    with log.open() as written:
-        written.write(b"more than ten bytes\n")
+    with log.open() as output:
+        output.write(b"more than ten bytes\n")
     log.path.with_name("router.log.1").mkdir()
     log.shorten()
     assert log.path.read_text() == "more than ten bytes\n"
@@ -48,6 +48,6 @@ def test_a_log_that_cannot_be_set_aside_stays_whole(log: PartLog) -> None:
 
 def test_the_last_line_of_a_long_log(log: PartLog) -> None:
     assert log.last_line() == ""
-    with log.open() as written:
-        written.write(b"x" * 2 * END_BYTES + b"\ntandem: no memory; buy some\n")
+    with log.open() as output:
+        output.write(b"x" * 2 * END_BYTES + b"\ntandem: no memory; buy some\n")
     assert log.last_line() == "tandem: no memory; buy some"

@@ -1,4 +1,4 @@
-"""``tandem serve --pd-server``: where its one prefill node listens, also after a restart."""
+"""``tandem serve --pd-server``: the address of its prefill node, also after a restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.shared.launch.pd_server import serve_prefill
 
 
 class Runs:
-    """A prefill node that runs as often as there are ``failures``, and once more."""
+    """A prefill node that fails with each of ``failures``, then runs once more."""
 
     def __init__(self, *failures: str, at: str = "") -> None:
         self.failures = list(failures)

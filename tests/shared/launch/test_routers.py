@@ -1,4 +1,4 @@
-"""Several routers of one launcher: their ports, their shares, and what is told of them."""
+"""Several routers of one launcher: their ports, their shares, and messages about them."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ class Started:
 @contextlib.contextmanager
 def routers(*flags: str) -> Iterator[tuple[Routers, Started]]:
     started: Any = Started()
-    with contextlib.closing(Routers(started, parse([*flags]))) as made:
-        made.start(0.0)
-        yield made, started
+    with contextlib.closing(Routers(started, parse([*flags]))) as launched:
+        launched.start(0.0)
+        yield launched, started
 
 
 def test_several_routers_share_the_http_port_and_have_other_ports_of_their_own() -> None:
     flags = ("--router-workers=3", "--port=0", "--registry-port=9001", "--metrics-port=9101")
-    with routers(*flags) as (made, started):
+    with routers(*flags) as (launched, started):
         configs = [started.config(number) for number in range(3)]
-        assert [part.name for part in made.parts] == ["router-0", "router-1", "router-2"]
-        numbers = [part.environment[ROUTER_NUMBER] for part in made.parts]
+        assert [part.name for part in launched.parts] == ["router-0", "router-1", "router-2"]
+        numbers = [part.environment[ROUTER_NUMBER] for part in launched.parts]
         assert numbers == ["0", "1", "2"]
         (port,) = {config.port for config in configs}
         assert port and [config.registry_port for config in configs] == [9001, 9002, 9003]
         assert [config.metrics_port for config in configs] == [9101, 9102, 9103]
-        assert made.registries == ["127.0.0.1:1000", "127.0.0.1:1001", "127.0.0.1:1002"]
-        # Each may listen at the port, which nobody else may.
+        assert launched.registries == ["127.0.0.1:1000", "127.0.0.1:1001", "127.0.0.1:1002"]
+        # Each router may listen on the port, other processes may not.
         shared = [acceptor.listen("127.0.0.1", port, 1, shared=True) for _ in range(3)]
         with pytest.raises(OSError, match="in use"):
             acceptor.listen("127.0.0.1", port, 1)
@@ -75,29 +75,29 @@ def test_several_routers_share_the_http_port_and_have_other_ports_of_their_own()
 
 def test_one_that_is_restarted_gets_the_ports_that_it_had() -> None:
     with routers("--router-workers=2", "--port=0", "--registry-port=0", "--metrics-port=0") as (
-        made,
+        launched,
         started,
     ):
         assert started.config(1).registry_port == started.config(1).metrics_port == 0
-        assert [ports["metrics"] for ports in made.wait_ready(0.0)] == [2000, 2001]
+        assert [ports["metrics"] for ports in launched.wait_ready(0.0)] == [2000, 2001]
         again = [started.config(number) for number in range(2)]
         assert [config.registry_port for config in again] == [1000, 1001]
         assert [config.metrics_port for config in again] == [2000, 2001]
-        # Its port is no reason to keep batches that nobody would find again.
+        # With a random port, batches are not kept: their folder would not be found again.
         assert {config.batch_dir for config in again} == {"off"}
 
 
 def test_one_router_is_started_as_it_was_asked_for() -> None:
-    with routers("--port=0", "--max-connections=7") as (made, _):
-        made.wait_ready(0.0)
-        (part,) = made.parts
+    with routers("--port=0", "--max-connections=7") as (launched, _):
+        launched.wait_ready(0.0)
+        (part,) = launched.parts
         assert part.name == "router" and part.environment == {}
         assert part.arguments == ["router", "--port=0", "--max-connections=7"]
 
 
 def test_a_port_in_use_is_told_before_a_router_starts() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with (
             pytest.raises(StartupError, match=rf"cannot listen on 127.0.0.1:{port} for HTTP"),
             routers("--router-workers=2", f"--port={port}"),

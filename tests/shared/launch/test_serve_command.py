@@ -1,4 +1,4 @@
-"""``tandem serve``: what its options become for its parts, and how long it waits for them."""
+"""``tandem serve``: the options of its parts, and its waits for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from tandem.__main__ import cli
-from tandem.commands.option_variables import environment_of_parts
+from tandem.commands.part_command import environment_of_parts
 from tandem.shared.config import EngineConfig, RouterConfig, ServeConfig
 from tandem.shared.config.command_line import fill
 from tandem.shared.errors import StartupError
 from tandem.shared.launch import serve
 from tandem.shared.launch.routers import Routers
-from tandem.shared.security.local_token import left_token
+from tandem.shared.security.local_token import token_file
 
 
 def test_the_parts_do_not_read_the_launchers_environment_again(
@@ -103,17 +103,17 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
 def test_serve_waits_for_a_load_as_long_as_the_node_does(
     flags: list[str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = MagicMock()
-    made.return_value.wait_starting.side_effect = StartupError("enough is known")
-    monkeypatch.setattr(serve, "LocalCluster", made)
+    cluster_class = MagicMock()
+    cluster_class.return_value.wait_starting.side_effect = StartupError("enough is known")
+    monkeypatch.setattr(serve, "LocalCluster", cluster_class)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(serve.time, "monotonic", lambda: 100.0)
     values = cli.commands["serve"].make_context("serve", flags).params
     with pytest.raises(StartupError, match="enough is known"):
         serve.serve_cluster(fill(ServeConfig, values), values, {}, MagicMock())
-    (_, deadline) = made.return_value.wait_starting.call_args.args
+    (_, deadline) = cluster_class.return_value.wait_starting.call_args.args
     assert deadline == 100.0 + seconds
-    assert made.call_args.kwargs["start_seconds"] == seconds
+    assert cluster_class.call_args.kwargs["start_seconds"] == seconds
     config = fill(EngineConfig, values)
     assert config.start_timeout > 3 * config.load_timeout
 
@@ -135,14 +135,14 @@ def test_serve_ends_when_its_router_refuses_one_of_its_nodes(
 ) -> None:
     monkeypatch.setattr(serve, "is_ready", lambda address: False)
     monkeypatch.setattr(serve, "REFUSAL_SECONDS", 0.0)
-    answers = iter(["", "two nodes are called 'd'"])
+    reasons = iter(["", "two nodes are called 'd'"])
     cluster: Any = MagicMock()
     with pytest.raises(StartupError, match="the router rejects a node: two nodes are called 'd'"):
         serve.await_ready(
             cluster,
             "http://h:1",
             time.monotonic() + 60,
-            refusal=lambda: next(answers),
+            refusal=lambda: next(reasons),
             all_serve=lambda: True,
         )
     assert cluster.check.call_count == 2
@@ -154,9 +154,9 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with contextlib.ExitStack() as stack:
-        serve.publish_token(stack, left_token("127.0.0.1:8001", "t", "http://h:1"))
-    told = capsys.readouterr().err
-    assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
+        serve.publish_token(stack, token_file("127.0.0.1:8001", "t", "http://h:1"))
+    printed = capsys.readouterr().err
+    assert "other commands need --cluster-token-file" in printed and "XDG_RUNTIME_DIR" in printed
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0, (None, None)), (1, ("0", "0")), (2, ("0", "1"))])

@@ -20,17 +20,17 @@ def test_a_cluster_of_one_engine_has_defaults_and_a_free_port(tmp_path: Path) ->
     assert "--port=0" in to_arguments(fill(RouterConfig, values))
 
 
-@pytest.mark.parametrize("given", [None, "secret", "alice: secret"])
-def test_this_command_has_a_key_of_its_own_if_clients_need_one(given: str | None) -> None:
-    arguments = [] if given is None else ["--api-key", given]
+@pytest.mark.parametrize("key", [None, "secret", "alice: secret"])
+def test_this_command_has_a_key_of_its_own_if_clients_need_one(key: str | None) -> None:
+    arguments = [] if key is None else ["--api-key", key]
     values = cli.commands["serve"].make_context("serve", arguments).params
-    made, connection = for_own_use(values, fixed_port=False)
-    if given is None:
-        assert made["api_key"] is None and connection.key == ""
+    options, connection = for_own_use(values, fixed_port=False)
+    if key is None:
+        assert options["api_key"] is None and connection.key == ""
     else:
-        assert made["api_key"] == f"{given},this-terminal: {connection.key}"
+        assert options["api_key"] == f"{key},this-terminal: {connection.key}"
         assert len(connection.key) == 32
-    assert (made["port"], made["reasoning_parser"]) == (0, "auto")
+    assert (options["port"], options["reasoning_parser"]) == (0, "auto")
     assert for_own_use(values, fixed_port=True)[0]["port"] == 8000
 
 

@@ -25,12 +25,12 @@ def run(tp: TensorParallel, folder: str, prompt: list[int], following: list[int]
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0, list(prompt))
     first = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
     result = runner.execute(StepPlan(0, [first], [spec]))
-    drawn = [s.tokens[0] for s in result.sampled]
+    generated = [s.tokens[0] for s in result.sampled]
     scored = sum(len(rows) for rows in result.prompt_logprobs.values())
     for index, token in enumerate(following[:-1]):
         sequence = SequenceStep(1, [token], len(prompt) + index, table, True)
-        drawn += [s.tokens[0] for s in runner.execute(StepPlan(1, [sequence])).sampled]
-    return {"drawn": drawn, "scored": scored}
+        generated += [s.tokens[0] for s in runner.execute(StepPlan(1, [sequence])).sampled]
+    return {"drawn": generated, "scored": scored}
 
 
 def run_rank(rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:

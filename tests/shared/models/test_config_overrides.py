@@ -14,8 +14,8 @@ from tandem.inventory.model_report import describe_model
 from tandem.router.cluster.pinned_model import read_pinned
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import ModelError, UsageError
+from tandem.shared.models.config_files import apply_overrides
 from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
-from tandem.shared.models.model_config import overridden
 from tandem.shared.models.spec import DecoderSpec
 from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import read_spec
@@ -63,7 +63,7 @@ def test_objects_replace_others_but_within_configurations() -> None:
         "text_config": {"a": 1, "rope": {"x": 1, "y": 1}},
     }
     changes = {"rope_parameters": {"y": 2}, "text_config": {"rope": {"y": 2}}, "b": None}
-    assert overridden(values, changes) == {
+    assert apply_overrides(values, changes) == {
         "a": 1,
         "rope_parameters": {"y": 2},
         "text_config": {"a": 1, "rope": {"x": 1, "y": 2}},
@@ -71,23 +71,23 @@ def test_objects_replace_others_but_within_configurations() -> None:
     }
     assert values["text_config"] == {"a": 1, "rope": {"x": 1, "y": 1}}
     quantized = {"quantization_config": {"a": 1}}
-    assert overridden(quantized, {"quantization_config": {"b": 1}})["quantization_config"] == {
+    assert apply_overrides(quantized, {"quantization_config": {"b": 1}})["quantization_config"] == {
         "b": 1
     }
-    assert overridden({}, {"text_config": {"a": 1}}) == {"text_config": {"a": 1}}
-    assert overridden({"text_config": {"a": 1}}, {"text_config": 2}) == {"text_config": 2}
+    assert apply_overrides({}, {"text_config": {"a": 1}}) == {"text_config": {"a": 1}}
+    assert apply_overrides({"text_config": {"a": 1}}, {"text_config": 2}) == {"text_config": 2}
 
 
 async def test_routers_and_reports_have_them_too(folder: Path) -> None:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": str(folder),
         "hf_overrides": json.dumps({"max_position_embeddings": 77}),
     }
-    source = obtain_model(EngineConfig(**given))
-    pinned = await read_pinned(RouterOptions(port=0, registry_port=0, **given))
+    source = obtain_model(EngineConfig(**values))
+    pinned = await read_pinned(RouterOptions(port=0, registry_port=0, **values))
     own = model_fingerprint(source.spec, source.source.tokenizer_files())
     assert pinned is not None and pinned.card.fingerprint == fingerprint_text(own)
-    config = EngineConfig(**given)
+    config = EngineConfig(**values)
     assert describe_model(config, this_machine(config)).about["context"] == 77
 
 

@@ -32,16 +32,16 @@ def test_on_layer_sees_the_keys_and_values_of_its_layer(model_root: Path) -> Non
     runner = build_runner(
         tiny_models.cached("qwen3", model_root), dtype="float32", block_size=4, num_blocks=4
     )
-    seen = []
+    calls = []
 
     def on_layer(index: int) -> None:
         written = [bool(keys[:, 4:7].abs().sum() > 0) for keys, _ in runner.cache.layers]
-        seen.append((index, written))
+        calls.append((index, written))
 
     batch = build_batch([SequenceStep(1, [1, 2, 3], 0, [1], False)], 4, torch.device("cpu"), [])
     with torch.inference_mode():
         hidden = runner.model.forward(batch, runner.cache.layers, on_layer)
-    assert seen == [
+    assert calls == [
         (0, [True, False, False]),
         (1, [True, True, False]),
         (2, [True, True, True]),
@@ -70,9 +70,9 @@ class Twice(Attention):
         super().project(x, batch, cos_sin, [first])
         return super().project(x, batch, cos_sin, [second])
 
-    def attended(self, q: Any, batch: Any, memories: Any) -> torch.Tensor:
+    def attend_heads(self, q: Any, batch: Any, memories: Any) -> torch.Tensor:
         _, second = memories
-        return super().attended(q, batch, [second])
+        return super().attend_heads(q, batch, [second])
 
 
 def test_a_layer_may_keep_several_memories(
@@ -83,28 +83,28 @@ def test_a_layer_may_keep_several_memories(
     first, second, last = spec.layers
     twice = replace(second, attention=TwiceSpec(**vars(second.attention)))
     place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel())
-    made = decoder._attention
+    result = decoder._attention
     monkeypatch.setattr(
         decoder,
         "_attention",
         lambda place, spec, *more: (
-            Twice(place, spec, *more) if isinstance(spec, TwiceSpec) else made(place, spec, *more)
+            Twice(place, spec, *more) if isinstance(spec, TwiceSpec) else result(place, spec, *more)
         ),
     )
     steps = [SequenceStep(1, [1, 2, 3], 0, [1], True), SequenceStep(1, [4], 3, [1], True)]
-    found, caches, announced = [], [], []
+    actual, caches, announced = [], [], []
     for each in (spec, replace(spec, layers=(first, twice, last))):
         model = random_decoder(each, place, seed=0)
         cache = KVCache(each, num_blocks=4, block_size=4, dtype=torch.float32)
-        seen: list[int] = []
+        calls: list[int] = []
         with torch.inference_mode():
             for step in steps:
                 batch = build_batch([step], 4, torch.device("cpu"))
-                found.append(model.forward(batch, cache.kv, seen.append))
+                actual.append(model.forward(batch, cache.kv, calls.append))
         caches.append(cache.layers)
-        announced.append(seen)
+        announced.append(calls)
     assert announced == [[0, 1, 2] * 2, [0, 1, 2, 3] * 2]
-    torch.testing.assert_close(found[2:], found[:2])
+    torch.testing.assert_close(actual[2:], actual[:2])
     torch.testing.assert_close(caches[1], [caches[0][index] for index in (0, 1, 1, 2)])
 
 
@@ -126,7 +126,7 @@ def test_a_forward_without_outputs_leaves_the_same_cache(model_root: Path) -> No
 @pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 def test_logits_in_one_call_are_those_of_the_layers(model_root: Path) -> None:
     folder = tiny_models.cached("qwen3", model_root)
-    found: list[tuple[torch.Tensor, KVCache]] = []
+    results: list[tuple[torch.Tensor, KVCache]] = []
     for _ in range(2):
         runner = build_runner(
             folder,
@@ -136,20 +136,20 @@ def test_logits_in_one_call_are_those_of_the_layers(model_root: Path) -> None:
             num_blocks=8,
             operators=CompiledOperators(),
         )
-        model, cache, seen = runner.model, runner.cache, list[int]()
+        model, cache, calls = runner.model, runner.cache, list[int]()
         sequences = [SequenceStep(n, [5 + n], n, [n, n + 4], True) for n in range(3)]
         batch = build_batch(sequences, 4, torch.device("cpu"), batched_decode=True)
         with torch.inference_mode():
-            if found:
-                logits = model.decode(batch, cache.kv, seen.append)
+            if results:
+                logits = model.decode(batch, cache.kv, calls.append)
             else:
-                logits = model.logits(model.forward(batch, cache.kv, seen.append))
+                logits = model.logits(model.forward(batch, cache.kv, calls.append))
             some = build_batch(sequences, 4, torch.device("cpu"), [1], batched_decode=True)
             assert model.decode(some, cache.kv) is None
-        assert seen == list(range(len(model.layers)))
+        assert calls == list(range(len(model.layers)))
         assert logits is not None
-        found.append((logits, cache))
-    (logits, cache), (others, other_cache) = found
+        results.append((logits, cache))
+    (logits, cache), (others, other_cache) = results
     assert torch.equal(logits, others)
     for one, other in zip(cache.layers, other_cache.layers, strict=True):
         assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])

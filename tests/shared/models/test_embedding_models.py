@@ -77,20 +77,20 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def publish(name: str, model_root: Path, folder: Path) -> Path:
     """Write the files of a model as its repository has them."""
-    made = MODELS[name]
-    shutil.copytree(tiny_models.cached(made.model, model_root), folder)
-    if made.flat:
+    variant = MODELS[name]
+    shutil.copytree(tiny_models.cached(variant.model, model_root), folder)
+    if variant.flat:
         _without_head(folder)
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | made.config))
+    (folder / "config.json").write_text(json.dumps(values | variant.config))
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = [("<|im_start|>", tiny_models.IM_START), ("<|im_end|>", tiny_models.IM_END)]
     raw.post_processor = tokenizers.processors.TemplateProcessing(
-        single=made.around, special_tokens=special
+        single=variant.around, special_tokens=special
     )
     raw.save(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    side = "left" if made.pooling == "lasttoken" else "right"
+    side = "left" if variant.pooling == "lasttoken" else "right"
     settings |= {"pad_token": "<|endoftext|>", "padding_side": side}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     kinds = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
@@ -101,11 +101,11 @@ def publish(name: str, model_root: Path, folder: Path) -> Path:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     modes = ("cls_token", "mean_tokens", "lasttoken")
-    pooling: dict[str, Any] = {f"pooling_mode_{mode}": mode == made.pooling for mode in modes}
+    pooling: dict[str, Any] = {f"pooling_mode_{mode}": mode == variant.pooling for mode in modes}
     width = values.get("text_config", values)["hidden_size"]
     pooling |= {"word_embedding_dimension": width, "include_prompt": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    prompts = {"prompts": made.prompts, "default_prompt_name": made.default}
+    prompts = {"prompts": variant.prompts, "default_prompt_name": variant.default}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return folder
 
@@ -138,25 +138,25 @@ def ours(folder: Path, prompt_name: str | None) -> np.ndarray[Any, Any]:
         SequenceStep(n, prompt, 0, list(range(16 * n, 16 * n + 16)), sample=False, hidden=hidden)
         for n, prompt in enumerate(prompts)
     ]
-    found = runner.execute(StepPlan(0, steps)).hidden
-    vectors = np.stack([np.frombuffer(found[n], np.float32) for n in range(len(TEXTS))])
+    result = runner.execute(StepPlan(0, steps)).hidden
+    vectors = np.stack([np.frombuffer(result[n], np.float32) for n in range(len(TEXTS))])
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def by_the_rules(name: str, folder: Path, prompt_name: str | None) -> np.ndarray[Any, Any]:
     """The vectors as sentence-transformers' documentation makes them, by transformers."""
-    made = MODELS[name]
+    values = MODELS[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    prompt = made.prompts.get(prompt_name or made.default or "", "")
+    prompt = values.prompts.get(prompt_name or values.default or "", "")
     vectors = []
     for text in TEXTS:
         ids = torch.tensor([tokenizer(prompt + text)["input_ids"]])
         # A mask of zeros, which is added: later tokens are seen.
         both = {"attention_mask": torch.zeros(1, 1, ids.shape[1], ids.shape[1])}
         with torch.inference_mode():
-            states = model(ids, **(both if made.config else {})).last_hidden_state[0]
-        one = {"cls_token": states[0], "lasttoken": states[-1]}.get(made.pooling, states.mean(0))
+            states = model(ids, **(both if values.config else {})).last_hidden_state[0]
+        one = {"cls_token": states[0], "lasttoken": states[-1]}.get(values.pooling, states.mean(0))
         vectors.append((one / one.norm()).numpy())
     return np.stack(vectors)
 
@@ -166,8 +166,8 @@ def test_vectors_are_those_of_sentence_transformers(
 ) -> None:
     folder = publish(name, model_root, tmp_path / "model")
     for prompt_name in (None, *MODELS[name].prompts):
-        wanted = by_the_rules(name, folder, prompt_name)
-        np.testing.assert_allclose(ours(folder, prompt_name), wanted, atol=1e-5)
+        expected = by_the_rules(name, folder, prompt_name)
+        np.testing.assert_allclose(ours(folder, prompt_name), expected, atol=1e-5)
 
 
 def test_vectors_are_those_of_the_library(name: str, model_root: Path, tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_vectors_are_those_of_the_library(name: str, model_root: Path, tmp_path:
     folder = publish(name, model_root, tmp_path / "model")
     model = library.SentenceTransformer(str(folder), device="cpu")
     for prompt_name in (None, *MODELS[name].prompts):
-        wanted = model.encode(TEXTS, prompt_name=prompt_name, normalize_embeddings=True)
-        np.testing.assert_allclose(ours(folder, prompt_name), wanted, atol=1e-5)
+        expected = model.encode(TEXTS, prompt_name=prompt_name, normalize_embeddings=True)
+        np.testing.assert_allclose(ours(folder, prompt_name), expected, atol=1e-5)

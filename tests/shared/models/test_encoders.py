@@ -18,7 +18,7 @@ from tandem import Engine, EngineConfig
 from tandem.shared.engine.plan import SequenceStep, StepPlan
 from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.models.batch import build_batch
-from tandem.shared.models.model_config import ModelConfig, read_config
+from tandem.shared.models.config_files import ModelConfig, read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import Pooling, ScoreActivation
 from tandem.tests.support.checkpoints import tiny_models
@@ -67,8 +67,8 @@ def test_hidden_states_are_those_of_transformers(name: str, model_root: Path) ->
     batch = build_batch(steps, 4, torch.device("cpu"), list(range(sum(LENGTHS))))
     with torch.inference_mode():
         hidden = runner.model.forward(batch, runner.cache.kv)
-    wanted = expected(folder) if name != "gte" else _both_ways(folder)
-    torch.testing.assert_close(hidden, torch.cat(wanted), atol=1e-4, rtol=1e-4)
+    reference = expected(folder) if name != "gte" else _both_ways(folder)
+    torch.testing.assert_close(hidden, torch.cat(reference), atol=1e-4, rtol=1e-4)
 
 
 def _both_ways(folder: Path) -> list[torch.Tensor]:
@@ -94,8 +94,8 @@ def test_vectors_are_pooled_as_the_model_says(pooling: Pooling | None, tmp_path:
         vectors = engine.embed(prompts(), pooling=pooling)
     for vector, states in zip(vectors, expected(folder), strict=True):
         rows = {"cls": states[0], "last": states[-1]}
-        wanted = rows.get(pooling or "mean", states.mean(0))
-        np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+        reference = rows.get(pooling or "mean", states.mean(0))
+        np.testing.assert_allclose(vector.values, reference / reference.norm(), atol=1e-5)
 
 
 def test_the_files_limit_texts_unless_the_user_asks_for_more(
@@ -141,10 +141,10 @@ def test_a_text_beyond_the_limit_is_cut_on_demand(model_root: Path, tmp_path: Pa
             raw.enable_truncation(length)
             tokens = raw.encode(text).ids
             assert len(tokens) == length and tokens[-1] == tiny_models.IM_END
-            [found] = engine.encode([text], pooling="mean", truncate_prompt_tokens=asked)
+            [ids] = engine.encode([text], pooling="mean", truncate_prompt_tokens=asked)
             with torch.inference_mode():
-                wanted = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
-            np.testing.assert_allclose(found.values, wanted, atol=1e-5)
+                reference = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+            np.testing.assert_allclose(ids.values, reference, atol=1e-5)
         plain = engine.embed([list(range(30, 60))], truncate_prompt_tokens=-1)
         assert plain[0].prompt_tokens == 20
         [score] = engine.score(text, [text], truncate_prompt_tokens=-1)
@@ -168,15 +168,15 @@ def test_scores_are_those_of_transformers(name: str, labels: int, tmp_path: Path
         )
         for index, (prompt, second) in enumerate(pairs)
     ]  # fmt: skip
-    found = runner.execute(StepPlan(0, steps)).hidden
+    result = runner.execute(StepPlan(0, steps)).hidden
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     for index, (prompt, second) in enumerate(pairs):
         segments = [int(0 < second <= place) for place in range(len(prompt))]
         numbers = {"token_type_ids": torch.tensor([segments])} if second else {}
         with torch.inference_mode():
-            wanted = model(torch.tensor([prompt]), **numbers).logits
-        score = np.frombuffer(found[index], np.float32)
-        np.testing.assert_allclose(score, wanted[0], atol=1e-5)
+            reference = model(torch.tensor([prompt]), **numbers).logits
+        score = np.frombuffer(result[index], np.float32)
+        np.testing.assert_allclose(score, reference[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_a_model_tells_how_it_scores(model_root: Path) -> None:
     tiny_models.build("mpnet_scorer", model_root / "labels", num_labels=2)
     folders["labels"] = model_root / "labels"
     folders["qwen3"] = tiny_models.cached("qwen3", model_root)
-    found = {name: spec_of(read_config(folder)).scoring for name, folder in folders.items()}
-    assert found == {
+    result = {name: spec_of(read_config(folder)).scoring for name, folder in folders.items()}
+    assert result == {
         "bert_scorer": "pair",
         "bert": "vectors",
         "labels": "labels",
@@ -222,11 +222,11 @@ def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:
     """Write EmbeddingGemma's modules into a model's folder; the weights of the linear ones."""
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
     modules += [("Dense", "3_Dense"), ("Normalize", "4_Normalize")]
-    listed = [
+    entries = [
         {"idx": number, "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (kind, path) in enumerate(modules)
     ]
-    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "modules.json").write_text(json.dumps(entries))
     (folder / "1_Pooling").mkdir()
     mode = {"pooling_mode_mean_tokens": True, "include_prompt": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
@@ -261,8 +261,8 @@ def test_vectors_are_projected(kernels: str, tmp_path: Path) -> None:
     with Engine(config) as engine:
         vectors = engine.embed(prompts())
     for vector, states in zip(vectors, expected(folder), strict=True):
-        wanted = second @ (first @ states.mean(0))
-        np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+        reference = second @ (first @ states.mean(0))
+        np.testing.assert_allclose(vector.values, reference / reference.norm(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,9 @@ def test_a_template_counts_and_nothing_else_of_the_configuration(folder: Path) -
     spec, content = read_spec(folder), tokenizer()
     one, other = (
         model_fingerprint(
-            spec, files(content, template=given, config={"name_or_path": given.source})
+            spec, files(content, template=values, config={"name_or_path": values.source})
         )
-        for given in (TemplateText("one", "x"), TemplateText("other", "x"))
+        for values in (TemplateText("one", "x"), TemplateText("other", "x"))
     )
     assert {name for name in one if one[name] != other[name]} == {"chat_template"}
     ours = TemplateText("one", "y")

@@ -92,13 +92,13 @@ def rounded_run(
     """The greedy tokens of transformers with a cache in fp8 with scales."""
     cache = RoundedCache(config=reference(folder).config)
     cache.dtype, cache.scales = torch.float8_e4m3fn, scales
-    drawn: list[int] = []
+    generated: list[int] = []
     with torch.inference_mode():
         for _ in range(STEPS):
-            given = torch.tensor([drawn[-1:] or prompt])
-            found = reference(folder)(given, past_key_values=cache, use_cache=True).logits
-            drawn.append(int(found[0, -1].argmax()))
-    return drawn
+            values = torch.tensor([generated[-1:] or prompt])
+            result = reference(folder)(values, past_key_values=cache, use_cache=True).logits
+            generated.append(int(result[0, -1].argmax()))
+    return generated
 
 
 def logits(runner: ModelRunner, tokens: list[int], start: int, table: list[int]) -> torch.Tensor:
@@ -271,12 +271,12 @@ def ratios(
     senders: Iterable[ModelRunner], receiver: ModelRunner, formats: Iterable[str]
 ) -> list[float]:
     """That of each sender beside a receiver whose weights are in ``formats``."""
-    found = []
+    results = []
     for sender in senders:
         canary = CanaryOfRunners(sender, receiver)
         canary.formats += formats
-        found.append(canary.ratio())
-    return found
+        results.append(canary.ratio())
+    return results
 
 
 @pytest.mark.parametrize("there", ATOL)

@@ -162,12 +162,12 @@ def test_a_receiver_continues_what_went_over_unequal_sides(
         hand_over(between, decode, len(spec.layers))
         last.cache = decode.caches[0]
         table = [*decode.table, *(b for b in range(60) if b not in decode.table)]
-        drawn, known = [], prompt
+        generated, values = [], prompt
         for _ in range(STEPS if dtype == "float32" else 1):
-            row = logits(last, known[-1:], len(known) - 1, table)
-            drawn.append(int(row.argmax()))
-            known = [*known, drawn[-1]]
-    assert drawn == expected[: len(drawn)]
+            row = logits(last, values[-1:], len(values) - 1, table)
+            generated.append(int(row.argmax()))
+            values = [*values, generated[-1]]
+    assert generated == expected[: len(generated)]
 
 
 def test_a_canary_names_the_component_that_differs(model: Any) -> None:

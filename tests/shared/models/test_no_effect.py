@@ -48,7 +48,7 @@ def test_attention_to_later_tokens_is_refused_as_what_it_is(family: str) -> None
     }
     for key, value in (causal | both).items():
         supported = key in causal
-        with pytest.raises(ModelError, match=f"{key} is .*; supported: {supported}: each token .*"):
+        with pytest.raises(ModelError, match=f"{key} is .*; supported: {supported}: tokens .*"):
             spec_of(**of(family), **{key: value})
     for key in both:
         for value in (False, None):

@@ -37,16 +37,16 @@ def drawn(runner: ModelRunner) -> list[list[int]]:
     step = 0
     while any(len(all_) < len(p) + STEPS for all_, p in zip(tokens, PROMPTS, strict=True)):
         rows = []
-        for i, known in enumerate(tokens):
-            part = known[computed[i] : computed[i] + CHUNK]
-            whole = computed[i] + len(part) == len(known)
+        for i, values in enumerate(tokens):
+            part = values[computed[i] : computed[i] + CHUNK]
+            whole = computed[i] + len(part) == len(values)
             rows.append(SequenceStep(i, part, computed[i], tables[i], whole))
             computed[i] += len(part)
         for sampled in runner.execute(StepPlan(step, rows, added)).sampled:
             tokens[sampled.sequence_id].extend(sampled.tokens)
         added, step = [], step + 1
     ends = zip(tokens, PROMPTS, strict=True)
-    return [known[len(p) : len(p) + STEPS] for known, p in ends]
+    return [values[len(p) : len(p) + STEPS] for values, p in ends]
 
 
 def runner_on(

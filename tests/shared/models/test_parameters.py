@@ -32,7 +32,7 @@ from tandem.shared.models.spec import (
 
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=4)
 DENSE = DenseSpec(intermediate=8)
-EXPERTS = MoESpec(router=RouterSpec(experts=3, chosen=1), expert=DENSE)
+EXPERTS = MoESpec(router=RouterSpec(experts=3, top_k=1), expert=DENSE)
 LAYER = LayerSpec(attention=ATTENTION, mlp=DENSE)
 LATENT = MLASpec(
     num_heads=2,
@@ -61,7 +61,7 @@ ATTENTIONS: tuple[AttentionSpec | MLASpec, ...] = (
     *(replace(ATTENTION, qk_norm=norm) for norm in QKNorm),
     *(replace(ATTENTION, qk_norm=norm, kv_of=0) for norm in (None, QKNorm.HEAD)),
 )
-ROUTER = RouterSpec(experts=2, chosen=1, bias=True, correction=True, expert_scale=True)
+ROUTER = RouterSpec(experts=2, top_k=1, bias=True, correction=True, expert_scale=True)
 FEED_FORWARDS: tuple[DenseSpec | MoESpec, ...] = (
     replace(DENSE, gated=False, bias=True),
     EXPERTS,

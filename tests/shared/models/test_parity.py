@@ -45,12 +45,12 @@ def reference(folder: Path) -> Any:
 def reference_run(folder: Path, length: int, seed: int = 0) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens, and the logits [STEPS, V] that gave them."""
     model, tokens, cache = reference(folder), prompt_of(length, seed), None
-    given = tokens
+    values = tokens
     with torch.inference_mode():
         for _ in range(STEPS):
-            out = model(torch.tensor([given]), past_key_values=cache, use_cache=True)
-            cache, given = out.past_key_values, [int(out.logits[0, -1].argmax())]
-            tokens = tokens + given
+            out = model(torch.tensor([values]), past_key_values=cache, use_cache=True)
+            cache, values = out.past_key_values, [int(out.logits[0, -1].argmax())]
+            tokens = tokens + values
         # One pass over what was drawn owes nothing to a cache.
         logits = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0, length - 1 :]
     assert logits.argmax(-1).tolist() == tokens[length:]
@@ -178,9 +178,9 @@ def check_mixed_batch(folder: Path, operators: Operators) -> None:
             if step < joins[i] or len(outputs[i]) >= STEPS:
                 continue
             added += [spec_of(i, prompt)] * (step == joins[i])
-            known = prompt + outputs[i]
-            tokens = known[done[i] : done[i] + 19]
-            last = done[i] + len(tokens) == len(known)
+            values = prompt + outputs[i]
+            tokens = values[done[i] : done[i] + 19]
+            last = done[i] + len(tokens) == len(values)
             sequences.append(SequenceStep(i, tokens, done[i], tables[i], last))
             done[i] += len(tokens)
         for sampled in runner.execute(StepPlan(step, sequences, added)).sampled:
@@ -203,9 +203,9 @@ def check_following(ranks: Ranks, folder: Path, start: int, table: list[int]) ->
     """The logits and tokens after the prompt, whose KV is known up to ``start``."""
     tokens, expected = reference_run(folder, 50)
     parts = [prompt_of(50)[start:], *([token] for token in tokens[:DECODED])]
-    found = ranks.logits(parts, start, table)
-    torch.testing.assert_close(found, expected[: DECODED + 1], atol=1e-4, rtol=1e-4)
-    assert found.argmax(-1).tolist() == tokens[: DECODED + 1]
+    result = ranks.logits(parts, start, table)
+    torch.testing.assert_close(result, expected[: DECODED + 1], atol=1e-4, rtol=1e-4)
+    assert result.argmax(-1).tolist() == tokens[: DECODED + 1]
 
 
 def test_two_ranks_have_the_logits_of_transformers(folder: Path, sides: dict[str, Ranks]) -> None:
@@ -229,8 +229,10 @@ def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:
     prompt = prompt_of(1100)
     for name in ("qwen3", "mistral", "deepseek_v3_dense"):
         folder = tiny_models.cached(name, model_root)
-        drawn = greedy(runner_for(folder, num_blocks=700), prompt, scattered(0, 1120)[::-1], 700)
+        generated = greedy(
+            runner_for(folder, num_blocks=700), prompt, scattered(0, 1120)[::-1], 700
+        )
         # One pass over the drawn tokens checks each of them.
         with torch.inference_mode():
-            logits = reference(folder)(torch.tensor([prompt + drawn[:-1]])).logits[0]
-        assert drawn == logits[len(prompt) - 1 :].argmax(-1).tolist()
+            logits = reference(folder)(torch.tensor([prompt + generated[:-1]])).logits[0]
+        assert generated == logits[len(prompt) - 1 :].argmax(-1).tolist()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.model_config import read_config
+from tandem.shared.models.config_files import read_config
 from tandem.shared.models.registry import FAMILIES, NOT_IN_GGUF, family_of, quantization_of, spec_of
 from tandem.shared.models.spec import QUANTIZED
 from tandem.shared.weights.gguf.architectures import ARCHITECTURES, VARIANTS
@@ -55,9 +55,9 @@ def refusal(folder: Path, files: dict[str, dict[str, Any]], **changes: Any) -> s
     ],
 )
 def test_an_unknown_method_is_named(tmp_path: Path, key: str, value: Any, method: str) -> None:
-    told = refusal(tmp_path, {}, **{key: value})
-    assert f"config.json: the weights are quantized ({key}, method {method}), which" in told
-    assert told.endswith(OTHER)
+    message = refusal(tmp_path, {}, **{key: value})
+    assert f"config.json: the weights are quantized ({key}, method {method}), which" in message
+    assert message.endswith(OTHER)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_an_unknown_method_is_named(tmp_path: Path, key: str, value: Any, method
     ],
 )
 def test_a_value_of_a_method_is_named(tmp_path: Path, value: Any, words: str) -> None:
-    told = refusal(tmp_path, {}, quantization_config=value)
-    assert f"{tmp_path / 'config.json'}: quantization_config: " in told and words in told
+    message = refusal(tmp_path, {}, quantization_config=value)
+    assert f"{tmp_path / 'config.json'}: quantization_config: " in message and words in message
 
 
 def test_a_file_beside_the_config_is_read(tmp_path: Path) -> None:
     files = {"hf_quant_config.json": {"quantization": {"quant_algo": "INT4_AWQ"}}}
-    told = refusal(tmp_path, files)
-    assert f"{tmp_path / 'hf_quant_config.json'}: quant_algo is 'INT4_AWQ'" in told
+    message = refusal(tmp_path, files)
+    assert f"{tmp_path / 'hf_quant_config.json'}: quant_algo is 'INT4_AWQ'" in message
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,16 @@ def test_a_method_is_found(
     for name, content in {"config.json": {**BASE, **changes}, **files}.items():
         (tmp_path / name).write_text(json.dumps(content))
     config = read_config(tmp_path)
-    found = quantization_of(config)
-    assert found is not None and found.method == method
+    result = quantization_of(config)
+    assert result is not None and result.method == method
     assert (spec_of(config).dtype == QUANTIZED) == (method != "none")
 
 
 def test_no_version_is_recommended_that_does_not_exist(tmp_path: Path) -> None:
     quip = {"quantization_config": {"quant_method": "quip"}}
     assert refusal(tmp_path, {}, **DEEPSEEK, **quip).endswith(", or a GGUF file of it")
-    told = refusal(tmp_path, {}, architectures=["OPTForCausalLM"], **quip)
-    assert told.endswith("use the model's bfloat16 or float16 version")
+    message = refusal(tmp_path, {}, architectures=["OPTForCausalLM"], **quip)
+    assert message.endswith("use the model's bfloat16 or float16 version")
 
 
 def test_a_gguf_file_is_recommended_for_families_that_have_some() -> None:
@@ -152,9 +152,9 @@ def test_a_gguf_file_is_recommended_for_families_that_have_some() -> None:
         ),
     }
     names = [each.family for each in (*ARCHITECTURES.values(), *VARIANTS)]
-    found = {family_of({"architectures": [name]}).architecture for name in names}
-    found |= {f"{name}ForCausalLM" for name in others} | {"RobertaModel", "XLMRobertaModel"}
-    assert found == {*FAMILIES} - NOT_IN_GGUF
+    result = {family_of({"architectures": [name]}).architecture for name in names}
+    result |= {f"{name}ForCausalLM" for name in others} | {"RobertaModel", "XLMRobertaModel"}
+    assert result == {*FAMILIES} - NOT_IN_GGUF
 
 
 @pytest.mark.parametrize("value", [None, {}, False])
@@ -166,5 +166,5 @@ def test_a_config_of_numbers_is_none(tmp_path: Path, value: object) -> None:
 def test_the_architecture_is_judged_before(tmp_path: Path) -> None:
     """Its bfloat16 version would be refused as well."""
     mxfp4 = {"quantization_config": {"quant_method": "mxfp4"}}
-    told = refusal(tmp_path, {}, architectures=["JambaForCausalLM"], **mxfp4)
-    assert "quantized" not in told and "supported: " in told
+    message = refusal(tmp_path, {}, architectures=["JambaForCausalLM"], **mxfp4)
+    assert "quantized" not in message and "supported: " in message

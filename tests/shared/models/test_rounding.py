@@ -77,9 +77,9 @@ def test_kv_differs_as_derived_and_less_than_the_limits(
             np.frombuffer(packed(receiver, layer, table, canary.end), np.float32)
             for table in (canary.ours, canary.arrived)
         )
-        found = math.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
+        result = math.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
         expected = derived(error, layer)
-        assert expected / 1.5 < found < 1.5 * expected
+        assert expected / 1.5 < result < 1.5 * expected
         assert tolerance(name, layer) > 1.5 * expected
 
 

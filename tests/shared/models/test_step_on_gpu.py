@@ -57,9 +57,9 @@ class Uploads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
-        self.work.uploads += func is torch.tensor and given.get("device") == META
-        return func(*args, **given)
+        options = kwargs or {}
+        self.work.uploads += func is torch.tensor and options.get("device") == META
+        return func(*args, **options)
 
 
 class Recorder(TorchDispatchMode):
@@ -77,10 +77,10 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
+        options = kwargs or {}
         name = func.overloadpacket.__name__
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        target = next((d for d in (*args, *given.values()) if isinstance(d, torch.device)), None)
+        target = next((d for d in (*args, *options.values()) if isinstance(d, torch.device)), None)
         if source is not None and source.device == META:
             if name in SCALARS:
                 self._wait(name)
@@ -88,8 +88,8 @@ class Recorder(TorchDispatchMode):
                 return source.dtype != torch.bool or self.work.kernels[-1] == "all"
             if name == "nonzero" or (target is not None and target != META):
                 self._wait(name)
-                return torch.zeros(source.shape, dtype=given.get("dtype") or source.dtype)
-        result = func(*args, **given)
+                return torch.zeros(source.shape, dtype=options.get("dtype") or source.dtype)
+        result = func(*args, **options)
         if source is not None and source.device != META and target == META:
             self.work.uploads += 1
         elif name not in FREE and (name.endswith("_") or not _shares_memory(result, source)):

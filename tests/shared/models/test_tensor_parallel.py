@@ -100,8 +100,8 @@ def test_two_ranks_have_the_scales_of_a_cache(model_root: Path, tmp_path: Path) 
     scales = write_kv_scales(folder, tmp_path / "scaled", NAMINGS["modelopt"])
     expected = rounded_run(folder, prompt_of(50), scales)
     parts = [prompt_of(50), *([token] for token in expected[:-1])]
-    found = build_ranks(tmp_path / "scaled", 2).logits(parts, 0, scattered(5, 70))
-    assert found.argmax(-1).tolist() == expected
+    result = build_ranks(tmp_path / "scaled", 2).logits(parts, 0, scattered(5, 70))
+    assert result.argmax(-1).tolist() == expected
 
 
 @pytest.mark.parametrize("rank", [0, 1])

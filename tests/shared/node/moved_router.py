@@ -1,5 +1,5 @@
-"""A router whose name leads to another address when it returns: a program, because it needs a hosts
-file of its own, in a namespace of mounts."""
+"""A router whose name resolves to another address after its restart. It is a separate program,
+because it needs its own hosts file, in a mount namespace."""
 
 from __future__ import annotations
 

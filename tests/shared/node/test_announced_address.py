@@ -16,8 +16,8 @@ HERE, HERE_6 = "10.0.0.7", "2001:db8:1::7"
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A machine with an address of each kind on its way out, and the names that it can resolve.
-    Returns the families that have a way out."""
+    """A machine with an outside address of each family, and the names that it can resolve. Returns
+    the families that have a route to other machines."""
     ways = ["4", "6"]
 
     def source(family: int, address: tuple[Any, ...]) -> str:
@@ -41,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("0.0.0.0", "10.0.0.1:8001", f"{HERE}:5"),
         ("::", "10.0.0.1:8001", f"{HERE}:5"),
         ("0.0.0.0", "[2001:db8::1]:8001", f"[{HERE_6}]:5"),
-        # A router here tells nodes elsewhere what it is told.
+        # A local router passes the address on to nodes on other machines.
         ("0.0.0.0", "127.0.0.1:8001", f"{HERE}:5"),
         ("0.0.0.0", "localhost:8001", f"{HERE}:5"),
         ("::", "[::1]:8001", f"{HERE}:5"),
@@ -81,5 +81,5 @@ async def test_a_name_that_does_not_resolve_is_named() -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8100", "[::]:8100"])
 def test_an_address_that_nobody_can_call_is_not_advertised(address: str) -> None:
-    with pytest.raises(UsageError, match="nobody can call it"):
+    with pytest.raises(UsageError, match="others cannot reach"):
         NodeConfig(advertise=address).advertised  # noqa: B018

@@ -12,8 +12,8 @@ from tandem.tests.support.waiting import until
 
 
 def value(node: FakeNode, name: str) -> float:
-    [found] = [s.value for s in node.metrics.samples() if s.name == name]
-    return found
+    [sample] = [s.value for s in node.metrics.samples() if s.name == name]
+    return sample
 
 
 async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
@@ -22,14 +22,14 @@ async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
     prompt = list(range(40))
     async with node.running():
         for number in (1, 2):
-            ended: list[object] = []
+            reasons: list[object] = []
 
-            def note(output: StepOutput, ended: list[object] = ended) -> None:
-                ended.append(output.finish_reason)
+            def note(output: StepOutput, reasons: list[object] = reasons) -> None:
+                reasons.append(output.finish_reason)
 
             one = Sequence(number, prompt, Generate(SamplingParams(max_tokens=2)))
             node.core.submit(one, note)
-            await until(partial(any, ended))
+            await until(partial(any, reasons))
     assert value(node, "tandem_queue_seconds_count") == 2
     assert value(node, "tandem_prefix_cache_queries_total") == 80
     assert value(node, "tandem_prefix_cache_hits_total") == 32  # two whole blocks, the second time
@@ -62,9 +62,9 @@ async def test_sequences_that_fail_are_counted_by_cause() -> None:
     node = FakeNode("d", 1)
     node.ranks.fails = "numbers are not finite"
     async with node.running():
-        ended: list[object] = []
+        reasons: list[object] = []
         one = Sequence(1, [1, 2, 3], Generate(SamplingParams(max_tokens=1)))
-        node.core.submit(one, lambda output: ended.append(output.finish_reason))
-        await until(lambda: any(ended))
+        node.core.submit(one, lambda output: reasons.append(output.finish_reason))
+        await until(lambda: any(reasons))
     assert node.metric("tandem_sequences_failed_total", cause="not_finite") == 1
     assert node.metric("tandem_sequences_failed_total", cause="out_of_memory") == 0

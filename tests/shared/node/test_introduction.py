@@ -10,7 +10,7 @@ from tandem.shared.node.introduction import introduction, refusal
 from tandem.tests.support.fake_node import FakeNode
 
 
-def told(**changes: object) -> pb.Introduction:
+def introduced(**changes: object) -> pb.Introduction:
     mine = introduction(FakeNode("n", 1).engine, FakeNode("n", 1).identity)
     for name, value in changes.items():
         setattr(mine, name, value)
@@ -26,7 +26,7 @@ def test_an_introduction_has_the_formats_of_weights_and_kv() -> None:
 @pytest.mark.parametrize("here", BYTES)
 @pytest.mark.parametrize("there", BYTES)
 def test_formats_of_kv_may_differ(here: str, there: str) -> None:
-    assert refusal(told(kv_dtype=here), told(kv_dtype=there)) == ""
+    assert refusal(introduced(kv_dtype=here), introduced(kv_dtype=there)) == ""
 
 
 @pytest.mark.parametrize(
@@ -39,25 +39,29 @@ def test_formats_of_kv_may_differ(here: str, there: str) -> None:
     ],
 )
 def test_negotiated_fields_are_not_compared(changes: dict[str, object]) -> None:
-    assert refusal(told(), told(**changes)) == refusal(told(**changes), told()) == ""
+    assert (
+        refusal(introduced(), introduced(**changes))
+        == refusal(introduced(**changes), introduced())
+        == ""
+    )
 
 
 def test_another_protocol_is_refused_with_both() -> None:
-    reason = refusal(told(), told(protocol_version=1))
+    reason = refusal(introduced(), introduced(protocol_version=1))
     assert "different versions of Tandem" in reason
     assert "is 2 on the decode node and 1 on the prefill node" in reason
 
 
 def test_a_kv_format_that_is_not_known_is_refused_with_both() -> None:
-    reason = refusal(told(), told(kv_dtype="float8_e5m2"))
+    reason = refusal(introduced(), introduced(kv_dtype="float8_e5m2"))
     assert "KV dtype is 'float32'" in reason and "'float8_e5m2'" in reason
 
 
 @pytest.mark.parametrize("there", ["4", None])
 def test_a_field_of_the_fingerprint_that_differs_is_refused_with_both(there: str | None) -> None:
-    theirs = told()
+    theirs = introduced()
     del theirs.fingerprint["layers"]
     if there is not None:
         theirs.fingerprint["layers"] = there
-    reason = refusal(told(), theirs)
+    reason = refusal(introduced(), theirs)
     assert f"layers is '3' on the decode node and '{there or 'missing'}'" in reason

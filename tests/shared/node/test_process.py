@@ -76,10 +76,10 @@ def registration() -> Registration:
 
 
 async def test_a_drain_refuses_new_work_announces_itself_and_waits_for_the_rest() -> None:
-    role, told = WorkingRole(), registration()
-    drain = asyncio.create_task(_drain(RoleSwitch([role]), [told], _Shutdown()))
+    role, standing = WorkingRole(), registration()
+    drain = asyncio.create_task(_drain(RoleSwitch([role]), [standing], _Shutdown()))
     await asyncio.sleep(0)
-    assert role.drained and told.draining and not drain.done()
+    assert role.drained and standing.draining and not drain.done()
     role.finish.set()
     await asyncio.wait_for(drain, 10)
 
@@ -133,9 +133,9 @@ def test_a_node_can_serve_once_one_of_its_routers_has_it() -> None:
 
 async def test_a_node_runs_until_it_is_stopped_even_when_a_loop_has_ended_well() -> None:
     stop = asyncio.Event()
-    ended = asyncio.create_task(asyncio.sleep(0))
-    runs = asyncio.create_task(_until(stop, [ended]))
-    await ended
+    task = asyncio.create_task(asyncio.sleep(0))
+    runs = asyncio.create_task(_until(stop, [task]))
+    await task
     await asyncio.sleep(0)
     assert not runs.done()
     stop.set()

@@ -1,4 +1,4 @@
-"""A node's standing with a router: a registry in this process, and no engine."""
+"""A node's registration with a router: a registry in this process, and no engine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tandem.shared.node.registration import Registration
 
 
 class FakeRegistry(RegistryServicer):
-    """Records its calls. ``refuse`` answers joins with a status."""
+    """Records RPCs. ``refuse`` rejects joins with a status."""
 
     def __init__(self) -> None:
         self.joins: list[pb.JoinRequest] = []
         self.beats: list[pb.HeartbeatRequest] = []
-        self.left: list[pb.LeaveRequest] = []
+        self.leaves: list[pb.LeaveRequest] = []
         self.known = True
         self.drain = False
         self.drain_seconds: float | None = None
@@ -65,7 +65,7 @@ class FakeRegistry(RegistryServicer):
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
-        self.left.append(request)
+        self.leaves.append(request)
         return pb.LeaveReply()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -90,12 +90,12 @@ async def serving(
 
 
 class RegisteredNode:
-    """The node of a registration; ``load`` changes with every call."""
+    """The node of a registration; its load changes with every description."""
 
     def __init__(self) -> None:
         self.drains: list[float | None] = []
         self.role: pb.Role = pb.ROLE_DECODE
-        self.asked = 0
+        self.descriptions = 0
         self.broken = False
         self.known_versions: list[int] = []
         self.rates: dict[str, float] = {}
@@ -104,9 +104,9 @@ class RegisteredNode:
         if self.broken:
             self.broken = False
             raise ValueError("value out of range")
-        self.asked += 1
+        self.descriptions += 1
         rates = [pb.LinkRate(node_id=n, tokens_per_second=r) for n, r in self.rates.items()]
-        load = pb.Load(running=self.asked, link_rates=rates)
+        load = pb.Load(running=self.descriptions, link_rates=rates)
         return pb.JoinRequest(node_id="n", epoch=7, role=self.role, load=load)
 
     def prefixes(self, version: int) -> pb.Prefixes:
@@ -152,7 +152,7 @@ async def test_a_node_joins_beats_with_fresh_load_and_leaves() -> None:
         assert loads == sorted(set(loads))
         beat = registry.beats[0]
         assert (beat.node_id, beat.epoch, beat.draining) == ("n", 7, False)
-        assert [(leave.node_id, leave.epoch) for leave in registry.left] == [("n", 7)]
+        assert [(leave.node_id, leave.epoch) for leave in registry.leaves] == [("n", 7)]
 
 
 async def test_heartbeats_report_that_the_node_drains() -> None:
@@ -198,21 +198,21 @@ async def test_a_node_joins_again_in_its_new_role() -> None:
         registry.role = pb.ROLE_PREFILL
         await registry.until(lambda: len(registry.joins) == 2)
         assert [join.role for join in registry.joins] == [pb.ROLE_DECODE, pb.ROLE_PREFILL]
-        assert not registry.left
+        assert not registry.leaves
         count = len(registry.beats)
         await registry.until(lambda: len(registry.beats) > count + 2)
         assert len(registry.joins) == 2
 
 
-@pytest.mark.parametrize("known", [0, 4])
-async def test_heartbeats_carry_the_prefixes_that_the_router_lacks(known: int) -> None:
+@pytest.mark.parametrize("version", [0, 4])
+async def test_heartbeats_carry_the_prefixes_that_the_router_lacks(version: int) -> None:
     registry, node = FakeRegistry(), RegisteredNode()
-    registry.known_version, registry.prefix_version = known, 3
+    registry.known_version, registry.prefix_version = version, 3
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: len(registry.beats) >= 2)
-        assert node.known_versions[:2] == [known, 3]
+        assert node.known_versions[:2] == [version, 3]
         assert not registry.joins[0].HasField("prefixes")
-        assert [beat.prefixes.base for beat in registry.beats[:2]] == [known, 3]
+        assert [beat.prefixes.base for beat in registry.beats[:2]] == [version, 3]
 
 
 async def test_a_heartbeat_that_is_not_answered_is_sent_again_without_a_join() -> None:
@@ -252,16 +252,16 @@ async def test_changed_link_rates_are_reported_a_few_at_a_time() -> None:
             "new": 1e4,
             "p00": 1.1e5,
         }
-        known: dict[str, float] = {}
+        rates: dict[str, float] = {}
 
         def learned() -> bool:
             for beat in registry.beats:
                 assert len(beat.load.link_rates) <= 8
-                known.update({r.node_id: r.tokens_per_second for r in beat.load.link_rates})
-            return len(known) == 40
+                rates.update({r.node_id: r.tokens_per_second for r in beat.load.link_rates})
+            return len(rates) == 40
 
         await registry.until(learned)
-        assert known["p07"] == 0 and known["new"] == 1e4 and "p00" not in known
+        assert rates["p07"] == 0 and rates["new"] == 1e4 and "p00" not in rates
         await registry.until(lambda: not registry.beats[-1].load.link_rates)
 
 
@@ -307,8 +307,8 @@ async def test_a_node_that_is_refused_asks_again_until_it_is_taken(
         async with registered(registration):
             await registry.until(lambda: len(registry.joins) >= 3)
             assert registration.problem == words
-            told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-            assert told == [f"router 127.0.0.1:{port} {words}"]
+            warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+            assert warnings == [f"router 127.0.0.1:{port} {words}"]
             registry.refuse = None
             await registry.until(lambda: bool(registry.beats))
             assert not registration.problem
@@ -322,8 +322,8 @@ async def test_another_reason_is_logged_too(caplog: pytest.LogCaptureFixture) ->
         registry.refuse = grpc.StatusCode.FAILED_PRECONDITION, "another model"
         count = len(registry.joins)
         await registry.until(lambda: len(registry.joins) >= count + 3)
-    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert [line.rpartition(": ")[2] for line in told] == ["no token", "another model"]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [line.rpartition(": ")[2] for line in warnings] == ["no token", "another model"]
 
 
 async def test_a_bug_in_the_description_is_logged_and_does_not_end_the_registration(
@@ -341,7 +341,7 @@ async def test_a_node_that_fails_says_so_when_it_leaves() -> None:
     async with serving(registry) as port:
         async with registered(node.register(port, failure=lambda: "rank 0 ended")):
             await registry.until(lambda: bool(registry.beats))
-        assert [leave.failure for leave in registry.left] == ["rank 0 ended"]
+        assert [leave.failure for leave in registry.leaves] == ["rank 0 ended"]
 
 
 async def test_each_router_is_told_the_address_on_the_way_to_it() -> None:
@@ -364,12 +364,12 @@ async def test_each_router_is_told_the_address_on_the_way_to_it() -> None:
 async def test_a_node_without_an_address_for_a_router_tries_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    registry, node, asked = FakeRegistry(), RegisteredNode(), 0
+    registry, node, lookups = FakeRegistry(), RegisteredNode(), 0
 
     async def announce() -> str:
-        nonlocal asked
-        asked += 1
-        if asked < 4:
+        nonlocal lookups
+        lookups += 1
+        if lookups < 4:
             raise OSError("router.test does not resolve: Name or service not known")
         return "10.0.0.7:1"
 
@@ -378,8 +378,8 @@ async def test_a_node_without_an_address_for_a_router_tries_again(
         async with registered(registration):
             await registry.until(lambda: bool(registry.beats))
             assert not registration.problem
-    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(told) == 1 and "cannot be joined: router.test does not resolve" in told[0]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "cannot be joined: router.test does not resolve" in warnings[0]
 
 
 async def test_a_node_that_its_router_cannot_call_says_so_once(
@@ -397,11 +397,13 @@ async def test_a_node_that_its_router_cannot_call_says_so_once(
             await registry.until(lambda: len(registry.beats) > count + 2)
             registry.unreachable = ""
             await registry.until(lambda: not registration.problem)
-    told = [r.getMessage() for r in caplog.records if f"router 127.0.0.1:{port}" in r.getMessage()]
-    assert [line.partition(f":{port}")[2] for line in told] == [
+    warnings = [
+        r.getMessage() for r in caplog.records if f"router 127.0.0.1:{port}" in r.getMessage()
+    ]
+    assert [line.partition(f":{port}")[2] for line in warnings] == [
         "",
         " has this node, but: the router cannot call this node at h:1",
-        " has this node and can call it again",
+        " has this node and can reach it again",
     ]
     assert len(registry.joins) == 1
 
@@ -422,6 +424,6 @@ async def test_leaving_a_router_that_is_gone_is_no_error() -> None:
         task = asyncio.create_task(node.register(port).run())
         await registry.until(lambda: bool(registry.beats))
     task.cancel()
-    (ended,) = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(ended, asyncio.CancelledError)
-    assert registry.left == []
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(result, asyncio.CancelledError)
+    assert registry.leaves == []

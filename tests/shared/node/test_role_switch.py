@@ -10,7 +10,7 @@ from tandem.shared.node.role_switch import RoleSwitch
 
 
 class SwitchedRole:
-    """Work in it lasts until ``finish`` is set."""
+    """A role that is busy until ``finish`` is set."""
 
     def __init__(self, role: pb.Role, *, listens: bool = False) -> None:
         self.role, self.listens = role, listens

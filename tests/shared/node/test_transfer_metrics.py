@@ -74,10 +74,10 @@ def test_labels_stay_few_however_often_something_is_tried() -> None:
 def test_the_carrier_of_a_peer_is_what_its_ranks_use() -> None:
     connections = Connections()
     assert connections.carrier("p", 1) == "none"
-    for rank, carrier, seen in ((0, "tcp", "tcp"), (1, "shared_memory", "mixed")):
+    for rank, carrier, expected in ((0, "tcp", "tcp"), (1, "shared_memory", "mixed")):
         event = PeerJoined(node_id="p", epoch=1, rank=rank, carrier=carrier, note="")
         connections.joined(rank, event)
-        assert connections.carrier("p", 1) == seen
+        assert connections.carrier("p", 1) == expected
     assert connections.carrier("p", 2) == "none"
     for number in range(2000):
         event = PeerJoined(node_id=f"p{number}", epoch=1, rank=0, carrier="tcp", note="")

@@ -1,4 +1,4 @@
-"""Pauses: with jitter between a process's own attempts, without it for a peer that is avoided."""
+"""Pauses: with jitter between a process's own attempts, without it for backoff from a peer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tandem.tests.support.clock import SteppedClock
 def test_an_avoidance_doubles_its_pauses_until_the_thing_works() -> None:
     clock = SteppedClock()
     avoidance = PeerBackoff(clock)
-    assert not avoidance.suspected and avoidance.left == 0
+    assert not avoidance.suspected and avoidance.remaining == 0
     pauses = []
     for _ in range(7):
         pauses.append(avoidance.begin())
         assert avoidance.begin() == 0, "a second failure during the pause counts"
-        assert avoidance.suspected and avoidance.left == pauses[-1]
+        assert avoidance.suspected and avoidance.remaining == pauses[-1]
         clock.now += pauses[-1]
-        assert avoidance.suspected and avoidance.left == 0
+        assert avoidance.suspected and avoidance.remaining == 0
     assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
     avoidance.end()
     avoidance.end()
@@ -28,7 +28,7 @@ def test_the_end_of_an_avoidance_ends_a_pause_that_lasts() -> None:
     avoidance = PeerBackoff(SteppedClock())
     avoidance.begin()
     avoidance.end()
-    assert avoidance.left == 0
+    assert avoidance.remaining == 0
 
 
 def test_a_backoff_is_half_to_all_of_the_doubled_pause_up_to_its_limit() -> None:

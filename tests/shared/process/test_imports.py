@@ -13,8 +13,8 @@ def test_what_is_imported_is_left_out_of_collections() -> None:
     before = gc.get_freeze_count()
     with lasting_imports():
         assert not gc.isenabled()
-        kept: list[object] = [[] for _ in range(1000)]
-    assert gc.isenabled() and gc.get_freeze_count() >= before + len(kept)
+        objects: list[object] = [[] for _ in range(1000)]
+    assert gc.isenabled() and gc.get_freeze_count() >= before + len(objects)
 
 
 def test_collections_go_on_after_an_import_that_fails() -> None:

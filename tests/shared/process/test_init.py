@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-# A command that leaves an orphan behind, has a child of its own, and ends when it is told to.
+# A command that leaves an orphan behind, has its own child, and ends on a signal.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from tandem.shared.process.init import run_under_init
@@ -57,7 +57,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def first_process(unshare: int) -> int:
-    """The process that is 1 in the namespace that ``unshare`` has made."""
+    """Process 1 in the namespace created by ``unshare``."""
     with open(f"/proc/{unshare}/task/{unshare}/children") as children:
         return int(children.read())
 

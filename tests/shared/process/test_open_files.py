@@ -1,4 +1,4 @@
-"""A process may open as many files as its user, whatever the shell began with."""
+"""A process may open as many files as its user may, whatever the shell's limit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tandem.shared.process.open_files import (
-    FEW,
-    KEPT_PART,
+    OTHER_FILES,
+    RESERVED_PART,
     open_file_limit,
     open_files,
     room_for_connections,
@@ -36,16 +36,16 @@ def test_a_command_may_open_what_its_user_may(soft: int, hard: int) -> None:
     assert done.stdout.split()[-2:] == [str(hard), str(hard)]
 
 
-@pytest.mark.parametrize("most", [1 << 16, 8192, 4096, 1024, 160, 8])
-def test_connections_leave_files_for_everything_else(most: int) -> None:
-    room = room_for_connections(4096, most)
+@pytest.mark.parametrize("max_files", [1 << 16, 8192, 4096, 1024, 160, 8])
+def test_connections_leave_files_for_everything_else(max_files: int) -> None:
+    room = room_for_connections(4096, max_files)
     assert 1 <= room <= 4096
-    assert room == 1 or most - room >= open_files() + FEW + most // KEPT_PART
-    assert (room == 4096) == (most >= 8192)
-    assert room_for_connections(1, most) == 1
+    assert room == 1 or max_files - room >= open_files() + OTHER_FILES + max_files // RESERVED_PART
+    assert (room == 4096) == (max_files >= 8192)
+    assert room_for_connections(1, max_files) == 1
 
 
-def test_few_connections_are_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_few_connections_are_logged_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_few_connections(100, 100)
     assert not caplog.messages
     warn_of_few_connections(4096, 700)

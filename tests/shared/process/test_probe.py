@@ -1,4 +1,4 @@
-"""The probes of a node, as kubelets and strangers ask them."""
+"""The probes of a node, requested by kubelets and strangers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tandem.tests.end_to_end.support.cluster import until
 
 
 class Pipe:
-    """A stream, and the end at which it is read."""
+    """A stream, and its reading end."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -33,7 +33,7 @@ class Pipe:
         return text
 
     def rest(self) -> str:
-        """What is read until the stream has ended."""
+        """The text until the end of the stream."""
         text: list[str] = []
         with open(self.reader, "rb", closefd=False) as reader:
             reading = threading.Thread(target=lambda: text.append(reader.read().decode()))
@@ -47,20 +47,20 @@ class Pipe:
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    made = Pipe()
-    yield made
-    made.stream.end(0)
-    for each in (made.reader, made.writer):
+    pipe = Pipe()
+    yield pipe
+    pipe.stream.end(0)
+    for each in (pipe.reader, pipe.writer):
         if each >= 0:
             os.close(each)
 
 
 @pytest.fixture
 def handler(pipe: Pipe) -> Iterator[logging.Handler]:
-    made = logging.StreamHandler(pipe.stream)
-    queued_stderr.log.addHandler(made)
-    yield made
-    queued_stderr.log.removeHandler(made)
+    handler = logging.StreamHandler(pipe.stream)
+    queued_stderr.log.addHandler(handler)
+    yield handler
+    queued_stderr.log.removeHandler(handler)
 
 
 def test_whoever_prints_does_not_wait_and_lines_keep_their_order(pipe: Pipe) -> None:
@@ -90,11 +90,11 @@ def test_what_the_queue_cannot_hold_is_dropped_counted_and_told(
         pipe.stream.write(f"{number:4} {line}\n")
     dropped = pipe.stream.dropped
     assert 1_000 < dropped < 1_500
-    told = f"{dropped} lines of this log are missing: they could not be written\n"
-    read = pipe.read_until(told)
-    # It stands where they are missing.
+    notice = f"{dropped} lines of this log are missing: they could not be written\n"
+    read = pipe.read_until(notice)
+    # The notice is at the place of the missing lines.
     pipe.stream.write("more\n")
-    numbers = [int(line[:4]) for line in read.removesuffix(told).splitlines()]
+    numbers = [int(line[:4]) for line in read.removesuffix(notice).splitlines()]
     assert numbers == list(range(2_000 - dropped))
     assert pipe.rest() == "more\n"
 
@@ -105,15 +105,15 @@ def test_a_reader_that_leaves_and_a_full_disk_cost_lines_alone(
 ) -> None:
     write, full = os.write, True
 
-    def written(file: int, data: memoryview) -> int:
-        """As much of a line as there is room for."""
+    def write_some(file: int, data: memoryview) -> int:
+        """Write as much of a line as there is room for."""
         if not full:
             return write(file, data)
         if bytes(data).startswith(b"half a line"):
             return write(file, data[:4])
         raise OSError(28, "no space is left")
 
-    monkeypatch.setattr(queued_stderr.os, "write", written)
+    monkeypatch.setattr(queued_stderr.os, "write", write_some)
     for number, lines in ((1, "half a line"), (3, "two\nthree"), (4, "four")):
         print(lines, file=pipe.stream)
         until(lambda number=number: pipe.stream.dropped == number, f"{number} dropped")  # type: ignore[misc]
@@ -157,7 +157,7 @@ queue_stderr()
         ("warnings.warn('odd')", "UserWarning: odd\n"),
         ("print(1, file=sys.stderr); end_stderr(); os._exit(0)", "1\n"),
         ("threading.Thread(target=lambda: 1 / 0).start()", "division by zero\n"),
-        # A fork has a thread of its own, and nothing of what its parent has queued.
+        # A fork has its own thread, and none of the text that its parent has queued.
         (
             "print('parent', file=sys.stderr)\n"
             "if not os.fork(): print('child', file=sys.stderr); end_stderr(); os._exit(0)\n"

@@ -1,4 +1,4 @@
-"""One signal drains, two end: whatever the process is doing, and whatever it has started."""
+"""One signal drains a process, two end it, whatever it is doing; exit statuses in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tandem.shared.process.signals import DRAIN, CaughtSignals, Meaning
+from tandem.shared.process.signals import DRAIN, CaughtSignals, Meaning, describe_exit
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
@@ -19,10 +19,10 @@ import asyncio
 from tandem.shared.process.signals import catch_signals
 
 async def run():
-    told = asyncio.Event()
-    catch_signals(told.set)
+    stop = asyncio.Event()
+    catch_signals(stop.set)
     print("ready", flush=True)
-    await told.wait()
+    await stop.wait()
     print("draining", flush=True)
     await asyncio.sleep(60)
 
@@ -36,7 +36,7 @@ asyncio.run(run())
         ([TERM, TERM], "drain end"),
         ([INT, TERM], "drain end"),
         ([HUP, HUP, HUP], "drain - -"),
-        # A closed terminal, and then who ends the session.
+        # A closed terminal, then the end of the session.
         ([HUP, TERM, HUP, INT], "drain - - end"),
         ([TERM, HUP], "drain -"),
         # A service manager signals every process, and the launcher does as well.
@@ -99,3 +99,18 @@ def test_nohup_keeps_a_process_that_a_terminal_leaves_behind() -> None:
             process.wait(0.2)
         process.send_signal(TERM)
         assert process.stdout.readline() == b"draining\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "ended with exit status 0"),
+        (143, "ended with exit status 143"),
+        (-9, "was killed (SIGKILL), possibly for lack of memory"),
+        (-11, "was killed (SIGSEGV)"),
+        (-15, "was killed (SIGTERM)"),
+        (-63, "was killed (signal 63)"),
+    ],
+)
+def test_a_signal_is_named_and_a_status_is_a_number(status: int, words: str) -> None:
+    assert describe_exit(status) == words

@@ -13,21 +13,21 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import RegistryStub
 from tandem.shared.config import NodeConfig
 from tandem.shared.node.process import _Front
-from tandem.shared.security import connection_limits
+from tandem.shared.security import credentials
 from tandem.shared.security.credentials import INSECURE
 
-MOST = 3
+MAX_CONNECTIONS = 3
 
 
 @contextlib.asynccontextmanager
 async def strangers(address: str, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
     """Connections on which nothing is sent."""
     host, _, port = address.rpartition(":")
-    made = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
+    connections = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
     try:
-        yield [reader for reader, _ in made]
+        yield [reader for reader, _ in connections]
     finally:
-        for _, writer in made:
+        for _, writer in connections:
             writer.close()
 
 
@@ -45,7 +45,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def serves(address: str) -> bool:
-    """Whether a new connection gets an answer, if only that nobody serves the method."""
+    """Whether a new connection gets a reply, even if only that the method is not implemented."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             await RegistryStub(channel).Heartbeat(pb.HeartbeatRequest(), timeout=5)
@@ -56,7 +56,7 @@ async def serves(address: str) -> bool:
 
 @pytest.fixture
 async def front() -> AsyncIterator[_Front]:
-    front = await _Front.open(NodeConfig(max_connections=MOST), INSECURE)
+    front = await _Front.open(NodeConfig(max_connections=MAX_CONNECTIONS), INSECURE)
     await front.server.start()
     yield front
     await front.close()
@@ -65,7 +65,7 @@ async def front() -> AsyncIterator[_Front]:
 async def test_connections_beyond_the_limit_are_closed_at_once_and_others_stay(
     front: _Front,
 ) -> None:
-    async with strangers(front.address, MOST + 2) as readers:
+    async with strangers(front.address, MAX_CONNECTIONS + 2) as readers:
         closed = [await is_closed(reader) for reader in readers]
         assert sum(closed) == 2
         assert not await serves(front.address)
@@ -77,10 +77,10 @@ async def test_connections_beyond_the_limit_are_closed_at_once_and_others_stay(
 async def test_a_connection_that_does_not_greet_makes_room_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection_limits, "HANDSHAKE_SECONDS", 1)
-    front = await _Front.open(NodeConfig(max_connections=MOST), INSECURE)
+    monkeypatch.setattr(credentials, "HANDSHAKE_SECONDS", 1)
+    front = await _Front.open(NodeConfig(max_connections=MAX_CONNECTIONS), INSECURE)
     await front.server.start()
-    async with strangers(front.address, MOST) as readers, asyncio.timeout(20):
+    async with strangers(front.address, MAX_CONNECTIONS) as readers, asyncio.timeout(20):
         while not await serves(front.address):
             pass
         assert all([await is_closed(reader) for reader in readers])

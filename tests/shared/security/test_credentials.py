@@ -219,15 +219,17 @@ class _Ready(BaseHTTPRequestHandler):
 
 
 def _read(url: str) -> bytes:
-    with open_url(url, seconds=5) as answer:
-        return bytes(answer.read())
+    with open_url(url, seconds=5) as response:
+        return bytes(response.read())
 
 
 async def test_only_the_token_opens_and_the_others_are_counted() -> None:
     async with serving(Credentials(token=TOKEN)) as (address, gate):
         for token, reason in (("", "no token"), ("x", "wrong token"), (TOKEN + "x", "wrong token")):
-            answer = await ask(Credentials(token=token), address)
-            assert answer.startswith(f"UNAUTHENTICATED: {reason}") and "--cluster-token" in answer
+            response = await ask(Credentials(token=token), address)
+            assert (
+                response.startswith(f"UNAUTHENTICATED: {reason}") and "--cluster-token" in response
+            )
         assert (counted(gate, "no token"), counted(gate, "wrong token")) == (1, 2)
         assert await ask(Credentials(token=TOKEN), address) == "n"
 
@@ -256,8 +258,8 @@ async def test_a_lock_that_does_not_fit_is_explained(papers: Papers, strange: Pa
 async def test_certificates_are_checked_by_host_name_or_by_the_given_name(tmp_path: Path) -> None:
     papers = issue(tmp_path, "tandem.internal")
     async with serving(read_credentials(papers.config())) as (address, _):
-        answer = await ask(read_credentials(papers.config()), address)
-        assert "its certificate has another name; see --tls-name" in answer
+        response = await ask(read_credentials(papers.config()), address)
+        assert "its certificate has another name; see --tls-name" in response
         named = read_credentials(papers.config(tls_name="tandem.internal"))
         assert await ask(named, address) == "n"
 
@@ -271,7 +273,7 @@ async def test_without_an_authority_servers_take_any_client(papers: Papers) -> N
 
 
 async def test_a_strangers_message_is_not_read() -> None:
-    """It is over the limit, and who sends it is refused for the token all the same."""
+    """A message over the limit is still refused for its missing token."""
     async with serving(Credentials(token=TOKEN)) as (address, _):
         for token, code in ((TOKEN, "RESOURCE_EXHAUSTED"), ("x", "UNAUTHENTICATED")):
             metadata = (("authorization", f"Bearer {token}"),)
@@ -320,8 +322,8 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 @pytest.fixture
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at each time that they are used."""
-    monkeypatch.setattr("tandem.shared.security.watched_files.LOOK_SECONDS", 0.0)
+    """Check files each time that they are used."""
+    monkeypatch.setattr("tandem.shared.security.watched_files.CHECK_SECONDS", 0.0)
 
 
 def renew(old: Papers, new: Papers) -> None:
@@ -361,7 +363,7 @@ async def test_a_certificate_without_its_key_changes_nothing(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("looks_always")
 async def test_a_token_is_rotated_without_a_refused_call(tmp_path: Path) -> None:
-    """Every part accepts the next token before any of them shows it."""
+    """Every part accepts the next token before any of them sends it."""
     server, client = tmp_path / "server", tmp_path / "client"
     for file in (server, client):
         file.write_text("old\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.security.watched_files import LOOK_SECONDS, WatchedFiles
+from tandem.shared.security.watched_files import CHECK_SECONDS, WatchedFiles
 
 
 class WatchedWorld:
@@ -26,7 +26,7 @@ class WatchedWorld:
         return text
 
     def later(self) -> str:
-        self.now += LOOK_SECONDS
+        self.now += CHECK_SECONDS
         return self.reread.value()
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(
 
 
 def test_a_link_that_is_turned_to_another_file_is_followed(tmp_path: Path) -> None:
-    """As Kubernetes changes a mounted secret."""
+    """Kubernetes changes a mounted secret in this way."""
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -67,7 +67,7 @@ def test_a_link_that_is_turned_to_another_file_is_followed(tmp_path: Path) -> No
     assert reread.value() == "old"
     turned.symlink_to("new")
     turned.rename(link)
-    now[0] += LOOK_SECONDS
+    now[0] += CHECK_SECONDS
     assert reread.value() == "new"
 
 

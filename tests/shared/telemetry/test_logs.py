@@ -140,14 +140,14 @@ async def test_tasks_inherit_their_log_context_and_do_not_mix_them() -> None:
     assert current_log_context().request_id == ""
 
 
-@pytest.mark.parametrize("given", ["", "a b", 'a"b', "a\nb", "ü", "x" * 129, "-x", "{}"])
-def test_what_cannot_be_an_id_is_none(given: str) -> None:
-    assert checked_request_id(given) == ""
+@pytest.mark.parametrize("text", ["", "a b", 'a"b', "a\nb", "ü", "x" * 129, "-x", "{}"])
+def test_what_cannot_be_an_id_is_none(text: str) -> None:
+    assert checked_request_id(text) == ""
 
 
 def test_ids_that_others_use_are_kept() -> None:
-    for given in ("req_011CSHoEe", "550e8400-e29b-41d4-a716-446655440000", "Root=1-67891233-abc"):
-        assert checked_request_id(given) == given
+    for text in ("req_011CSHoEe", "550e8400-e29b-41d4-a716-446655440000", "Root=1-67891233-abc"):
+        assert checked_request_id(text) == text
 
 
 def test_of_warnings_that_come_all_the_time_few_lines_are_left(
@@ -164,6 +164,6 @@ def test_of_warnings_that_come_all_the_time_few_lines_are_left(
         log.warning("of another kind")
     finally:
         log.removeFilter(seldom)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == ["refused a", "refused a (2 more suppressed)", "of another kind"]
-    assert len(caplog.records) == len(told) + 5
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["refused a", "refused a (2 more suppressed)", "of another kind"]
+    assert len(caplog.records) == len(warnings) + 5

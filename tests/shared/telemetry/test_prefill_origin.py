@@ -1,4 +1,4 @@
-"""The words for where a prompt was prefilled."""
+"""Labels of where a prompt was prefilled."""
 
 from __future__ import annotations
 

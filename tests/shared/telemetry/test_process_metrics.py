@@ -30,14 +30,14 @@ async def test_a_blocked_loop_shows_in_the_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "told"), [(SOON_SECONDS - DAY, True), (SOON_SECONDS + DAY, False)]
+    ("seconds", "expected"), [(SOON_SECONDS - DAY, True), (SOON_SECONDS + DAY, False)]
 )
 def test_certificates_that_end_soon_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, left: float, told: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float, expected: bool
 ) -> None:
     caplog.set_level(logging.INFO, "tandem")
     credentials = read_credentials(issue(tmp_path, "127.0.0.1").config())
     first = min(credentials.expiries().values())
-    ProcessMetrics(CollectorRegistry(), credentials)._warn(first - left)
-    assert ("a certificate of --tls-" in caplog.text) is told
+    ProcessMetrics(CollectorRegistry(), credentials)._warn(first - seconds)
+    assert ("a certificate of --tls-" in caplog.text) is expected
     ProcessMetrics(CollectorRegistry(), INSECURE)._warn(first)

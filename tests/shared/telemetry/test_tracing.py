@@ -26,9 +26,9 @@ def test_a_client_s_trace_is_handed_on_by_a_part_that_exports_nothing() -> None:
         assert span.traceparent == PARENT
 
 
-@pytest.mark.parametrize("given", ["", "00-zz", PARENT + "\r\nx: y", PARENT.upper(), "é"])
-def test_an_invalid_traceparent_is_dropped(given: str) -> None:
-    with serving(NO_TRACER, "request", given) as span:
+@pytest.mark.parametrize("value", ["", "00-zz", PARENT + "\r\nx: y", PARENT.upper(), "é"])
+def test_an_invalid_traceparent_is_dropped(value: str) -> None:
+    with serving(NO_TRACER, "request", value) as span:
         assert metadata(span) == ()
 
 
@@ -87,12 +87,12 @@ def test_a_failure_ends_a_span_once_and_quotes_no_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"), [(None, "tandem-router"), ("", "tandem-router"), ("mine", "mine")]
+    ("value", "expected"), [(None, "tandem-router"), ("", "tandem-router"), ("mine", "mine")]
 )
 def test_a_service_may_be_given_another_name(
-    given: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+    value: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OTEL_SERVICE_NAME", given)
-    assert otlp._resource("router", "r1").attributes["service.name"] == shown
+    if value is not None:
+        monkeypatch.setenv("OTEL_SERVICE_NAME", value)
+    assert otlp._resource("router", "r1").attributes["service.name"] == expected

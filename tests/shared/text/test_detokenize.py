@@ -72,10 +72,10 @@ def deltas(raw: Tokenizer, tokens: list[int], skip: bool = True) -> list[str]:
 def test_byte_level_text_survives(text: str, skip: bool) -> None:
     raw = byte_level()
     tokens = raw.encode(text, add_special_tokens=False).ids
-    made = deltas(raw, tokens, skip)
-    assert "".join(made) == raw.decode(tokens, skip_special_tokens=skip)
+    result = deltas(raw, tokens, skip)
+    assert "".join(result) == raw.decode(tokens, skip_special_tokens=skip)
     if "<|end|>" not in text:
-        assert "".join(made) == text
+        assert "".join(result) == text
 
 
 @given(st.lists(st.integers(0, 340), max_size=60), st.booleans())
@@ -102,9 +102,9 @@ def test_other_decoders_go_through_a_window(tokens: list[int]) -> None:
 @settings(max_examples=50)
 @given(st.text(min_size=1, max_size=30))
 def test_no_delta_holds_half_a_character(text: str) -> None:
-    made = deltas(byte_level(), byte_level().encode(text, add_special_tokens=False).ids, False)
+    result = deltas(byte_level(), byte_level().encode(text, add_special_tokens=False).ids, False)
     if "\ufffd" not in text:
-        assert not any("\ufffd" in delta for delta in made)
+        assert not any("\ufffd" in delta for delta in result)
 
 
 def test_an_incomplete_character_at_the_end_shows_as_one_replacement() -> None:

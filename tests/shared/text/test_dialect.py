@@ -68,9 +68,9 @@ def prompt(template: str, messages: list[dict[str, Any]], tools: Any = None) -> 
     compiled = ChatTemplate(template, origin="here", tokens={})
     dialect = compiled.dialect(with_tools=bool(tools))
     before = copy.deepcopy((messages, tools))
-    made = compiled.render(dialect.messages(messages), tools=dialect.tools(tools))
+    actual = compiled.render(dialect.messages(messages), tools=dialect.tools(tools))
     assert (messages, tools) == before
-    return made
+    return actual
 
 
 @pytest.mark.parametrize("template", [PLAIN, ALTERNATING, NEEDS_USER])
@@ -151,8 +151,8 @@ def called(*calls: dict[str, Any], content: str = "", **fields: Any) -> dict[str
 
 
 def result(content: str, call_id: str | None = None) -> dict[str, Any]:
-    made = {"role": "tool", "content": content}
-    return made if call_id is None else made | {"tool_call_id": call_id}
+    values = {"role": "tool", "content": content}
+    return values if call_id is None else values | {"tool_call_id": call_id}
 
 
 LOOK = [*say("u: 1"), called(call("call_a", x=2)), result("3", "call_a")]
@@ -188,13 +188,13 @@ def test_a_call_without_a_result_is_answered_where_turns_alternate() -> None:
 
 def test_results_of_functions_are_those_of_tools_where_only_these_are_known() -> None:
     """Another comparison with 'function' is of a tool's type."""
-    given = [*LOOK[:-1], {"role": "function", "name": "f", "content": "3"}]
+    values = [*LOOK[:-1], {"role": "function", "name": "f", "content": "3"}]
     typed = "{% for t in tools or [] %}{% if t.type == 'function' %}t{% endif %}{% endfor %}"
     only_tools = refusing("m.role not in ('user', 'assistant', 'tool')")
-    shown = 'user=1\nassistant=+f{"x": 2}\n'
-    assert prompt(typed + only_tools, given) == shown + "tool=3\n"
-    assert prompt("{% if messages[-1].role == 'function' %}{% endif %}" + PLAIN, given) == (
-        shown + "function=3\n"
+    text = 'user=1\nassistant=+f{"x": 2}\n'
+    assert prompt(typed + only_tools, values) == text + "tool=3\n"
+    assert prompt("{% if messages[-1].role == 'function' %}{% endif %}" + PLAIN, values) == (
+        text + "function=3\n"
     )
 
 
@@ -245,10 +245,10 @@ THINKING = PLAIN.replace(
 
 
 def test_reasoning_has_the_name_that_a_template_reads() -> None:
-    made = called(call("a", x=2), content="look", reasoning_content="hm")
-    assert prompt(THINKING, [*say("u: 1"), made]).endswith('=hm\n\nlook+f{"x": 2}\n')
-    assert prompt(THINKING, [*say("u: 1"), made | {"content": ""}]).endswith('=hm+f{"x": 2}\n')
-    assert prompt(PLAIN, [*say("u: 1"), made]).endswith('=look+f{"x": 2}\n')
+    actual = called(call("a", x=2), content="look", reasoning_content="hm")
+    assert prompt(THINKING, [*say("u: 1"), actual]).endswith('=hm\n\nlook+f{"x": 2}\n')
+    assert prompt(THINKING, [*say("u: 1"), actual | {"content": ""}]).endswith('=hm+f{"x": 2}\n')
+    assert prompt(PLAIN, [*say("u: 1"), actual]).endswith('=look+f{"x": 2}\n')
 
 
 IDS = (
@@ -270,11 +270,11 @@ def test_foreign_ids_are_short_where_they_must_be() -> None:
         called(call("call_a", x=6)),
         result("7", "call_a"),
     ]
-    made = prompt(SHORT_IDS, messages)
-    ids = re.findall(r"<([a-zA-Z0-9]{9})>", made)
+    actual = prompt(SHORT_IDS, messages)
+    ids = re.findall(r"<([a-zA-Z0-9]{9})>", actual)
     foreign = ids[0]
     assert ids == [foreign, "123456789", foreign, "123456789", foreign, foreign]
-    assert prompt(SHORT_IDS, messages) == made
+    assert prompt(SHORT_IDS, messages) == actual
     assert prompt(ANY_IDS, messages).count("call_a") == 4
 
 
@@ -286,8 +286,8 @@ def test_calls_without_ids_get_some() -> None:
         called(call(None, x=6)),
         result("7"),
     ]
-    made = prompt(ANY_IDS, messages)
-    assert re.findall(r"call_\d", made) == ["call_0", "call_1"] * 2 + ["call_2"] * 2
+    actual = prompt(ANY_IDS, messages)
+    assert re.findall(r"call_\d", actual) == ["call_0", "call_1"] * 2 + ["call_2"] * 2
 
 
 ONE_CALL = refusing("m.tool_calls and m.tool_calls | length != 1")

@@ -24,11 +24,11 @@ def spelled(text: str) -> list[int]:
 def test_the_text_before_comes_first_and_that_after_follows(family: str) -> None:
     names = FAMILIES[family]
     ids = {name: 1000 + number for number, name in enumerate(names)}
-    found = fill_in_middle(ids.get)
-    assert found is not None and found.ends == tuple(range(1003, 1000 + len(names)))
+    result = fill_in_middle(ids.get)
+    assert result is not None and result.ends == tuple(range(1003, 1000 + len(names)))
     after = [ord(c) for c in ("cd" if family == "codellama" else "_cd")]
     expected = [7, 1000, *spelled("ab"), 1001, *after, 1002]
-    assert found.prompt("ab", "cd", spelled, [7]) == expected
+    assert result.prompt("ab", "cd", spelled, [7]) == expected
 
 
 def test_a_vocabulary_without_all_three_tokens_has_none() -> None:

@@ -14,7 +14,7 @@ from tandem.shared.text.json_schema import (
     MAX_EXACT,
     MAX_INTEGER,
     SchemaError,
-    followable,
+    clean_schema,
 )
 
 TEXT, OBJECT, ARRAY = ({"type": kind} for kind in ("string", "object", "array"))
@@ -77,7 +77,7 @@ def test_what_has_no_effect_is_left_out_wherever_there_is_a_schema(
 ) -> None:
     for outer in PLACES:
         before = copy.deepcopy(schema)
-        assert followable(outer(schema)) == outer(expected)
+        assert clean_schema(outer(schema)) == outer(expected)
         assert schema == before
 
 
@@ -118,7 +118,7 @@ PLACES = (
     ],
 )
 def test_what_asks_for_something_stays(schema: Any) -> None:
-    assert followable(schema) == schema
+    assert clean_schema(schema) == schema
 
 
 DRAFTS = {
@@ -129,14 +129,14 @@ DRAFTS = {
 
 
 def test_drafts_have_the_address_that_is_known() -> None:
-    for given, known in DRAFTS.items():
-        assert followable({"$schema": given}) == {"$schema": known}
+    for values, names in DRAFTS.items():
+        assert clean_schema({"$schema": values}) == {"$schema": names}
     nested = {"items": {"$id": "#a"}}
-    assert followable(nested) == {"items": {"$anchor": "a"}}
+    assert clean_schema(nested) == {"items": {"$anchor": "a"}}
     old = {"$schema": "http://json-schema.org/draft-07/schema"} | nested
-    assert followable(old) == old
+    assert clean_schema(old) == old
     with pytest.raises(SchemaError, match=r"'\$schema' is 'http://json-schema.org/draft-03"):
-        followable({"$schema": "http://json-schema.org/draft-03/schema#"})
+        clean_schema({"$schema": "http://json-schema.org/draft-03/schema#"})
 
 
 WRITTEN = (
@@ -152,13 +152,13 @@ OTHERS = (
 def test_values_have_their_own_digits_or_are_refused_by_name() -> None:
     for number in WRITTEN:
         for schema in ({"const": number}, {"items": {"enum": [[{"a": number}]]}}):
-            assert followable(schema) == schema
+            assert clean_schema(schema) == schema
     for number in OTHERS:
         for name, value in (("const", number), ("enum", ["x", [{"a": number}]])):
             with pytest.raises(SchemaError, match=f"'{name}' has the number .*beyond 2\\^53"):
-                followable({"anyOf": [{name: value}]})
+                clean_schema({"anyOf": [{name: value}]})
     with pytest.raises(SchemaError, match="'multipleOf'"):
-        followable({"multipleOf": MAX_EXACT + 1})
+        clean_schema({"multipleOf": MAX_EXACT + 1})
 
 
 INTEGER = {"type": ["integer", "null"]}
@@ -186,16 +186,16 @@ def test_large_bounds_are_exact_or_a_little_tighter(
 ) -> None:
     if expected is None:
         with pytest.raises(SchemaError, match="beyond 2"):
-            followable(INTEGER | given)
+            clean_schema(INTEGER | given)
     else:
-        assert followable(INTEGER | given) == INTEGER | expected
+        assert clean_schema(INTEGER | given) == INTEGER | expected
 
 
 def test_large_bounds_of_other_numbers_have_few_digits() -> None:
-    assert followable({"minimum": -FAR, "maximum": 1e300}) == {
+    assert clean_schema({"minimum": -FAR, "maximum": 1e300}) == {
         "minimum": -MAX_BOUND,
         "maximum": MAX_BOUND,
     }
-    kept = followable({"type": "number", "maximum": 10**17 + 1})["maximum"]
-    assert kept == 10**17 and len(str(float(kept))) < 12
-    jsonschema.validate(kept, {"maximum": 10**17 + 1})
+    result = clean_schema({"type": "number", "maximum": 10**17 + 1})["maximum"]
+    assert result == 10**17 and len(str(float(result))) < 12
+    jsonschema.validate(result, {"maximum": 10**17 + 1})

@@ -36,8 +36,8 @@ def split(name: str, text: str) -> TextDelta:
     markers = PARSERS[name]
     before = ""
     if not markers.opened:
-        before, found, text = text.partition(markers.start)
-        if not found:
+        before, result, text = text.partition(markers.start)
+        if not result:
             return TextDelta(before)
     else:
         text = text.removeprefix(markers.start)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.text.output import OutputText
-from tandem.shared.text.output_parser import call_markers, kept_tokens, output_parser
+from tandem.shared.text.output_parser import call_markers, marker_tokens, output_parser
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.shared.text.tool_parsers.tool_use import ToolUse
@@ -35,7 +35,7 @@ def read(
     tools = ToolUse(parser=parser, schemas={"grep": {}})
     calls = call_markers(tools, tokenizer.texts)
     output = OutputText(
-        tokenizer.detokenizer(keep=kept_tokens(reasoning, tools)),
+        tokenizer.detokenizer(keep=marker_tokens(reasoning, tools)),
         stops,
         parser=output_parser(reasoning, tools, opened=True, calls=calls),
         calls=calls,
@@ -56,8 +56,8 @@ def test_a_marker_ends_the_reasoning_only_as_a_token(tmp_path: Path, stops: Sequ
     prose = tokenizer.encode(f"é {CALL} é", add_special_tokens=False, literally=True)
     called = tokenizer.encode(f" I will. {CALL}</think> So", add_special_tokens=False)
     assert tokenizer.texts.piece_of(called[-1]) and len(prose) > len(called)
-    found = read(tokenizer, [*prose, *called], "hermes", "qwen3", stops=stops)
-    assert found == (f"é {CALL} é I will. ", " So", '{"p": "x"}')
+    result = read(tokenizer, [*prose, *called], "hermes", "qwen3", stops=stops)
+    assert result == (f"é {CALL} é I will. ", " So", '{"p": "x"}')
     broken = [tokenizer.encode("é", add_special_tokens=False)[0], *called]  # half of a character
     assert read(tokenizer, broken, "hermes", "qwen3") == ("\ufffd I will. ", " So", '{"p": "x"}')
 
@@ -72,10 +72,13 @@ def test_a_marker_that_ends_the_output_ends_a_call(tmp_path: Path) -> None:
     """Such as that of gpt-oss, which is an end token of the model."""
     tokenizer = tokenizer_of(tmp_path, HARMONY)
     text = "<|channel|>commentary to=functions.grep<|message|>"
-    for arguments, found in (("", "{}"), ('{"p": 1', '{"p": 1}'), ('{"p": 1}', '{"p": 1}')):
+    for arguments, result in (("", "{}"), ('{"p": 1', '{"p": 1}'), ('{"p": 1}', '{"p": 1}')):
         tokens = tokenizer.encode(text + arguments, add_special_tokens=False)
         [end] = tokenizer.encode("<|call|>", add_special_tokens=False)
-        assert read(tokenizer, tokens, "openai", "openai_gptoss", stop_token=end)[1:] == ("", found)
+        assert read(tokenizer, tokens, "openai", "openai_gptoss", stop_token=end)[1:] == (
+            "",
+            result,
+        )
         cut = read(tokenizer, tokens, "openai", "openai_gptoss")
         assert not cut[1] and arguments.startswith(cut[2])
     [end] = tokenizer.encode("<|return|>", add_special_tokens=False)

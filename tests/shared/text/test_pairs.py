@@ -22,15 +22,15 @@ TEXTS = ["", "a", "a b c", "a b c d e f g h", "a b [SEP] c"]
 def raw() -> RawTokenizer:
     """A tokenizer with BERT's special tokens."""
     vocabulary = {word: number for number, word in enumerate(WORDS)}
-    made = RawTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.add_special_tokens(WORDS[:4])
-    made.post_processor = processors.TemplateProcessing(
+    result = RawTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    result.pre_tokenizer = pre_tokenizers.Whitespace()
+    result.add_special_tokens(WORDS[:4])
+    result.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
-    return made
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,12 @@ def theirs() -> transformers.PreTrainedTokenizerFast:
 def test_pairs_are_those_of_transformers(
     first: str, second: str, limit: int | None, theirs: transformers.PreTrainedTokenizerFast
 ) -> None:
-    tokens, second_text = Tokenizer(raw()).encode_pair(first, second, limit=limit, most=100)
+    tokens, second_text = Tokenizer(raw()).encode_pair(first, second, limit=limit, max_tokens=100)
     cut = {} if limit is None else {"truncation": "longest_first", "max_length": limit}
-    wanted = theirs([[first, second]], return_token_type_ids=True, **cut)
-    assert [tokens] == wanted["input_ids"]
+    expected = theirs([[first, second]], return_token_type_ids=True, **cut)
+    assert [tokens] == expected["input_ids"]
     segments = [int(place >= second_text) for place in range(len(tokens))]
-    assert [segments] == wanted["token_type_ids"]
+    assert [segments] == expected["token_type_ids"]
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -58,13 +58,13 @@ def test_a_text_is_cut_within_its_special_tokens(text: str, limit: int, left: bo
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw(), truncation_side="left" if left else "right"
     )
-    found = Tokenizer(raw()).encode_within(text, limit, most=100, left=left)
-    assert found == theirs(text, truncation=True, max_length=limit)["input_ids"]
+    tokens = Tokenizer(raw()).encode_within(text, limit, max_tokens=100, left=left)
+    assert tokens == theirs(text, truncation=True, max_length=limit)["input_ids"]
 
 
 def test_a_pair_that_is_too_long_is_refused() -> None:
     with pytest.raises(RequestError, match="at most 8"):
-        Tokenizer(raw()).encode_pair("a b c", "d e f", most=8)
+        Tokenizer(raw()).encode_pair("a b c", "d e f", max_tokens=8)
 
 
 PAIR = "{% for m in messages %}{{ m.role[0] if m.role in ('query', 'document') }} {{ m.content }} "
@@ -79,12 +79,12 @@ def reranker(source: str) -> Tokenizer:
 @pytest.mark.parametrize("text", ["b c", "b [SEP] c"])
 def test_a_template_has_the_tokenizers_special_tokens_once(text: str) -> None:
     """It writes them itself, or leaves them to the tokenizer; those in a text are text."""
-    tokens, second = reranker(PAIR).encode_pair("a", text, most=100)
+    tokens, second = reranker(PAIR).encode_pair("a", text, max_tokens=100)
     unknown = [0] * 3 if "[SEP]" in text else []  # [, SEP and ]
     content = [0, 4, 7, 5, *unknown, 6]  # q and d, which this tokenizer lacks, and the letters
     assert (tokens, second) == ([1, *content, 2], 0)
     written = reranker("{{ bos_token }} " + PAIR)
-    assert written.encode_pair("a", text, most=100)[0] == [1, *content]
+    assert written.encode_pair("a", text, max_tokens=100)[0] == [1, *content]
 
 
 def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
@@ -92,7 +92,7 @@ def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
     assert not shows_pairs("{% for m in messages %}{{ m.role }}: a query, a document{% endfor %}")
     assert reranker("{{ messages }}").pair_template is None
     with pytest.raises(RequestError, match="reads pairs without one"):
-        reranker("{{ messages }}").encode_pair("a", "b", most=100, instruction="c")
+        reranker("{{ messages }}").encode_pair("a", "b", max_tokens=100, instruction="c")
 
 
 @pytest.mark.parametrize(

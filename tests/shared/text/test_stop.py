@@ -34,22 +34,22 @@ def test_the_result_does_not_depend_on_the_cuts(
     text: str, stops: list[str], places: list[int], include: bool
 ) -> None:
     matcher = StopMatcher(stops, include=include)
-    shown = "".join(matcher.push(piece) for piece in cut(text, places))
-    if matcher.matched is None:
-        shown += matcher.flush()
-    assert (shown, matcher.matched) == expected(text, stops, include)
+    output = "".join(matcher.push(piece) for piece in cut(text, places))
+    if matcher.match is None:
+        output += matcher.flush()
+    assert (output, matcher.match) == expected(text, stops, include)
 
 
 @given(LETTERS, STOPS)
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)
-    shown = ""
+    output = ""
     for i, character in enumerate(text):
-        shown += matcher.push(character)
-        if matcher.matched is not None:
+        output += matcher.push(character)
+        if matcher.match is not None:
             return
-        held = text[len(shown) : i + 1]
-        assert shown + held == text[: i + 1]
+        held = text[len(output) : i + 1]
+        assert output + held == text[: i + 1]
         prefixes = [text[: i + 1][start:] for start in range(i + 1)]
         longest = max(
             (len(p) for p in prefixes if any(s.startswith(p) and s != p for s in stops)),
@@ -65,4 +65,4 @@ def test_nothing_passes_after_a_match(include: bool) -> None:
     assert matcher.push("op more") == ("stop" if include else "")
     assert matcher.push("more") == ""
     assert matcher.flush() == ""
-    assert matcher.matched == "stop"
+    assert matcher.match == "stop"

@@ -78,8 +78,8 @@ def test_text_is_lowered_where_sentence_transformers_lowers_it(tmp_path: Path, o
 def make_folder(folder: Path, **config: Any) -> Path:
     folder.mkdir(exist_ok=True)
     make_raw().save(str(folder / "tokenizer.json"))
-    made = {"bos_token": {"content": "<s>"}, "eos_token": "<|end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(made | config))
+    values = {"bos_token": {"content": "<s>"}, "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values | config))
     return folder
 
 
@@ -110,10 +110,10 @@ def test_no_message_can_write_a_control_token(text: Text, parts: list[str]) -> N
     raw = make_raw()
     control = {raw.token_to_id(token): token for token in ("<|start|>", "<|end|>", "<s>")}
     tokens = text.encode_chat(user(content))
-    found = [control[token] for token in tokens if token in control]
-    assert found == ["<s>", "<|start|>", "<|end|>", "<|start|>"]
-    shown = text.decode(tokens, skip_special_tokens=False)
-    assert shown == text.apply_chat_template(user(content))
+    result = [control[token] for token in tokens if token in control]
+    assert result == ["<s>", "<|start|>", "<|end|>", "<|start|>"]
+    output = text.decode(tokens, skip_special_tokens=False)
+    assert output == text.apply_chat_template(user(content))
     plain = text.encode(content, literally=True)
     assert [token for token in plain if token in control] == [raw.token_to_id("<s>")]
     assert text.decode(plain) == content
@@ -148,13 +148,13 @@ def test_control_tokens_take_the_white_space_beside_them(
 ) -> None:
     text = "".join(parts)
     special = swallowing.text._special
-    found = [text[start:end] for start, end in special.spans(text)]
-    assert found == swallowing.plain.findall(text)
-    assert special.within(text) == bool(found) and "".join(special.pieces(text)) == text
+    result = [text[start:end] for start, end in special.spans(text)]
+    assert result == swallowing.plain.findall(text)
+    assert special.within(text) == bool(result) and "".join(special.pieces(text)) == text
     assert special.replace(text, lambda _: "X") == swallowing.plain.sub("X", text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(special_tokens, "WINDOW", 2)
-        assert [text[start:end] for start, end in special.spans(text)] == found
+        assert [text[start:end] for start, end in special.spans(text)] == result
 
 
 def test_a_long_text_is_looked_through_quickly(swallowing: Swallowing) -> None:
@@ -164,13 +164,13 @@ def test_a_long_text_is_looked_through_quickly(swallowing: Swallowing) -> None:
 
 def test_a_text_of_too_many_tokens_is_refused_by_its_beginning(swallowing: Swallowing) -> None:
     text = swallowing.text
-    assert text.encode("a b c", most=10) == text.encode("a b c")
+    assert text.encode("a b c", max_tokens=10) == text.encode("a b c")
     with pytest.raises(TooManyTokensError, match="at most 3"):
-        text.encode("a b c d e f g h", most=3)
+        text.encode("a b c d e f g h", max_tokens=3)
     with pytest.raises(TooManyTokensError):
-        text.encode_chat(user("a b c d <left> e f g h"), most=3)
+        text.encode_chat(user("a b c d <left> e f g h"), max_tokens=3)
     with pytest.raises(TooManyTokensError) as caught:
-        text.encode("a b " * (20 << 20), most=1000)
+        text.encode("a b " * (20 << 20), max_tokens=1000)
     assert caught.value.tokens < 4 << 20
 
 
@@ -379,8 +379,8 @@ def test_templates_may_use_what_hugging_face_gives_them() -> None:
         "{% set ns = namespace(x=1) %}{% set ns.x = ns.x + 1 %}{{ ns.x }}"
     )
     template = ChatTemplate(source, origin="here", tokens={})
-    made = template.render([{"content": "a"}, {"content": "b"}, {"content": "c"}])
-    assert made == '1/32/3{"a": "<é>"}42'
+    result = template.render([{"content": "a"}, {"content": "b"}, {"content": "c"}])
+    assert result == '1/32/3{"a": "<é>"}42'
 
 
 def test_content_parts() -> None:
@@ -401,8 +401,8 @@ def test_json_in_a_template_is_the_same_for_many_values(
 ) -> None:
     value = {"b": [1, 2.5, None, {"é": True}], "a": {"x": [[], {}]}}
     monkeypatch.setattr(chat_template, "MAX_IN_C", 3)
-    given = {"ensure_ascii": False} | options
-    assert chat_template.to_json(value, **options) == json.dumps(value, **given)
+    values = {"ensure_ascii": False} | options
+    assert chat_template.to_json(value, **options) == json.dumps(value, **values)
 
 
 def test_a_model_that_makes_special_tokens_of_text_is_known_by_other_names(tmp_path: Path) -> None:

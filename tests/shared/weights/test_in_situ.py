@@ -57,9 +57,9 @@ def test_fused_and_stacked_tensors_are_as_in_a_quantised_file(family: str, tmp_p
     """Routers stay numbers, and so does what expands latents."""
     folder = tmp_path / "model"
     tiny_models.build(family, folder)
-    found = load_model(folder, isq="q8_0")
+    result = load_model(folder, isq="q8_0")
     plain = load_model(folder)
-    assert found.spec == plain.spec
+    assert result.spec == plain.spec
     formats = {
         each.name: each.format
         for each in parameter_sizes(open_source(folder), plain.spec, "float32", isq="q8_0")
@@ -85,18 +85,18 @@ def test_inputs_of_layers_are_quantised(tmp_path: Path, kind: str) -> None:
         assert size.format == whole
         assert size.nbytes == BLOCK_FORMATS[whole].bytes_of(size.values)
     tokens, x = torch.arange(512), torch.randn(512, 256, generator=torch.Generator().manual_seed(0))
-    made = []
+    results = []
     for path, isq in ((folder, None), (folder, kind), (tmp_path / "m.gguf", None)):
         if path.suffix:
             write_gguf(folder, path, "Q8_0")
         inputs = load_model(path, isq=isq).token_inputs
         assert inputs is not None
-        made.append((inputs.table.embed(tokens), inputs(tokens, x)))
-    for plain, found, file in zip(*made, strict=True):
-        error = float((found - plain).norm() / plain.norm())
+        results.append((inputs.table.embed(tokens), inputs(tokens, x)))
+    for plain, result, file in zip(*results, strict=True):
+        error = float((result - plain).norm() / plain.norm())
         assert 0 < error < {"q8_0": 0.01, "q4k": 0.1}[kind]
         if kind == "q8_0":
-            assert torch.equal(found, file)
+            assert torch.equal(result, file)
 
 
 def test_ranks_have_the_parts_of_one(wide: Path) -> None:

@@ -59,10 +59,10 @@ def test_a_checkpoint_without_scales_has_none(tmp_path: Path) -> None:
 def test_layers_without_scales_have_1(scaled: Path) -> None:
     tensors = load_file(scaled / "model.safetensors")
     spec, whole = read_spec(scaled), read_kv_scales(scaled, read_spec(scaled))
-    kept = {name: each for name, each in tensors.items() if "layers.1.self_attn.k_s" not in name}
-    kept = {name: each for name, each in kept.items() if "layers.1.self_attn.v_s" not in name}
-    assert len(kept) == len(tensors) - 2
-    rewrite(scaled, kept, {})
+    rest = {name: each for name, each in tensors.items() if "layers.1.self_attn.k_s" not in name}
+    rest = {name: each for name, each in rest.items() if "layers.1.self_attn.v_s" not in name}
+    assert len(rest) == len(tensors) - 2
+    rewrite(scaled, rest, {})
     assert read_kv_scales(scaled, spec) == (whole[0], (1.0, 1.0), *whole[2:])
 
 

@@ -237,8 +237,8 @@ def test_a_head_of_its_own_beside_a_tied_embedding_is_refused(
     table = load_file(tied / "model.safetensors")[EMBEDDING]
     table[-1] += 1  # in the part of the last rank
     change_weights(tied, {"lm_head.weight": table})
-    told = refusal(tied, tp=tp)
-    assert "lm_head.weight is not the embedding, but tie_word_embeddings is true" in told
+    message = refusal(tied, tp=tp)
+    assert "lm_head.weight is not the embedding, but tie_word_embeddings is true" in message
     change_config(tied, tie_word_embeddings=False)
     assert load_model(tied, tp=tp)
 
@@ -369,8 +369,8 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
 
 
 def test_safetensors_may_be_asked_for_by_name(folder: Path) -> None:
-    named, found = (load_model(folder, load_format=name) for name in ("safetensors", "auto"))
-    assert torch.equal(embeddings(named), embeddings(found))
+    named, result = (load_model(folder, load_format=name) for name in ("safetensors", "auto"))
+    assert torch.equal(embeddings(named), embeddings(result))
 
 
 def test_end_tokens_come_from_both_configs(folder: Path) -> None:

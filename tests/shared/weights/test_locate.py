@@ -11,8 +11,8 @@ from tandem.shared.weights.locate import display_name, find_model
 
 
 def locate_model(name: str) -> Path:
-    with find_model(name) as found:
-        return found.path
+    with find_model(name) as model:
+        return model.path
 
 
 def test_a_model_of_a_package_is_known_by_name(

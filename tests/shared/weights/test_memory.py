@@ -17,8 +17,8 @@ from tandem.shared.engine.device import operators_for
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights import file_reads
 from tandem.shared.weights.footprint import parameter_sizes
-from tandem.shared.weights.kept_memory import kept_bytes
 from tandem.shared.weights.load import load_model
+from tandem.shared.weights.memory import resident_bytes
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.kernels.test_byte_products import WIDER
 from tandem.tests.support.checkpoints import tiny_models
@@ -69,11 +69,11 @@ def test_what_weights_take_is_told(
     wider = WIDER if jit.multiplies_bytes() else {}
     expected = sum(each.nbytes for each in sizes) / 1e6
     packed = sum(each.nbytes * (1 + wider.get(each.format, 0)) for each in sizes) / 1e6
-    kept, stated = told(wide, caplog, isq=isq)
+    result, stated = told(wide, caplog, isq=isq)
     assert stated == pytest.approx(expected, rel=0.02)
     # Q4_K is taken apart where bytes are not multiplied.
     if isq != "q4k" or jit.multiplies_bytes():
-        assert kept == pytest.approx(packed, rel=0.02)
+        assert result == pytest.approx(packed, rel=0.02)
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
 
 
@@ -86,8 +86,8 @@ def test_the_source_of_weights_is_not_among_them() -> None:
 
     cpu = torch.device("cpu")
     place = WeightPlacement(torch.float32, cpu, TensorParallel(), format_of=format_of)
-    assert kept_bytes([format_of, place, torch.empty(7)]) == 4 * 1007
-    assert kept_bytes([place, torch.empty(7)]) == 4 * 7
+    assert resident_bytes([format_of, place, torch.empty(7)]) == 4 * 1007
+    assert resident_bytes([place, torch.empty(7)]) == 4 * 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own counters")

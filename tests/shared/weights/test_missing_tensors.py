@@ -30,24 +30,24 @@ DENSE = with_short_names(dense.DENSE_WEIGHTS)
 
 def tensors_of(names: WeightNames) -> list[str]:
     """The tensors of a whole checkpoint under the first names of a table."""
-    needed, found = set(parameters_of(SPEC)), []
+    needed, result = set(parameters_of(SPEC)), []
     for pattern, target in names.items():
         for layer in "01" if "{i}" in pattern else "":
             filled = {name.format(i=layer, j=0) for name in names_of(target)}
             if filled and filled <= needed:
-                found.append(pattern.format(i=layer))
+                result.append(pattern.format(i=layer))
                 needed -= filled
         if set(names_of(target)) & needed:
-            found.append(pattern)
+            result.append(pattern)
             needed -= set(names_of(target))
     assert not needed
-    return found
+    return result
 
 
 def told(tensors: list[str], names: WeightNames, *missing: str, wrapped: bool = False) -> str:
-    kept = [name for name in tensors if name not in missing]
-    assert len(kept) == len(tensors) - len(missing)
-    origins = tensor_origins(kept, names, SPEC, "m", False, wrapped)
+    rest = [name for name in tensors if name not in missing]
+    assert len(rest) == len(tensors) - len(missing)
+    origins = tensor_origins(rest, names, SPEC, "m", False, wrapped)
     with pytest.raises(ModelError) as caught:
         check_complete(origins, names, SPEC, "m", wrapped)
     return str(caught.value).partition(": ")[0]

@@ -64,8 +64,8 @@ def test_weights_come_after_the_rest_and_only_they(hub: FakeModelScope, root: Pa
     assert sorted(hub.given) == sorted(files) and hub.given[-1] == "model.safetensors"
     obtain()
     assert hub.given.count("model.safetensors") == 1
-    (listed,) = [each for each in cached_models() if each.name == f"modelscope:{NAME}"]
-    assert (listed.refs, listed.format, listed.whole) == (("master",), "safetensors", True)
+    (entries,) = [each for each in cached_models() if each.name == f"modelscope:{NAME}"]
+    assert (entries.refs, entries.format, entries.whole) == (("master",), "safetensors", True)
     hub.refusals[NAME] = 403
     assert obtain().generates, "what is in the cache will do"
 
@@ -116,9 +116,9 @@ def test_no_answer_is_told_in_english(kind: str, text: str, words: str) -> None:
 def test_a_cache_that_cannot_be_used(hub: FakeModelScope, root: Path, tmp_path: Path) -> None:
     hub.repositories[NAME] = files_of(root)
     (tmp_path / "cache").touch()
-    told = refusal()
-    assert f"the cache {tmp_path / 'cache'} cannot be used (" in told
-    assert "Not a directory): MODELSCOPE_CACHE moves it" in told
+    message = refusal()
+    assert f"the cache {tmp_path / 'cache'} cannot be used (" in message
+    assert "Not a directory): MODELSCOPE_CACHE moves it" in message
 
 
 def test_without_its_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,12 +80,12 @@ def test_weights_are_downloaded_after_the_rest_and_once(
     }
     files = files_of(root, model)
     hub.put(NAME, files | unwanted)
-    found = obtain()
+    result = obtain()
     assert sorted(hub.given) == sorted(files)
     weights = [file for file in files if file.endswith(".safetensors")]
     assert sorted(hub.given[-len(weights) :]) == sorted(weights)
-    assert found.generates and found.source.tensor_names()
-    assert {path.name for path in found.path.iterdir()} == set(files)
+    assert result.generates and result.source.tensor_names()
+    assert {path.name for path in result.path.iterdir()} == set(files)
     obtain()
     assert len(hub.given) == len(files)
 
@@ -104,11 +104,11 @@ def test_layers_over_vectors_are_downloaded_with_the_weights(hub: FakeHub, root:
         "2_Dense/model.safetensors": save(weights),
     }
     hub.put(NAME, files | of_vectors | {"2_Dense/pytorch_model.bin": b"1"})
-    found = obtain()
+    result = obtain()
     assert sorted(hub.given) == sorted(files | of_vectors)
     assert hub.given.index("2_Dense/config.json") < hub.given.index(hub.weights_given[0])
     assert "2_Dense/model.safetensors" in hub.weights_given
-    assert found.spec.vector_size == 8 and found.spec.pooling == "mean"
+    assert result.spec.vector_size == 8 and result.spec.pooling == "mean"
 
 
 def test_a_reranker_of_the_hub_says_how_it_scores(hub: FakeHub, root: Path, tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_layers_over_vectors_that_are_missing_are_named(root: Path, tmp_path: Pa
 def test_templates_in_their_folder_are_downloaded(hub: FakeHub, root: Path) -> None:
     template = "additional_chat_templates/tool_use.jinja"
     hub.put(NAME, files_of(root) | {template: b"for tools", "other/chat.jinja": b"x"})
-    found = obtain()
+    result = obtain()
     assert template in hub.given and "other/chat.jinja" not in hub.given
-    used = found.source.tokenizer_files().tool_template
+    used = result.source.tokenizer_files().tool_template
     assert used is not None and used.source == "for tools"
 
 
@@ -175,8 +175,8 @@ def test_the_pooling_of_sentence_transformers_is_judged(
 
 def test_a_router_downloads_no_weights(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
-    with find_model(NAME) as found:
-        assert (found.path / "tokenizer.json").is_file()
+    with find_model(NAME) as model:
+        assert (model.path / "tokenizer.json").is_file()
     assert hub.given and not hub.weights_given
 
 
@@ -269,13 +269,13 @@ def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
         return single | {"model.safetensors": save(tensors)}
 
     shard = json.loads(several[INDEX])["weight_map"][up]
-    kept = {name: value for name, value in load(several[shard]).items() if name != up}
+    result = {name: value for name, value in load(several[shard]).items() if name != up}
     index = json.loads(several[INDEX])["weight_map"]
     unlisted = without(index, up)
     cases = {
         "missing": (with_weights(**without(weights, up)), f"model.safetensors lacks {up}: "),
         "shard": (
-            changed(several, INDEX, weight_map=unlisted) | {shard: save(kept)},
+            changed(several, INDEX, weight_map=unlisted) | {shard: save(result)},
             f" lacks {up}: configuration and weights do not belong together",
         ),
         "more": (with_weights(**weights, strange=torch.zeros(2)), "tensor strange is unknown"),
@@ -289,11 +289,13 @@ def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
         "other": (single | {"model.safetensors": b"<html>"}, "is truncated or not a safetensors"),
         "words": (changed(single, "tokenizer.json", model=1), "tokenizer.json: not a tokenizer"),
     }
-    for number, (content, told) in cases.items():
+    for number, (content, message) in cases.items():
         name = f"owner/{number}"
         hub.put(name, content)
-        assert told.replace("model.safetensors lacks", f"{name} lacks") in (said := refusal(name))
-        assert "tandem-headers" not in said
+        assert message.replace("model.safetensors lacks", f"{name} lacks") in (
+            error_text := refusal(name)
+        )
+        assert "tandem-headers" not in error_text
     assert not hub.weights_given
 
 
@@ -334,14 +336,14 @@ def test_nor_if_options_do(hub: FakeHub, root: Path) -> None:
         (403, "GatedRepo", "/owner/model, then run hf auth login, or set HF_TOKEN"),
         (401, "GatedRepo", "it is gated: accept its terms at"),
         (403, "", "rejects the token of HF_TOKEN or hf auth login (status 403)"),
-        (500, "", "answers with status 500; try again later"),
+        (500, "", "responds with status 500; try again later"),
     ],
 )
 def test_a_hub_that_refuses_is_quoted(hub: FakeHub, status: int, code: str, words: str) -> None:
     hub.refusals[NAME] = (status, code)
-    told = refusal()
-    assert words in told
-    assert told.startswith("'owner/model' is not on this machine, and cannot be downloaded from")
+    message = refusal()
+    assert words in message
+    assert message.startswith("'owner/model' is not on this machine, and cannot be downloaded from")
 
 
 def test_a_hub_that_cannot_be_reached(
@@ -353,20 +355,20 @@ def test_a_hub_that_cannot_be_reached(
     obtain()
     with find_model("owner/described"):
         pass
-    given = len(hub.given)
+    count = len(hub.given)
     fake_hub.use(monkeypatch, "http://127.0.0.1:9")
     assert obtain().generates
-    told = refusal("owner/other")
-    assert "no connection to http://127.0.0.1:9" in told
-    assert "HTTPS_PROXY" in told and "HF_ENDPOINT" in told
+    message = refusal("owner/other")
+    assert "no connection to http://127.0.0.1:9" in message
+    assert "HTTPS_PROXY" in message and "HF_ENDPOINT" in message
     monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
-    told = refusal("owner/other")
-    assert "through the proxy that HTTPS_PROXY names" in told and "secret" not in told
+    message = refusal("owner/other")
+    assert "through the proxy that HTTPS_PROXY names" in message and "secret" not in message
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert obtain().generates
     for name in ("owner/other", "owner/described"):
         assert "HF_HUB_OFFLINE is set, and the cache" in refusal(name)
-    assert len(hub.given) == given
+    assert len(hub.given) == count
 
 
 def test_a_name_that_the_hub_cannot_have(hub: FakeHub) -> None:
@@ -393,8 +395,8 @@ def test_a_folder_that_was_half_downloaded(folder: Path) -> None:
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    told = refusal(str(tmp_path))
-    assert f"{tmp_path / 'config.json'} is missing: it is a LoRA adapter" in told
+    message = refusal(str(tmp_path))
+    assert f"{tmp_path / 'config.json'} is missing: it is a LoRA adapter" in message
 
 
 def test_an_embedding_model_without_a_head_is_known_as_one(root: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from huggingface_hub import constants, file_download
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import header_files, kept_parts, locate, remote_headers, transfer
+from tandem.shared.weights import header_files, locate, remote_headers, resumable, transfer
 from tandem.shared.weights.gguf.tensor_types import TENSOR_TYPES
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
@@ -116,11 +116,11 @@ def test_of_a_gguf_file_the_header_comes_first_and_then_only_that_file(
     monkeypatch.setattr(header_files, "_FIRST_GGUF", 1 << 10)  # smaller than the header
     files = {"m-Q8_0.gguf": gguf, "m-F16.gguf": b"other", "mmproj-Q8_0.gguf": b"other"}
     hub.put(NAME, {**files, "config.json": "{}", "README.md": "x"})
-    with find_model(NAME) as found:
-        header = open_source(found.path)
+    with find_model(NAME) as location:
+        header = open_source(location.path)
         assert header.tensor_names() and header.tokenizer_files().tokenizer
-        assert found.path.stat().st_size == len(gguf)
-    assert not found.path.exists()
+        assert location.path.stat().st_size == len(gguf)
+    assert not location.path.exists()
     assert hub.given == [] and {file for file, _ in hub.ranges} == {"m-Q8_0.gguf"}
     assert sum(size for _, size in hub.ranges) < len(gguf)
     model = obtain()
@@ -231,10 +231,10 @@ def test_a_gguf_file_beside_safetensors_is_named(
     config = json.loads(files["config.json"]) | changes
     files["gguf/m-Q8_0.gguf"] = gguf
     hub.put(NAME, files | {"config.json": config})
-    assert words in (told := refusal()) and told.endswith(f"; use {NAME}:Q8_0")
+    assert words in (message := refusal()) and message.endswith(f"; use {NAME}:Q8_0")
     hub.put("owner/opt", files | {"config.json": config | {"architectures": ["OPTForCausalLM"]}})
-    told = refusal("owner/opt")
-    assert words in told and "Q8_0" not in told, "no GGUF files of the family are read"
+    message = refusal("owner/opt")
+    assert words in message and "Q8_0" not in message, "no GGUF files of the family are read"
     assert not hub.weights_given
 
 
@@ -270,15 +270,19 @@ def test_weights_that_do_not_fit_are_not_begun(
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(transfer, "shutil", SimpleNamespace(disk_usage=lambda _: usage))
     for name in (NAME, "owner/gguf"):
-        told = refusal(name)
-        assert f"'{name}' needs " in told and "1.0 KB are free in " in told and "HF_HOME" in told
+        message = refusal(name)
+        assert (
+            f"'{name}' needs " in message
+            and "1.0 KB are free in " in message
+            and "HF_HOME" in message
+        )
     assert not hub.weights_given
 
 
 @pytest.fixture
 def large(hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A file on the hub that counts as a large one."""
-    monkeypatch.setattr(kept_parts, "LARGE", 1 << 20)
+    monkeypatch.setattr(resumable, "LARGE", 1 << 20)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     content = gguf + bytes(4 << 20)
     hub.put(NAME, {"m-Q8_0.gguf": content})
@@ -308,7 +312,7 @@ def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
 ) -> None:
     hub.put_folder(NAME, tiny_models.cached("qwen3", root))
     if kind == "large":
-        monkeypatch.setattr(kept_parts, "LARGE", 1 << 10)
+        monkeypatch.setattr(resumable, "LARGE", 1 << 10)
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 12)
     room = 0 if kind == "tokenizer" else 20_000
     get: Any = file_download.http_get
@@ -330,9 +334,9 @@ def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
             hub.put(NAME, {"m-Q8_0.gguf": gguf})
             assert f"the disk of {gettempdir()} is full" in refusal() and not hub.given
         else:
-            told = refusal()
-            assert f"the disk of the cache {constants.HF_HUB_CACHE} is full: free some" in told
-            assert "HF_HOME" in told
+            message = refusal()
+            assert f"the disk of the cache {constants.HF_HUB_CACHE} is full: free some" in message
+            assert "HF_HOME" in message
     assert not warned
     assert not list(Path(constants.HF_HUB_CACHE).rglob("snapshots/*/model.safetensors"))
     assert obtain().generates
@@ -343,7 +347,7 @@ def test_a_download_that_breaks_off_goes_on_from_there(
     hub: FakeHub, large: bytes, tmp_path: Path
 ) -> None:
     hub.breaks_after = len(large) // 2
-    assert "answers with status 500" in refusal()
+    assert "responds with status 500" in refusal()
     assert not list((tmp_path / "cache").rglob("m-Q8_0.gguf")), "none is taken for whole"
     hub.breaks_after = None
     hub.refusals.clear()
@@ -351,8 +355,8 @@ def test_a_download_that_breaks_off_goes_on_from_there(
     assert model.path.read_bytes() == large
     assert hub.resumed and min(hub.resumed) > len(large) // 3
     assert not list((tmp_path / "cache").rglob("*.incomplete"))
-    given = len(hub.given)
-    assert obtain().path == model.path and len(hub.given) == given
+    count = len(hub.given)
+    assert obtain().path == model.path and len(hub.given) == count
 
 
 def test_parts_that_do_not_belong_together_are_not_taken(
@@ -365,7 +369,7 @@ def test_parts_that_do_not_belong_together_are_not_taken(
     (part,) = (tmp_path / "cache").rglob("*.incomplete")
     with part.open("r+b") as opened:
         opened.write(b"other")
-    assert "came in parts that do not belong together: try again" in refusal()
+    assert "was resumed from a different version: try again" in refusal()
     assert obtain().path.read_bytes() == large
 
 
@@ -374,7 +378,7 @@ def test_parts_that_do_not_belong_together_are_not_taken(
     [
         (403, "GatedRepo", "it is gated: accept its terms at"),
         (401, "GatedRepo", "/owner/model, then run hf auth login, or set HF_TOKEN"),
-        (500, "", "answers with status 500; try again later"),
+        (500, "", "responds with status 500; try again later"),
         (404, "EntryNotFound", "lacks a file of it"),
     ],
 )
@@ -391,13 +395,13 @@ def test_a_hub_that_cannot_be_reached_and_a_part_that_is_not_here(
 ) -> None:
     parts = {f"m-Q8_0-0000{part}-of-00002.gguf": gguf for part in (1, 2)}
     hub.put(NAME, parts)
-    with find_model(NAME) as found:
-        assert found.download is not None and found.download.weights == tuple(parts)
-        path = found.download([])
+    with find_model(NAME) as model:
+        assert model.download is not None and model.download.weights == tuple(parts)
+        path = model.download([])
     assert sorted(each.name for each in path.parent.iterdir()) == sorted(parts)
     fake_hub.use(monkeypatch, "http://127.0.0.1:9")
-    with find_model(NAME) as found:
-        assert found.path == path and found.download is None
+    with find_model(NAME) as model:
+        assert model.path == path and model.download is None
     (path.parent / max(parts)).unlink()
     with pytest.raises(ModelError, match=r"no connection to http://127.0.0.1:9"), find_model(NAME):
         pass
@@ -421,7 +425,7 @@ def test_the_bars_on_a_terminal_end_with_the_download(
     """The client's own, of what it downloads itself, and which it leaves open: they would be drawn
     again when the process ends."""
     hub.put(NAME, {"m-Q8_0.gguf": gguf})
-    monkeypatch.setattr(kept_parts, "LARGE", smallest)
+    monkeypatch.setattr(resumable, "LARGE", smallest)
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 60))  # all of it fits into the terminal's buffer
     with open(theirs, "w") as terminal, monkeypatch.context() as patched:
@@ -429,8 +433,8 @@ def test_the_bars_on_a_terminal_end_with_the_download(
         obtain()
         print("next", file=terminal, flush=True)
         gc.collect()  # as at the end
-    shown = os.read(ours, 1 << 16).decode()
+    text = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    *drawn, line, rest = re.split(r"[\r\n]+", shown)
-    assert "100%" in shown and (line, rest) == ("next", "")
+    *drawn, line, rest = re.split(r"[\r\n]+", text)
+    assert "100%" in text and (line, rest) == ("next", "")
     assert drawn[-1].strip("\x1b[A ")[-2:] == last

@@ -112,10 +112,10 @@ def test_any_index_is_a_model_or_an_error(whole: Path, data: st.DataObject) -> N
     shutil.copytree(whole, folder, dirs_exist_ok=True)
     header, _ = parts((whole / FILE).read_bytes())
     header.pop("__metadata__", None)
-    listed: Any = dict.fromkeys(header, FILE)
-    for name in data.draw(st.lists(st.sampled_from([*listed]) | NAMES, max_size=3)):
-        listed[name] = data.draw(FILES)
-    listed = data.draw(st.just(listed) | st.sampled_from([None, [], {}, "x", 4, [FILE]]))
-    whole_file = json.dumps({"weight_map": listed}).encode()
+    entries: Any = dict.fromkeys(header, FILE)
+    for name in data.draw(st.lists(st.sampled_from([*entries]) | NAMES, max_size=3)):
+        entries[name] = data.draw(FILES)
+    entries = data.draw(st.just(entries) | st.sampled_from([None, [], {}, "x", 4, [FILE]]))
+    whole_file = json.dumps({"weight_map": entries}).encode()
     (folder / INDEX).write_bytes(data.draw(st.just(whole_file) | strange(st.just(whole_file))))
     loads_or_tells(folder)

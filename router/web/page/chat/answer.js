@@ -1,15 +1,15 @@
-// One answer while it is streamed: its text, reasoning and calls, and how fast they came.
+// One answer while it streams: its text, reasoning and tool calls, and its speed.
 
 import { ServerError, eventsOf, request } from "../server.js";
 import { messagesUpTo, pathTo } from "./conversation.js";
 import { chunksOf, responseBody } from "./responses.js";
 import { FIELDS } from "./sampling.js";
 
-// Seconds over which a rate means something.
+// Shortest time, in seconds, over which a rate is meaningful.
 const SHORTEST = 0.05;
 
 /** Fill `message` from the stream of a request, and call `changed` with each piece. Raises
- * `ServerError`, or `AbortError` when `signal` stops it; what has arrived stays. */
+ * `ServerError`, or `AbortError` if `signal` stops it; text so far stays in `message`. */
 export async function stream(message, body, signal, changed) {
   const clock = new Clock();
   const path = body.input ? "v1/responses" : "v1/chat/completions";
@@ -38,9 +38,9 @@ function take(message, event, clock) {
       message.text += content;
     }
     for (const call of tool_calls ?? []) takeCall(message, call);
-    // Calls that the router has run, of tools of MCP servers.
+    // MCP tool calls that the router ran.
     for (const call of mcp_calls ?? []) (message.ran ??= []).push(executed(call));
-    // Calls that wait until the user allows them.
+    // Calls that need the user's approval.
     for (const asked of approvals ?? []) (message.approvals ??= []).push(askedFor(asked));
     if (choice.finish_reason) message.ended = choice.finish_reason;
   }
@@ -49,7 +49,7 @@ function take(message, event, clock) {
 
 function takeCall(message, { index, id, function: called }) {
   message.calls ??= [];
-  // Calls of responses come whole, and without an index.
+  // Calls of the Responses API come in one piece, and without an index.
   const call = (message.calls[index ?? message.calls.length] ??= { id: "", name: "", text: "" });
   if (id) call.id = id;
   if (called?.name) call.name = called.name;
@@ -64,7 +64,7 @@ function executed({ id, name, server_label: server, arguments: text, output, err
 
 const askedFor = ({ id, name, server_label: server, arguments: text }) => ({ id, server, name, text });
 
-/** Times of one answer, by this browser's clock. */
+/** Timings of one answer, by the browser's clock. */
 class Clock {
   constructor() {
     this.begun = performance.now();
@@ -93,7 +93,7 @@ class Clock {
   stats() {
     if (!this.firstAt) return null;
     const { usage, placement } = this;
-    // Without usage (the answer was stopped), there is about a token in each event.
+    // Without usage, because the answer was stopped, count each event as a token.
     const tokens = usage?.completion_tokens ?? this.pieces;
     const seconds = (this.lastAt - this.firstAt) / 1000;
     return {
@@ -110,21 +110,21 @@ class Clock {
   }
 }
 
-/** The body of a request for an answer; raises `ServerError` for further fields that are not JSON. */
+/** The body of a request; raises `ServerError` if the further fields are not valid JSON. */
 export function bodyOf(chat, { parent }, model) {
   const made = chatBody(messagesUpTo(chat, parent), model, chat.sampling);
   const asks = chat.sampling.ask && made.tools?.some(tool => tool?.type === "mcp");
   return asks ? responseBody(pathTo(chat, parent), chat.system, made) : made;
 }
 
-/** The body of a request that continues an answer where it ended. */
+/** The body of a request that continues an answer. */
 export function continuationOf(chat, message, model) {
   const made = chatBody(messagesUpTo(chat, message.id), model, chat.sampling);
   return { ...made, add_generation_prompt: false, continue_final_message: true };
 }
 
-/** False for an answer that cannot be continued by its text alone: thoughts that did not end, and
- * calls; and where calls wait for the user, which only responses do. */
+/** False for an answer that its text alone cannot continue: with unfinished reasoning, with tool calls,
+ * or in a chat with approvals, which needs the Responses API. */
 export function canContinue(chat, { role, text, calls, ran, approvals }) {
   return role === "assistant" && !!text && !calls && !ran && !approvals && !chat.sampling.ask;
 }
@@ -138,7 +138,7 @@ function chatBody(messages, model, { ask, ...sampling }) {
   return withTools(Object.assign(body, furtherFields(sampling.more)));
 }
 
-/** The body with the tools of MCP servers, whose labels it has as `mcp`. */
+/** The body with the tools of the MCP servers labelled in its `mcp`. */
 function withTools({ mcp, ...body }) {
   if (!mcp?.length) return body;
   const servers = mcp.map(label => ({ type: "mcp", server_label: label.trim() }));

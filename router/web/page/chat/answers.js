@@ -1,29 +1,29 @@
-// The answers that are being streamed, in whichever chat and tab of this browser: they go on while
-// another chat is shown, and the other tabs show them as they grow.
+// The answers in progress, over all chats and tabs of this browser. They continue while another
+// chat is shown, and other tabs show them too.
 
 import { become } from "./conversation.js";
 
-// At once, in all tabs: a browser opens six connections to a server; the rest is for the page, and the
+// Maximum over all tabs: a browser opens six connections to a server; the rest is for the page, and for
 // streams of the cluster page.
 export const MAX_ANSWERS = 3;
-// Between two states of an answer, which are told whole: a long one is told less often.
+// Interval of reports to other tabs, which contain the whole text: longer for long answers.
 const TELL_MS = 150, CHARACTERS_A_MS = 500;
-// Tabs that stream are asked this often; one that has left so many questions open is gone. (A lock
-// would say so without questions, but pages over plain HTTP have none.)
+// Interval of pings to tabs that stream. A tab that has missed this many is considered closed. (A lock
+// would need no pings, but is not available over plain HTTP.)
 const ASK_MS = 1_500, OPEN_QUESTIONS = 3;
 
 const channel = new BroadcastChannel("tandem.tabs");
 
 export class Answers {
-  /** `follow` is called with the id of the chat and the message of each answer of another tab that
-   * begins (as the last argument says), grows, or has ended: then it is no longer here. */
+  /** `follow` is called with the chat's id and the message when another tab's answer
+   * begins (the last argument is true), grows, or has ended, and is no longer listed. */
   constructor(follow) {
     this.follow = follow;
-    // By the message's id: the id of its chat, and the message. Answers of this tab have their chat and
-    // a controller as well; of another tab, what it told last, and the number of open questions.
+    // By message id: the chat's id and the message. Answers of this tab also have their chat and a
+    // controller; those of other tabs have their last report and the number of missed pings.
     this.answers = new Map();
     channel.addEventListener("message", ({ data }) => this.hear(data));
-    // The page is closed, and what it streams breaks off.
+    // Closing the page interrupts its streams.
     addEventListener("pagehide", () => this.here().forEach(tellEnd));
     channel.postMessage({ kind: "ask" });
   }
@@ -32,7 +32,7 @@ export class Answers {
     return this.answers.size;
   }
 
-  /** Where a message is being written: "here", or "elsewhere" in another tab; empty if it is not. */
+  /** Where a message is generated: "here", "elsewhere" (in another tab), or "" if it is not. */
   where({ id }) {
     const answer = this.answers.get(id);
     return !answer ? "" : answer.controller ? "here" : "elsewhere";
@@ -43,7 +43,7 @@ export class Answers {
     return [...this.answers.values()].filter(({ chatId }) => chatId === id);
   }
 
-  /** The chat with this id as answers of this tab change it; undefined if it has none. */
+  /** The chat with this id if an answer of this tab changes it, otherwise undefined. */
   chat(id) {
     return this.here().find(({ chatId }) => chatId === id)?.chat;
   }
@@ -56,7 +56,7 @@ export class Answers {
     return [...this.answers.values()].filter(({ controller }) => !controller);
   }
 
-  /** Bring the answers of other tabs in a chat up to date. */
+  /** Update a chat with the answers of other tabs. */
   update(chat) {
     for (const { message } of this.inChat(chat.id)) {
       const ours = chat.messages[message.id];
@@ -71,7 +71,7 @@ export class Answers {
     return answer;
   }
 
-  /** Tell how far an answer of this tab is, unless that was told a moment ago. */
+  /** Report an answer of this tab to other tabs, unless that was done a moment ago. */
   report(answer) {
     const now = performance.now(), { text, reasoning = "" } = answer.message;
     const pause = TELL_MS + (text.length + reasoning.length) / CHARACTERS_A_MS;
@@ -80,19 +80,19 @@ export class Answers {
     tell("answering", answer);
   }
 
-  /** An answer of this tab has ended; other tabs hear of it by `tellEnd`, once it is kept. */
+  /** End an answer of this tab. Once it is saved, `tellEnd` informs other tabs. */
   end({ message }) {
     this.answers.delete(message.id);
   }
 
-  /** Stop an answer, in whichever tab. */
+  /** Stop an answer in any tab. */
   stop(message) {
     const { controller } = this.answers.get(message.id) ?? {};
     if (controller) controller.abort();
     else channel.postMessage({ kind: "stop", message: { id: message.id } });
   }
 
-  /** Stop the answers of a chat that is deleted; nothing of it is kept again. */
+  /** Stop the answers of a deleted chat, without saving them. */
   drop(id) {
     for (const answer of this.here()) {
       if (answer.chatId !== id) continue;
@@ -100,8 +100,6 @@ export class Answers {
       answer.controller.abort();
     }
   }
-
-  // ---- other tabs ----------------------------------------------------------------------------
 
   hear({ kind, chatId, message }) {
     if (kind === "ask") {
@@ -122,7 +120,7 @@ export class Answers {
     this.asking ??= setInterval(() => this.ask(), ASK_MS);
   }
 
-  /** Ask how far the answers are; those of which nothing was heard will not go on. */
+  /** Ping other tabs; forget answers of tabs that no longer respond. */
   ask() {
     for (const answer of this.elsewhere()) {
       if (answer.open++ >= OPEN_QUESTIONS) this.forget(answer.chatId, answer.message);
@@ -139,7 +137,7 @@ export class Answers {
   }
 }
 
-/** Tell other tabs that an answer of this one has ended. */
+/** Inform other tabs that an answer of this tab has ended. */
 export function tellEnd(answer) {
   tell("ended", answer);
 }

@@ -1,14 +1,14 @@
-// Files that go with a message: texts, which the model reads below what was typed.
+// Text files attached to a message. The model gets them below the typed text.
 
 import { announce, el, iconButton } from "../dom.js";
 import { number } from "../format.js";
 
-// Characters of all files of a message: far more than any context has.
+// Characters over all files of a message; more than fits any context.
 const MAX_CHARACTERS = 2_000_000;
 const NAMES = { image: "an image", audio: "audio", video: "a video" };
 
 export class Attachments {
-  /** `warn` gets what is wrong with a file, in words. */
+  /** `warn` is called with an error message about a file. */
   constructor(warn) {
     this.warn = warn;
     this.files = [];
@@ -18,7 +18,7 @@ export class Attachments {
     this.list = el("ul", { class: "attached", "aria-label": "Attached files", hidden: true });
   }
 
-  /** Add files, each unless it is not text, or too much. */
+  /** Add files, except those that are not text or too large. */
   async add(files) {
     this.input.value = "";
     for (const file of files) {
@@ -45,7 +45,7 @@ const size = files => files.reduce((sum, { text }) => sum + text.length, 0);
 async function read(file, room) {
   const kind = file.type === "application/pdf" ? "a PDF" : NAMES[file.type.split("/")[0]];
   if (kind) throw new Error(`${file.name} is ${kind}; only text files can be attached.`);
-  // A character of UTF-8 has at most three bytes where JavaScript counts one.
+  // UTF-8 has at most three bytes for each of JavaScript's UTF-16 units.
   if (file.size > 3 * room) throw tooMuch(file);
   let text;
   try {
@@ -65,7 +65,7 @@ function tooMuch({ name }) {
 
 const labelOf = ({ name, text }) => `${name}, ${number(text.length)} characters`;
 
-/** The files of a message that was sent. */
+/** The files of a sent message. */
 export function filesBox(files) {
   return files.map(file => el("details", { class: "call" }, el("summary", {}, labelOf(file)),
                               el("pre", { tabindex: "0" }, file.text)));

@@ -1,20 +1,20 @@
-// The calls of tools in an answer, and a form for the results of those that the client runs.
+// The tool calls of an answer, with a form for the results of calls that the client runs.
 
 import { el } from "../dom.js";
 import { highlighted } from "../markdown/highlight.js";
 import { inWords, toolOf } from "./conversation.js";
 
 export class CallsView {
-  /** `answered` gets the results of all calls, in their order, and `decided` the calls that wait,
-   * each with `approve`. */
+  /** `answered` is called with the results of all calls, in order, and `decided` with the calls that
+   * needed approval, each with `approve`. */
   constructor(answered, decided) {
     this.answered = answered;
     this.decided = decided;
-    this.ran = el("div", { class: "calls" });  // stands before the text, which came of it
+    this.ran = el("div", { class: "calls" });  // shown before the text that followed
     this.node = el("div", { class: "calls" });
   }
 
-  /** Show the calls of a message; `open` if results or decisions are awaited. */
+  /** Show the calls of a message; `open` if they need results or decisions. */
   show({ calls = [], ran = [], approvals = [] }, open) {
     const key = JSON.stringify([calls, ran, approvals, open]);
     if (this.key === key) return;
@@ -26,7 +26,7 @@ export class CallsView {
     if (open && approvals.length) this.node.append(this.approvalForm(approvals));
   }
 
-  /** Buttons for each call; the decisions are made when all calls have one. */
+  /** Buttons for each call. The decisions are sent once all calls have one. */
   approvalForm(approvals) {
     const rows = approvals.map(call => decisionRow(call, () => {
       const decisions = approvals.map((call, i) => ({ ...call, approve: rows[i].choice() }));
@@ -49,7 +49,7 @@ export class CallsView {
   }
 }
 
-/** A call: what becomes of it, its tool, and texts by what they are. */
+/** A call: its state, its tool, and texts by their titles. */
 function callBox(verb, tool, texts, open = false) {
   return el("details", { class: "call", open }, el("summary", {}, `${verb} `, el("b", {}, tool)),
             Object.entries(texts).map(([what, text]) => code(`${what} of ${tool}`, pretty(text))));
@@ -57,11 +57,11 @@ function callBox(verb, tool, texts, open = false) {
 
 const calledBox = ({ name, text }) => callBox("Calls", name || "…", { Arguments: text }, true);
 
-/** A call that the router has run. */
+/** A call that the router ran. */
 const ranBox = call => callBox(call.failed ? "Failed:" : "Ran", toolOf(call),
                                { Arguments: call.text, Result: call.output });
 
-/** A call that waits for the user. */
+/** A call that needs the user's approval. */
 const askedBox = call => callBox("Asks to run", toolOf(call), { Arguments: call.text }, true);
 
 function decisionRow(call, changed) {
@@ -80,12 +80,12 @@ function decisionRow(call, changed) {
            choice: () => choice };
 }
 
-/** What the user has decided, as a message of its own. */
+/** The user's decisions, as a message. */
 export function decisionBox({ decisions }) {
   return el("p", { class: "note" }, inWords(decisions));
 }
 
-/** The result of a call, as a message of its own. */
+/** The result of a call, as a message. */
 export function resultBox({ name, text }) {
   return callBox("Result of", name || "a call", { Result: text });
 }

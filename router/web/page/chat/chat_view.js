@@ -1,4 +1,4 @@
-// The chat: the conversation that is shown, and what is asked and answered in it.
+// The chat view: shows a conversation, sends messages and streams answers.
 
 import { announce, el, fill, iconButton } from "../dom.js";
 import { ServerError } from "../server.js";
@@ -11,12 +11,12 @@ import { defaults, showSettings } from "./settings.js";
 import { shorten } from "./shorten.js";
 
 const SAVE_EVERY = 2_000;
-// Messages of a chat that are shown at first; more are added when the log is scrolled near to them.
+// Messages to show at first; more are added when the log is scrolled near to its top.
 const SHOWN = 50, NEAR = 200;
-const ANNOUNCED = 600;  // characters of an answer that are read out
+const ANNOUNCED = 600;  // characters of an answer for screen readers
 
 export class ChatView {
-  /** `changed` is called when a chat is shown, was kept, or has a new answer; `model` returns the chosen
+  /** `changed` is called when a chat is shown, saved, or has a new answer; `model` returns the selected
    * model: its id, and the defaults of its parameters. */
   constructor(store, model, changed) {
     this.store = store;
@@ -38,16 +38,14 @@ export class ChatView {
                              { class: "icon-button latest", hidden: true });
     this.welcome = welcomeText();
     this.shortened = el("p", { class: "note shortened" },
-                        "The model does not read what is above: it is longer than the context.");
+                        "The model does not see the messages above: they do not fit the context.");
     this.earlier = el("button", { class: "quiet earlier", type: "button",
                                   onclick: () => this.showEarlier() });
     this.node = el("div", { class: "chat" }, this.scroller,
                    el("div", { class: "foot" }, this.latest, this.composer.nodes));
   }
 
-  // ---- which chat ----------------------------------------------------------------------------
-
-  /** Show a kept chat, or begin a new one. Answers of the former go on. */
+  /** Show a saved chat, or begin a new one. Answers in the previous one continue. */
   async open(id) {
     const kept = id === null ? null : this.answers.chat(id) ?? await this.store.get(id);
     this.start(kept ?? null);
@@ -73,19 +71,19 @@ export class ChatView {
     return Object.keys(this.chat.messages).length ? this.chat.id : "";
   }
 
-  /** The chat with this id as the page has it; undefined if it is only in the store. */
+  /** The chat with this id if the page has it loaded, otherwise undefined. */
   live(id) {
     return this.chat.id === id ? this.chat : this.answers.chat(id);
   }
 
-  /** Forget a chat that is deleted. */
+  /** Close a deleted chat. */
   forget(id) {
     this.answers.drop(id);
     this.unseen.delete(id);
     this.composer.drafts.delete(id);
   }
 
-  /** Make the log the chosen path. */
+  /** Show the chosen path in the log. */
   show() {
     const all = path(this.chat);
     this.from = Math.max(0, Math.min(this.from, all.length - SHOWN));
@@ -99,7 +97,7 @@ export class ChatView {
     this.showRunning();
   }
 
-  /** Show more of a long chat, where the log stays in its place. */
+  /** Show more of a long chat, without moving the log. */
   showEarlier() {
     const { scroller } = this;
     const below = scroller.scrollHeight - scroller.scrollTop;
@@ -129,7 +127,7 @@ export class ChatView {
     try {
       if (!await this.store.put(chat)) this.chatDeleted(chat.id);
     } catch (error) {
-      this.warn(`The chat could not be kept: ${error.message}`);
+      this.warn(`The chat could not be saved: ${error.message}`);
     }
   }
 
@@ -137,9 +135,7 @@ export class ChatView {
     this.composer.warn(text);
   }
 
-  // ---- other tabs ----------------------------------------------------------------------------
-
-  /** Another tab has kept or deleted a chat. */
+  /** Another tab has saved or deleted a chat. */
   async followChat(id) {
     this.changed();
     const chat = this.live(id);
@@ -161,12 +157,12 @@ export class ChatView {
     this.changed();
   }
 
-  /** An answer of another tab begins, grows or has ended. */
+  /** An answer of another tab has begun, grown or ended. */
   async followAnswer(chatId, message, begins) {
     const chat = this.live(chatId), ours = chat?.messages[message.id];
     const state = this.answers.where(message);
     if (ours) become(ours, message);
-    // Its tab was closed, and what it has told last may be kept nowhere.
+    // Its tab was closed, and may not have saved its last report.
     if (ours && !state && message.ended === "interrupted") await this.save(chat);
     const view = this.views.get(message.id);
     if (view) {
@@ -178,8 +174,6 @@ export class ChatView {
     this.showRunning();
     this.changed();
   }
-
-  // ---- asking --------------------------------------------------------------------------------
 
   send() {
     const { text, files, editing } = this.composer;
@@ -193,7 +187,7 @@ export class ChatView {
     this.answer(message.id);
   }
 
-  /** False, with a notice, while as many answers are streamed as may be. */
+  /** False, with a warning, if the maximum number of answers is in progress. */
   mayAsk() {
     this.warn("");
     if (this.answers.count < MAX_ANSWERS) return true;
@@ -201,23 +195,23 @@ export class ChatView {
     return false;
   }
 
-  /** Have the model answer below a message, as a new version unless `message` is one that failed. */
+  /** Generate an answer below a message: a new version, or the failed `message` again. */
   answer(parent, message = add(this.chat, parent, { role: "assistant" })) {
     return this.generate(message, bodyOf);
   }
 
-  /** Have the model go on where an answer has ended. */
+  /** Continue an answer. */
   goOn(message) {
     if (!this.mayAsk()) return;
     delete message.error;
     this.generate(message, continuationOf);
   }
 
-  /** Stream an answer; `bodyOf` makes its request. */
+  /** Stream an answer; `bodyOf` builds the request. */
   async generate(message, bodyOf) {
     const { chat } = this;
     message.model = this.model().id;
-    message.ended = "interrupted";  // as it is found if the page is closed before
+    message.ended = "interrupted";  // the state to restore if the page is closed
     const answer = this.answers.begin(chat, message);
     chat.model = message.model;
     this.refreshVersions(message);
@@ -284,17 +278,17 @@ export class ChatView {
     announce(`The answer in “${titleOf(chat)}” has ended.`);
   }
 
-  /** The answer that is being streamed into the shown path; undefined if there is none. */
+  /** The answer in progress on the shown path, or undefined. */
   get running() {
     return path(this.chat).findLast(message => this.answers.where(message));
   }
 
-  /** True if a message has to wait for an answer; one that is edited stands beside it. */
+  /** True if a new message has to wait for an answer. An edited one need not: it is a sibling. */
   get busy() {
     return !!this.running && !this.composer.editing;
   }
 
-  /** Stop an answer, by default the one that is shown. */
+  /** Stop an answer, by default the shown one. */
   stop(message = this.running) {
     if (message) this.answers.stop(message);
   }
@@ -303,10 +297,8 @@ export class ChatView {
     this.composer.showBusy(this.busy);
   }
 
-  // ---- actions of messages -------------------------------------------------------------------
-
-  /** Show the version of a message, by default of the last, that is `by` places further. Below it, the
-   * path is as it was when it was chosen last. */
+  /** Show another version of a message (default: the last), `by` places further. Below it, the path
+   * is the one that was chosen last. */
   step(by, message = path(this.chat).at(-1)) {
     const versions = message ? siblings(this.chat, message) : [];
     const version = versions[versions.indexOf(message) + by];
@@ -326,7 +318,7 @@ export class ChatView {
     if (this.mayAsk()) this.answer(message.parent);
   }
 
-  /** Ask again in the place of an answer that failed; what had arrived stays as a version. */
+  /** Retry a failed answer in its place; text that had arrived stays as a version. */
   retry(message) {
     if (!this.mayAsk()) return;
     const { parent, text, error } = message;
@@ -336,7 +328,7 @@ export class ChatView {
     this.answer(parent, message);
   }
 
-  /** Ask again without the oldest messages, for which the context has no room. */
+  /** Retry without the oldest messages, which do not fit the context. */
   async shorten(message) {
     const { chat } = this;
     try {
@@ -350,7 +342,7 @@ export class ChatView {
     else this.retry(message);
   }
 
-  /** Add the results of an answer's calls, and have the model go on. */
+  /** Add the results of an answer's calls, and continue. */
   giveResults(message, results) {
     if (!this.mayAsk()) return;
     let parent = message.id;
@@ -360,13 +352,13 @@ export class ChatView {
     this.answer(parent);
   }
 
-  /** Allow or deny the calls that an answer asks for, and have the model go on. */
+  /** Approve or deny an answer's calls, and continue. */
   decide(message, decisions) {
     if (!this.mayAsk()) return;
     this.answer(add(this.chat, message.id, { role: "approval", decisions }).id);
   }
 
-  /** The id of what follows a message: calls that wait are denied by who says something else. */
+  /** The parent for a new message. Calls that still need approval are denied first. */
   decided(last) {
     if (!last?.approvals?.length) return last?.id;
     const decisions = last.approvals.map(call => ({ ...call, approve: false }));
@@ -382,9 +374,7 @@ export class ChatView {
     return path(this.chat).findLast(message => message.role === "assistant")?.text ?? "";
   }
 
-  // ---- the log -------------------------------------------------------------------------------
-
-  /** Keep the end of the log in sight, if it was or `always`. */
+  /** Scroll to the end of the log, if it was in sight or `always`. */
   follow(always) {
     if (always) this.follows = true;
     if (this.follows) {

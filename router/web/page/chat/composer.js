@@ -1,14 +1,14 @@
-// The message field: a text, the files with it, and which message it is a new version of.
+// The composer: a text, attached files, and the message that it edits, if any.
 
 import { el, icon, relabel } from "../dom.js";
 import { Attachments } from "./attachments.js";
 
 export class Composer {
-  /** `chat` sends what is written, and stops the answer for which it has to wait. */
+  /** `chat` sends the text, or stops the answer that it has to wait for. */
   constructor(chat) {
     this.chat = chat;
-    this.drafts = new Map();  // messages that were begun and not sent, by chat
-    this.editing = null;  // the message that the next one stands beside
+    this.drafts = new Map();  // drafts, by chat
+    this.editing = null;  // the message that is edited
     this.field = el("textarea", { id: "message", rows: 1, "aria-label": "Message",
       placeholder: "Message", enterkeyhint: "send", oninput: () => this.grow(),
       onkeydown: event => this.onKey(event), onpaste: event => this.onPaste(event) });
@@ -42,21 +42,19 @@ export class Composer {
     this.grow();
   }
 
-  /** Show what is wrong, or by an empty text nothing. */
+  /** Show a warning; an empty text removes it. */
   warn(text) {
     this.notice.textContent = text;
     this.notice.hidden = !text;
   }
 
-  /** Show if a message has to wait for an answer. */
+  /** Show whether a message has to wait for an answer. */
   showBusy(busy) {
     this.button.classList.toggle("stop", busy);
     relabel(this.button, busy ? "stop" : "send", busy ? "Stop" : "Send");
   }
 
-  // ---- drafts and new versions ---------------------------------------------------------------
-
-  /** Keep what is written under a name. */
+  /** Save the draft under a name. */
   keepDraft(name) {
     this.endEdit();
     const { value: text } = this.field, { files } = this;
@@ -85,8 +83,6 @@ export class Composer {
     this.chat.showRunning();
   }
 
-  // ---- keys and files ------------------------------------------------------------------------
-
   onKey(event) {
     if (event.isComposing) return;
     if (event.key === "Enter" && !event.shiftKey && !matchMedia("(pointer: coarse)").matches) {
@@ -96,12 +92,12 @@ export class Composer {
       event.preventDefault();
       this.chat.editLast();
     } else if (event.key === "Escape" && this.editing) {
-      event.stopPropagation();  // it would stop an answer too
+      event.stopPropagation();  // Escape would also stop an answer
       this.endEdit();
     }
   }
 
-  /** Files that are pasted are attached. */
+  /** Attach pasted files. */
   onPaste(event) {
     const { files, types } = event.clipboardData;
     if (!files.length || types.includes("text/plain")) return;

@@ -1,9 +1,9 @@
-// A chat as plain data: a tree of messages, in which one path is chosen.
+// A chat as plain data: a tree of messages with a chosen path.
 //
-// Editing a message or asking again adds a sibling, and nothing is ever overwritten. `messages` maps
-// ids to messages in the order in which they were added, so a parent comes before its children. No
-// message is ever removed, and `revised` is when an answer was changed last: so what several tabs have
-// of a chat can be put together.
+// Editing or regenerating adds a sibling; nothing is overwritten. `messages` maps ids to messages in
+// the order in which they were added, so parents come before their children. Messages are never
+// removed, and `revised` is the time of an answer's last change, so that the states of several tabs
+// can be merged.
 
 const ROOT = "";
 
@@ -34,14 +34,14 @@ export function path(chat) {
   return found;
 }
 
-/** The messages that stand for the same place as this one, itself included. */
+/** The versions of a message, itself included. */
 export function siblings(chat, message) {
   return Object.values(chat.messages).filter(other => other.parent === message.parent)
     .sort((a, b) => a.at - b.at);
 }
 
-/** Take in what another tab has kept of the same chat: messages that are new here, which it shows,
- * and newer states of others. */
+/** Merge the state that another tab has saved of the same chat: new messages, which are selected, and
+ * newer states of others. */
 export function merge(chat, kept) {
   const fresh = new Set();
   for (const theirs of Object.values(kept.messages)) {
@@ -57,20 +57,20 @@ export function merge(chat, kept) {
   chat.updated = Math.max(chat.updated, kept.updated);
 }
 
-/** Give a message the state that another tab has of it. */
+/** Replace the state of a message by another tab's. */
 export function become(ours, theirs) {
   for (const name of Object.keys(ours)) if (!(name in theirs)) delete ours[name];
   Object.assign(ours, theirs);
 }
 
-/** The messages of a request that is answered below `parent`. */
+/** The messages of a request whose answer goes below `parent`. */
 export function messagesUpTo(chat, parent) {
   const found = pathTo(chat, parent).filter(({ role }) => role !== "approval").map(asRequested);
   return chat.system.trim() ? [{ role: "system", content: chat.system }, ...found] : found;
 }
 
-/** The messages that the model reads down to this one: from the beginning, or from where the chat
- * was shortened to. */
+/** The messages for the model, down to this one: from the beginning, or from where the chat was
+ * shortened. */
 export function pathTo(chat, id) {
   const found = [];
   for (let message = chat.messages[id]; message; message = chat.messages[message.parent]) {
@@ -80,13 +80,13 @@ export function pathTo(chat, id) {
   return found.reverse();
 }
 
-/** What the model reads of a message: its text, and below it the files that came with it. */
+/** The content of a message for the model: its text, and below it its files. */
 export function contentOf({ text, files = [] }) {
   return [text, ...files.map(({ name, text }) => `${name}:\n${fenced(text)}`)].filter(Boolean)
     .join("\n\n");
 }
 
-/** A text between fences that are longer than any in it. */
+/** A text in a code fence that is longer than any in the text. */
 export function fenced(text) {
   const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map(run => run.length));
   const fence = "`".repeat(longest + 1);
@@ -105,23 +105,23 @@ function asRequested(message) {
   return { ...made, content: text || null, tool_calls };
 }
 
-/** A call that the router has run, as it goes back to the model. */
+/** A call that the router ran, in the form for the model. */
 export function mcpCall({ id, server, name, text, output, failed }) {
   const result = failed ? { output: null, error: output } : { output, error: null };
   return { type: "mcp_call", id, server_label: server, name, arguments: text || "{}", ...result };
 }
 
-/** The tool of a call, with the MCP server that has it. */
+/** The tool of a call, with its MCP server. */
 export function toolOf({ server, name }) {
   return server ? `${server}: ${name}` : name;
 }
 
-/** What the user has decided about calls. */
+/** The user's decisions about calls. */
 export function inWords(decisions = []) {
   return decisions.map(call => `${call.approve ? "Allowed" : "Denied"} ${toolOf(call)}`).join("; ");
 }
 
-/** The title of a chat, from what was said first unless it has a name. */
+/** The title of a chat: its name, or its first message. */
 export function titleOf(chat) {
   if (chat.title) return chat.title;
   const first = Object.values(chat.messages).find(message => message.role === "user");
@@ -130,7 +130,7 @@ export function titleOf(chat) {
   return line.length > 60 ? `${line.slice(0, 59)}…` : line || "New chat";
 }
 
-/** True if every word is somewhere in the chat. */
+/** True if the chat contains every word. */
 export function mentions(chat, words) {
   const texts = Object.values(chat.messages).map(message => message.text);
   const all = [titleOf(chat), chat.system, ...texts].join("\n").toLowerCase();

@@ -1,4 +1,4 @@
-// Chats as files: JSON, which comes back as it was, and Markdown, which people read.
+// Chats as files: JSON, which can be imported again, and Markdown for people.
 
 import { contentOf, fenced, inWords, newId, path, titleOf, toolOf } from "./conversation.js";
 
@@ -28,20 +28,20 @@ export function toMarkdown(chat) {
   return parts.join("\n\n") + "\n";
 }
 
-/** A call, with its result if the router has run it. */
+/** A call, with its result if the router ran it. */
 function asCode(call) {
   const lines = [`${toolOf(call)} ${call.text}`, ...(call.output ? [call.output] : [])];
   return fenced(lines.join("\n"));
 }
 
-/** A name for a file of this chat. */
+/** A file name for this chat. */
 export function fileName(chat, ending) {
   const words = titleOf(chat).toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
   return `${words.slice(0, 50) || "chat"}.${ending}`;
 }
 
-/** The chats in a file, with new ids: what is here already stays. Also takes a list of messages in
- * OpenAI's form. Raises an error that says what is wrong with the file. */
+/** The chats in a file, with new ids, so that none is overwritten. Also accepts a list of messages in
+ * OpenAI's format. Raises an error with a message for the user. */
 export function fromJson(text) {
   if (text.length > MAX_BYTES) throw new Error("The file is larger than 50 MB.");
   let value;
@@ -77,7 +77,7 @@ function imported(chat) {
            chosen: Object.fromEntries(chosen) };
 }
 
-/** Messages in OpenAI's form, as a chat of ours. */
+/** A chat from messages in OpenAI's format. */
 function ofMessages(list) {
   const messages = {}, chosen = {};
   let parent = "", system = "";
@@ -99,7 +99,7 @@ const callOf = call => ({ id: call?.id, name: call?.function?.name, text: call?.
 const partsOf = parts => (Array.isArray(parts) ? parts : [])
   .map(part => text(part?.text)).join("\n");
 
-// How each field of a file is read: as a value that the page can show, whatever stands there.
+// Readers of a file's fields, which turn any value into one that the page can show.
 const text = value => (typeof value === "string" ? value : "");
 const time = value => (Number.isFinite(value) ? value : Date.now());
 const amount = value => (Number.isFinite(value) ? value : 0);

@@ -1,4 +1,4 @@
-// One message of the log: its text, what led to it, its actions and its figures.
+// One message of the log: its text, reasoning, actions and figures.
 
 import { copyButton, el, framed, iconButton } from "../dom.js";
 import { number, seconds } from "../format.js";
@@ -10,14 +10,14 @@ import { siblings } from "./conversation.js";
 import { canShorten } from "./shorten.js";
 
 const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about a call" };
-// By the reason why an answer has ended.
+// By the reason of an answer's end.
 const NOTES = {
   stopped: "Stopped.",
-  length: "Ended at the limit of tokens.",
+  length: "Stopped at the token limit.",
   interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
-/** `actions` is the view of the chat: what can be done with a message, and the chat that it is of. */
+/** `actions` is the chat view, which has the chat and the actions of messages. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -25,14 +25,14 @@ export class MessageView {
     this.running = "";  // where it is generated: "here", or "elsewhere" in another tab
     this.markdown = new MarkdownView();
     this.reasoning = reasoningBox();
-    this.isLast = false;  // in the path that is shown
+    this.isLast = false;  // on the shown path
     this.calls = new CallsView(results => actions.giveResults(message, results),
                                decisions => actions.decide(message, decisions));
     this.notes = el("div", { class: "notes" });
     this.bar = el("footer");
-    // Made once: a click on an element that each new token replaces would be lost.
+    // Created once: clicks on an element that each token replaces would be lost.
     this.stopButton = iconButton("stop", "Stop this answer", () => actions.stop(message));
-    this.where = el("span", { class: "note" }, "Being written in another tab");
+    this.where = el("span", { class: "note" }, "Generating in another tab");
     const name = NAMES[message.role] ?? "Answer";
     this.node = el("article", { class: message.role, "aria-label": name, tabindex: "-1" });
     this.node.dataset.id = message.id;
@@ -70,7 +70,7 @@ export class MessageView {
     this.showBar();
   }
 
-  /** It is the last message that is shown, or no longer. */
+  /** Set whether it is the last shown message. */
   set last(isLast) {
     if (this.isLast === isLast) return;
     this.isLast = isLast;
@@ -78,7 +78,7 @@ export class MessageView {
     if (this.message.role === "assistant") this.showNotes();
   }
 
-  /** Results of calls are awaited where nothing follows. */
+  /** Calls without results need them if no message follows. */
   showCalls() {
     this.calls.show(this.message, this.isLast && !this.running);
   }
@@ -115,7 +115,7 @@ export class MessageView {
     return el("button", { type: "button", onclick }, "Answer without the oldest messages");
   }
 
-  /** Null where the model cannot go on. */
+  /** Null if the answer cannot be continued. */
   buttonToContinue() {
     if (!this.isLast || !canContinue(this.actions.chat, this.message)) return null;
     return el("button", { type: "button", class: "quiet",
@@ -130,7 +130,7 @@ export class MessageView {
       return bar;
     }
     const isUser = message.role === "user";
-    if (message.error && !message.text) {  // "Try again" is all there is to do
+    if (message.error && !message.text) {  // only "Try again" applies
       bar.replaceChildren(...this.versions());
       return bar;
     }
@@ -180,12 +180,12 @@ function headOf(status) {
     case 0: return "Connection lost.";
     case 401: return "A key is needed.";
     case 429: return "Too many requests.";
-    case 503: return "The server cannot serve now.";
-    default: return status >= 500 ? "The server failed." : "The server refused this.";
+    case 503: return "The server is unavailable.";
+    default: return status >= 500 ? "The server failed." : "The server rejected the request.";
   }
 }
 
-/** Hold a button back until the time that the server has named. */
+/** Disable a button until the time that the server has set. */
 function countDown(button, until) {
   const left = Math.ceil(((until ?? 0) - Date.now()) / 1000);
   button.disabled = left > 0;
@@ -193,7 +193,7 @@ function countDown(button, until) {
   if (left > 0) setTimeout(() => countDown(button, until), 1000);
 }
 
-/** How fast an answer came, and from where. */
+/** The speed of an answer, and the nodes that generated it. */
 function figures({ stats, model }) {
   if (!stats) return [];
   const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;

@@ -1,10 +1,10 @@
-// Chats whose calls wait for the user: requests of the Responses API, which has approvals, and its
-// events as those of chats.
+// Chats with approvals of calls: requests of the Responses API, and its events converted to those of
+// chat completions.
 
 import { ServerError } from "../server.js";
 import { contentOf, mcpCall } from "./conversation.js";
 
-/** The body of a request for a response below the messages of a chat's `path`, from that of a chat. */
+/** The body for the Responses API from a chat completion's, for the messages of a chat's `path`. */
 export function responseBody(path, instructions, chatBody) {
   const { messages, stream_options, max_tokens, reasoning_effort, response_format, tools = [],
           ...body } = chatBody;
@@ -21,7 +21,7 @@ const asked = tool => (tool.type === "mcp" ? { ...tool, require_approval: "alway
 
 const formatOf = ({ type, json_schema }) => ({ type, ...json_schema });
 
-/** The items that a message stands for, in the order in which they came. */
+/** The items of a message, in order. */
 function itemsOf(item) {
   const { role, text, ran = [], calls = [], approvals = [], decisions = [], callId } = item;
   if (role === "tool") return [{ type: "function_call_output", call_id: callId, output: text }];
@@ -43,7 +43,7 @@ const callItem = ({ id, name, text }) =>
 
 const ranItem = call => ({ ...mcpCall(call), approval_request_id: call.approval ?? null });
 
-/** The events of a response as chunks of a chat. Raises `ServerError` for one that failed. */
+/** The events of a response as chat completion chunks. Raises `ServerError` if it failed. */
 export async function* chunksOf(events) {
   for await (const event of events) {
     const chunk = chunkOf(event);

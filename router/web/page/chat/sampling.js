@@ -1,5 +1,5 @@
-// The fields of a request that the settings have; one that is empty is left to the server, which
-// then takes the model's default, or `otherwise`.
+// Fields of a request in the settings. An empty one is left out, and the server uses the model's
+// default, or `otherwise`.
 
 import { NUMBERS } from "./sampling_numbers.js";
 
@@ -9,17 +9,17 @@ const lines = (name, label, help) => ({ kind: "lines", name, label, help });
 
 export const FIELDS = [
   ...NUMBERS,
-  whole("max_tokens", "Max tokens", 1, 2 ** 31 - 2, "The longest that an answer may be.", "no limit"),
-  whole("min_tokens", "Min tokens", 0, 2 ** 31 - 2, "The shortest that an answer may be.", "0"),
+  whole("max_tokens", "Max tokens", 1, 2 ** 31 - 2, "Maximum length of an answer.", "no limit"),
+  whole("min_tokens", "Min tokens", 0, 2 ** 31 - 2, "Minimum length of an answer.", "0"),
   whole("seed", "Seed", -(2 ** 53) + 1, 2 ** 53 - 1, "The same seed gives the same answer.", "random"),
   lines("stop", "Stop strings", "One per line; an answer ends before the first of them."),
   { kind: "choice", name: "reasoning_effort", label: "Reasoning effort",
-    options: ["", "low", "medium", "high"], help: "For models that have one." },
+    options: ["", "low", "medium", "high"], help: "For models that support it." },
   whole("thinking_token_budget", "Thinking budget", -1, 2 ** 31 - 2,
-        "The most tokens of reasoning; needs a reasoning parser.", "no limit"),
-  lines("mcp", "MCP servers", "Servers of the router whose tools the model may use, one label per line."),
+        "Maximum tokens of reasoning; needs a reasoning parser.", "no limit"),
+  lines("mcp", "MCP servers", "MCP servers whose tools the model may use, one label per line."),
   { kind: "switch", name: "ask", label: "Ask before each call",
-    help: "Calls of MCP servers wait until you allow them." },
+    help: "Tool calls of MCP servers need your approval." },
   { kind: "switch", name: "ignore_eos", label: "Go on after the end",
     help: "Generate until max tokens." },
 ];

@@ -1,4 +1,4 @@
-// The settings of a chat: system prompt, sampling, and what new chats begin with.
+// The settings of a chat: system prompt, sampling, and the defaults of new chats.
 
 import { el } from "../dom.js";
 import { show } from "../dialogs.js";
@@ -8,7 +8,7 @@ const DEFAULTS = "tandem.defaults";
 // Fields without an input of their own: tools, response_format, logit_bias, …
 const FURTHER = { kind: "json", name: "more", label: "Further fields of a request, as JSON" };
 
-/** What new chats begin with. */
+/** The settings of new chats. */
 export function defaults() {
   try {
     const { system = "", sampling = {} } = JSON.parse(localStorage.getItem(DEFAULTS) ?? "{}");
@@ -19,7 +19,7 @@ export function defaults() {
 }
 
 /** Show the settings of `chat`, and the model's defaults where they are empty; `changed` is called with
- * each change of them. */
+ * each change. */
 export function showSettings(chat, modelDefaults, changed) {
   const onSystem = ({ target }) => {
     chat.system = target.value;
@@ -32,7 +32,7 @@ export function showSettings(chat, modelDefaults, changed) {
     el("button", { type: "button", onclick: event => keep(event.target, chat) },
        "Use for new chats"));
   const dialog = show("Settings of this chat", "drawer", el("label", {}, "System prompt", system),
-                      el("p", { class: "note" }, "An empty field has the value that it shows in grey."),
+                      el("p", { class: "note" }, "An empty field uses the value shown in grey."),
                       el("div", { class: "fields" }, fields),
                       row(FURTHER, chat, "", changed), buttons);
   const reset = () => {
@@ -46,7 +46,7 @@ export function showSettings(chat, modelDefaults, changed) {
 
 function keep(button, { system, sampling }) {
   localStorage.setItem(DEFAULTS, JSON.stringify({ system, sampling }));
-  button.textContent = "Kept for new chats";
+  button.textContent = "Saved for new chats";
 }
 
 function row(field, chat, modelDefault, changed) {
@@ -67,8 +67,8 @@ function row(field, chat, modelDefault, changed) {
             el("small", { id: `${id}-help` }, help));
 }
 
-// By the kind of a field: its input, what is wrong with one in words, and its value as a request has
-// it, which is null where the field is left to the server.
+// By the kind of a field: its input, its error message, and its value in a request, or null if it is
+// left out.
 const KINDS = {
   number: {
     make: ({ min, max, step }, about, value, otherwise) =>

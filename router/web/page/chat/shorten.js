@@ -1,18 +1,18 @@
-// A chat that is longer than the context: from which message on the model can still read it.
+// Shorten a chat that is longer than the context.
 
 import { request } from "../server.js";
 import { messagesUpTo, pathTo } from "./conversation.js";
 
-// Tokens that an answer gets unless the settings say how many.
+// Room for an answer in tokens, unless the settings have a limit.
 const ROOM = 1_024;
 
-/** True if older messages can be left out of a request that is answered below `parent`. */
+/** True if a request whose answer goes below `parent` can leave out older messages. */
 export function canShorten(chat, parent) {
   return startsOf(chat, parent).length > 1;
 }
 
-/** Have requests of the chat begin at the oldest message of the user from which on everything down
- * to `parent` fits into the context, with room for an answer; at the last one if none does. */
+/** Shorten the chat to the oldest user message from which everything down to `parent` fits the context,
+ * with room for an answer; to the last user message if none does. */
 export async function shorten(chat, parent, model) {
   const starts = startsOf(chat, parent).slice(1);
   let low = 0, high = starts.length - 1;
@@ -25,7 +25,7 @@ export async function shorten(chat, parent, model) {
   chat.begins = starts[low].id;
 }
 
-/** The messages at which a request may begin; the first is where it begins now. */
+/** The messages at which a request may begin; the first is the current one. */
 const startsOf = (chat, parent) => pathTo(chat, parent).filter(({ role }) => role === "user");
 
 async function fits(chat, parent, model) {

@@ -5,9 +5,9 @@ import { asked, confirmed } from "../dialogs.js";
 import { mentions } from "./conversation.js";
 import { fileName, fromJson, toJson, toMarkdown } from "./files.js";
 
-const PAGE = 200;  // entries that are shown at once
+const PAGE = 200;  // maximum number of shown entries
 
-/** `view` shows the chats, and has them as they are at the moment; `open` shows one by its id (null:
+/** `view` shows the chats, and has their current state; `open` shows one by its id (null:
  * a new one). */
 export class Sidebar {
   constructor(store, view, open) {
@@ -39,9 +39,9 @@ export class Sidebar {
   }
 
   about(found, words) {
-    if (!this.store.lasting) return "This browser keeps no chats here: they end with the page.";
+    if (!this.store.lasting) return "This browser does not store chats here: closing the page deletes them.";
     if (found.length) return "";
-    return words.length ? "No chat has these words." : "Chats stay in this browser.";
+    return words.length ? "No chat contains these words." : "Chats stay in this browser.";
   }
 
   async matching(heads, words) {
@@ -59,7 +59,7 @@ export class Sidebar {
                            `${left} more`));
   }
 
-  /** A selector of the button in the list that has the focus, which a new list would lose. */
+  /** A selector of the focused button in the list, to restore the focus in a new list. */
   focusedEntry() {
     const id = document.activeElement?.closest?.(".chats li")?.dataset.id;
     if (!id || !this.list.contains(document.activeElement)) return null;
@@ -75,7 +75,7 @@ export class Sidebar {
     return el("li", { "data-id": id }, name, this.mark(id), menu);
   }
 
-  /** A dot beside a chat that is being answered, or has been while another one was shown. */
+  /** A dot beside a chat with an answer in progress, or with an unread one. */
   mark(id) {
     const running = this.view.answers.inChat(id).length > 0;
     if (!running && !this.view.unseen.has(id)) return null;
@@ -94,13 +94,13 @@ export class Sidebar {
       item("Export as JSON", () => this.save(id, "json")),
       item("Export as Markdown", () => this.save(id, "md")),
       item("Delete", () => this.remove(id, title), "danger"));
-    this.node.append(menu);  // not to the entry, which may be made again meanwhile
+    this.node.append(menu);  // not on the entry, which may have been replaced
     menu.showPopover();
     place(menu, event.currentTarget);
     menu.firstChild.focus();
   }
 
-  /** The chat as the page has it, else as it is kept. */
+  /** The chat as loaded in the page, or else from the store. */
   async chat(id) {
     return this.view.live(id) ?? this.store.get(id);
   }

@@ -1,27 +1,27 @@
-// The chats of this browser, in IndexedDB, which all tabs change. Where that is refused (private
-// windows), they last as long as the page.
+// The chats of this browser, in IndexedDB, shared by all tabs. If that is unavailable (private
+// windows), chats live as long as the page.
 
 import { merge, titleOf } from "./conversation.js";
 
 const NAME = "tandem", CHATS = "chats", HEADS = "heads";
 
-// The ids of chats that a tab has kept or deleted.
+// Broadcasts the ids of chats that a tab has saved or deleted.
 const channel = new BroadcastChannel("tandem.chats");
 
 export class ChatStore {
   constructor() {
     this.lasting = true;
     this.memory = new Map();
-    this.known = new Set();  // ids of chats that were here; one that is missing was deleted
+    this.known = new Set();  // ids of all loaded chats, to detect deleted ones
     this.opening = null;
   }
 
-  /** Have `listener` called with the id of each chat that another tab has kept or deleted. */
+  /** Call `listener` with the id of each chat that another tab has saved or deleted. */
   whenChanged(listener) {
     channel.addEventListener("message", ({ data }) => listener(data));
   }
 
-  /** Id, title and time of every chat, the latest first. */
+  /** Id, title and time of every chat, latest first. */
   async heads() {
     const heads = await this.all(HEADS);
     return heads.sort((a, b) => b.updated - a.updated);
@@ -39,8 +39,8 @@ export class ChatStore {
     return kept;
   }
 
-  /** Keep a chat, with what other tabs have kept of it, which `chat` takes in. False if it was
-   * deleted meanwhile, as it stays. */
+  /** Save a chat, merged with the state that other tabs have saved, which `chat` takes over. False if it
+   * was deleted in the meantime; it is then not saved. */
   async put(chat) {
     const database = await this.open();
     if (!database) {
@@ -59,7 +59,7 @@ export class ChatStore {
     return true;
   }
 
-  /** Bring a chat up to date with what another tab has kept of it. False if it was deleted. */
+  /** Update a chat with the state that another tab has saved. False if it was deleted. */
   async refresh(chat) {
     const kept = await this.get(chat.id);
     if (!kept) return !this.known.has(chat.id);

@@ -1,4 +1,4 @@
-// The cluster at work, asked of the router twice a second while it is shown.
+// The cluster view, which polls the router twice a second while it is shown.
 
 import { el } from "../dom.js";
 import { number, seconds } from "../format.js";
@@ -10,8 +10,8 @@ import { Streams } from "./streams.js";
 const PERIOD_MS = 500;
 const PATIENCE_MS = 5_000;
 const LENGTHS = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000];
-// The length that is chosen at first: the longest of these that takes so many seconds, or this
-// one, while no prefill node knows its speed.
+// The initially selected prompt length: the longest that takes at most this many seconds, or
+// this one, while no prefill node has reported its speed.
 const USUAL = 8_000, UNKNOWN = 1_000, SECONDS = 5;
 const SHOWN_PREFILLS = 8;
 
@@ -41,7 +41,7 @@ export class ClusterView {
                    el("div", { class: "panels" }, this.streamPanel(), this.recentPanel()));
   }
 
-  /** The buttons to try it with. */
+  /** The buttons for trials. */
   tools() {
     this.length = el("select", { "aria-label": "Tokens of the long prompt",
                                  onchange: () => { this.picked = true; } });
@@ -72,7 +72,7 @@ export class ClusterView {
                           "aria-label": "Table of prompts" }, el("table", {}, head, this.recent)));
   }
 
-  /** Begin or stop asking. */
+  /** Start or stop polling. */
   show(shown) {
     if (shown === this.shown) return;
     this.shown = shown;
@@ -89,7 +89,7 @@ export class ClusterView {
     const { context } = this.model();
     const fitting = LENGTHS.filter(length => length <= context - 300);
     const lengths = fitting.length ? fitting : [Math.max(1, Math.floor(context / 2))];
-    this.length.hidden = !context;  // no model is known yet
+    this.length.hidden = !context;  // the model is unknown so far
     const rate = this.prefillRate();
     const labels = lengths.map(length => `${number(length)} tokens${duration(length, rate)}`);
     const shown = document.activeElement === this.length && this.length.options.length;
@@ -103,7 +103,7 @@ export class ClusterView {
       el("option", { value: length, selected: length === chosen }, labels[i])));
   }
 
-  /** Tokens a second of the fastest prefill node; 0 if none has computed anything. */
+  /** Tokens per second of the fastest prefill node; 0 if unknown. */
   prefillRate() {
     const nodes = this.state?.nodes.filter(node => node.role === "prefill") ?? [];
     return Math.max(0, ...nodes.map(node => node.prefill_tokens_per_second));
@@ -122,17 +122,17 @@ export class ClusterView {
       this.take(await (await request("cluster/state", { signal })).json());
       this.showAway("");
     } catch (error) {
-      this.showAway(error.message === LOST || !error.status ? "The server does not answer." :
+      this.showAway(error.message === LOST || !error.status ? "The server does not respond." :
         error.message);
     }
   }
 
-  /** Say why there is no news, and grey out what was shown last; empty if there is some. */
+  /** Show why there is no data, and grey out the last state; an empty text undoes that. */
   showAway(why) {
     this.node.classList.toggle("away", !!why);
     this.problem.hidden = !why;
     if (!why) return;
-    const old = this.at ? `What is shown is ${seconds((performance.now() - this.at) / 1000)} old. ` : "";
+    const old = this.at ? `This state is ${seconds((performance.now() - this.at) / 1000)} old. ` : "";
     this.problem.textContent = `${why} ${old}Trying again.`;
   }
 
@@ -195,7 +195,7 @@ function phasesOf(phases) {
   return Object.entries(phases).map(([name, took]) => `${name} ${seconds(took, 3)}`).join(", ") || null;
 }
 
-/** How long a prompt takes, in the words of an option; empty if the rate is not known. */
+/** How long a prompt takes, as text for an option; empty if the rate is unknown. */
 function duration(tokens, rate) {
   if (!rate) return "";
   const rough = Number((tokens / rate).toPrecision(1));

@@ -1,15 +1,15 @@
-// The nodes, and KV on its way between them: cards, and lines drawn beneath.
+// The nodes as cards, with lines for KV transfers between them.
 
 import { el, fill, svg } from "../dom.js";
 import { number, percent, seconds } from "../format.js";
 
-// Every pair has a line, unless there are more than this many.
+// Every pair of nodes has a line, up to this number.
 const MAX_IDLE_LINES = 64;
-// A transfer that is over stays to be seen for so long.
+// How long a finished transfer stays visible.
 const LINGER_SECONDS = 2;
-// More cards than this are shown without their details.
+// With more cards than this, details are hidden.
 const MAX_FULL_CARDS = 6;
-// More labels than this would cover the lines: one has the sums.
+// With more labels than this, which would cover the lines, one label has the sums.
 const MAX_LABELS = 6;
 const ROLES = { prefill: "Prefill nodes", decode: "Decode nodes" };
 
@@ -21,7 +21,7 @@ export class NodeMap {
     const { prefill, decode } = this.columns;
     this.node = el("div", { class: "map" }, this.lines, prefill.node, decode.node, this.labels);
     this.flows = [];
-    this.short = name => name;  // a node's name without the domain of all
+    this.short = name => name;  // a node's name without the common domain
     new ResizeObserver(() => this.draw()).observe(this.node);
   }
 
@@ -66,7 +66,7 @@ export class NodeMap {
   }
 }
 
-/** A curve from a card to one beside or below it, by its place in `frame`. */
+/** A curve between two cards, relative to `frame`. */
 function curve(a, b, frame) {
   const beside = b.left > a.right;
   const [x1, y1] = beside ? [a.right, (a.top + a.bottom) / 2] : [(a.left + a.right) / 2, a.bottom];
@@ -78,7 +78,7 @@ function curve(a, b, frame) {
   return { d, middle: within((x1 + x2) / 2, (y1 + y2) / 2) };
 }
 
-/** Prompts by the pair of nodes that they move between. */
+/** Prompts by the pair of nodes between which they move. */
 function flowsOf(prefills) {
   const flows = new Map();
   for (const each of prefills) {
@@ -109,7 +109,7 @@ function label({ from, to, prompts, tokens, elapsed, done, took }, place) {
   return placed(el("span", { class: prompts ? "flow" : "flow over" }, pair, text), place);
 }
 
-/** One label for all lines, and for those of nodes that are left out. */
+/** One label for all lines, including those of hidden nodes. */
 function summary(flows, place) {
   const sum = name => flows.reduce((all, flow) => all + flow[name], 0);
   const longest = Math.max(...flows.map(flow => flow.elapsed));
@@ -129,7 +129,7 @@ function placed(made, [x, y]) {
   return made;
 }
 
-/** The domain that all names share, which tells nothing of a node; empty if there is none. */
+/** The domain that all names share, or an empty text. */
 function sharedDomain(names) {
   if (names.length < 2) return "";
   let shared = names[0];
@@ -232,5 +232,5 @@ function decodeLoad(node) {
   return [`${node.running} running, ${node.waiting} waiting${receiving}`];
 }
 
-/** Text that small screens leave out. */
+/** Text that small screens hide. */
 const more = text => el("span", { class: "more" }, text);

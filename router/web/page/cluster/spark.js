@@ -1,4 +1,4 @@
-// A line of the last half minute: one value in each quarter of a second.
+// A chart of the last half minute, with four values per second.
 
 import { el, svg } from "../dom.js";
 
@@ -6,7 +6,7 @@ const SLOT_MS = 250;
 const SLOTS = 120;
 const WIDTH = 300, HEIGHT = 56;
 
-/** Values by time. `add` counts into the present slot. */
+/** Values by time. `add` adds to the current slot. */
 export class Series {
   constructor() {
     this.values = new Map();
@@ -21,13 +21,13 @@ export class Series {
     }
   }
 
-  /** Count an amount that came evenly between two times. */
+  /** Add an amount, spread evenly between two times. */
   spread(amount, from, to) {
     const slots = Math.max(1, Math.floor(to / SLOT_MS) - Math.floor(from / SLOT_MS));
     for (let slot = slots - 1; slot >= 0; slot--) this.add(amount / slots, to - slot * SLOT_MS);
   }
 
-  /** The mean rate a second between two times. */
+  /** The mean rate per second between two times. */
   rate(from, to) {
     const [first, last] = [Math.floor(from / SLOT_MS), Math.floor(to / SLOT_MS)];
     let sum = 0;
@@ -35,18 +35,18 @@ export class Series {
     return last > first ? sum / ((last - first) * SLOT_MS / 1000) : 0;
   }
 
-  /** Rates of all slots that are over, the oldest first. */
+  /** Rates of all past slots, oldest first. */
   rates(now) {
     const last = Math.floor(now / SLOT_MS);
     return Array.from({ length: SLOTS }, (_, i) => {
       const here = last - SLOTS + i;
       const both = (this.values.get(here - 1) ?? 0) + (this.values.get(here) ?? 0);
-      return both / (2 * SLOT_MS / 1000);  // two slots, so that the line is calm
+      return both / (2 * SLOT_MS / 1000);  // two slots, to smooth the line
     });
   }
 }
 
-/** Draws a series; `bands` are times [from, to] that are marked. */
+/** Draws a series; `bands` are times [from, to] to mark. */
 export class Spark {
   constructor(name) {
     this.bands = svg("g", { class: "bands" });

@@ -1,4 +1,4 @@
-// Streams to watch, and long prompts to disturb them with: each is a request of this page.
+// Streams to watch, and long prompts that may disturb them. Each is a request of this page.
 
 import { el } from "../dom.js";
 import { number, percent, seconds } from "../format.js";
@@ -7,10 +7,10 @@ import { Series, Spark } from "./spark.js";
 
 const WORDS = ("river stone window garden letter winter copper bridge morning harbour silver paper " +
   "forest candle market engine valley hammer island ribbon thunder meadow lantern compass").split(" ");
-const LONGEST_SECONDS = 180;  // streams end by themselves
-const STREAM_TOKENS = 2_000;  // of one answer, after which a stream begins the next
+const LONGEST_SECONDS = 180;  // after which a stream ends
+const STREAM_TOKENS = 2_000;  // tokens of an answer, before a stream starts the next
 const MAX_STREAMS = 8;
-const BEFORE_MS = 4_000;  // a stream's speed before a prompt, to compare with
+const BEFORE_MS = 4_000;  // for a stream's speed before a prompt
 
 export class Streams {
   /** `model` returns the chosen model: its id, and the length of its context. */
@@ -55,7 +55,7 @@ export class Streams {
   }
 }
 
-/** An answer that goes on and on. */
+/** An endless answer. */
 class Stream {
   constructor(number, owner) {
     this.owner = owner;
@@ -64,7 +64,7 @@ class Stream {
     this.controller = new AbortController();
     this.running = true;
     this.lastAt = 0;
-    this.gaps = [];  // [end, length] of the longest ones lately
+    this.gaps = [];  // [end, length] of the longest recent ones
     this.spark = new Spark(`Tokens a second of stream ${number}`);
     this.rate = el("b");
     this.note = el("span", { class: "note", title: "In the last 30 seconds" });
@@ -109,7 +109,7 @@ class Stream {
     this.gaps.push([now, gap]);
   }
 
-  /** The longest time without a token since then, in milliseconds. */
+  /** The longest time without a token since a time, in milliseconds. */
   longestGap(since, now) {
     const open = this.running && this.lastAt ? now - this.lastAt : 0;
     return Math.max(open, ...this.gaps.filter(([end]) => end > since).map(([, gap]) => gap));
@@ -131,7 +131,7 @@ class Stream {
   }
 }
 
-/** One long prompt, and what it did to the streams. */
+/** One long prompt, and its effect on the streams. */
 class LongPrompt {
   constructor(tokens, owner) {
     this.tokens = tokens;
@@ -179,7 +179,7 @@ class LongPrompt {
       `first token after ${seconds(took, 2)}. ${this.effect()}`;
   }
 
-  /** The speed of the streams meanwhile, of their own before. */
+  /** The speed of the streams during the prompt, relative to their speed before. */
   effect() {
     const streams = this.owner.streams.filter(stream => stream.running);
     const sum = (from, to) => streams.reduce((all, { series }) => all + series.rate(from, to), 0);
@@ -197,7 +197,7 @@ async function* answerTo(prompt, model, fields, signal) {
   yield* eventsOf(await request("v1/chat/completions", { body, signal }));
 }
 
-/** A text of about so many tokens that no node has seen before. */
+/** A text of about this many tokens that no node has in its cache. */
 async function textOf(tokens, model, signal) {
   const sample = randomWords(400);
   let each = 1.3;  // tokens of a word

@@ -1,5 +1,5 @@
 // The blocks of a text in Markdown: paragraphs, headings, lists, tables, quotes, code, mathematics.
-// Every line is looked at a bounded number of times, whatever a model writes.
+// The time is linear in the number of lines, whatever a model writes.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
@@ -8,7 +8,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( +)|$)/;
 const MATHS = [["$$", "$$"], ["\\[", "\\]"]];
 
-/** The blocks of `text` in order; `raw` is the source of each, so that equal ones can be kept. */
+/** The blocks of `text` in order; `raw` is the source of each, to detect unchanged ones. */
 export function blocksOf(text) {
   return new Blocks(text.replace(/\r\n?/g, "\n").split("\n")).all();
 }
@@ -70,7 +70,7 @@ class Blocks {
         parts.push(end.slice(0, -closes.length));
         return { type: "maths", text: parts.join("\n") };
       }
-      // Mathematics and text behind it on one line are a paragraph.
+      // Mathematics followed by text on the same line is a paragraph.
       if (at === this.at && part.includes(closes)) return null;
       parts.push(part);
     }
@@ -179,7 +179,7 @@ class Blocks {
   }
 }
 
-/** A paragraph is only interrupted by a list that begins with a bullet or with 1. */
+/** Only a list that begins with a bullet or with 1 interrupts a paragraph. */
 function startsItem(line) {
   const item = ITEM.exec(line);
   return Boolean(item && item[3] && (item[2].length === 1 || parseInt(item[2]) === 1));

@@ -1,5 +1,5 @@
-// Colours for code: comments, strings, numbers, keywords and names of functions, which tell most of
-// it in any language. Each pattern takes a token from where it stands, in time linear in its length.
+// Syntax highlighting of comments, strings, numbers, keywords and function names, for any language.
+// Each pattern matches one token at the current position, in time linear in its length.
 
 import { el } from "../dom.js";
 

@@ -1,5 +1,5 @@
-// Emphasis, code, links and mathematics within a paragraph. Code, mathematics and escapes are found
-// first and stand as marks in the text, so that what is in them is never taken for Markdown.
+// Emphasis, code, links and mathematics in a paragraph. Code, mathematics and escapes are replaced by
+// marks first, so that their content is not parsed as Markdown.
 
 import { el } from "../dom.js";
 import { mathsOf } from "./maths.js";
@@ -23,7 +23,7 @@ class Atoms {
   constructor(text, found) {
     this.text = text;
     this.found = found;
-    this.missing = new Set();  // ends that do not come any more
+    this.missing = new Set();  // ends that do not occur any more
   }
 
   marked() {
@@ -91,7 +91,7 @@ class Atoms {
       const end = this.endOf("$$", at + 2);
       return end > at + 2 ? this.maths(at + 2, end, end + 2, true) : null;
     }
-    // Prices are no mathematics: no space inside, and no digit behind.
+    // To exclude prices: no space inside, and no digit after it.
     if (!text[at + 1] || /\s/.test(text[at + 1])) return null;
     const line = text.indexOf("\n\n", at);
     for (let end = this.endOf("$", at + 1); end > 0; end = this.endOf("$", end + 1)) {
@@ -117,7 +117,7 @@ class Atoms {
     if (at > 0 && /[\w/]/.test(this.text[at - 1])) return null;
     const ahead = this.text.slice(at, at + LONGEST_URL);
     let [url] = /^https?:\/\/[^\s<>"'`\\\uE000]+/.exec(ahead) ?? [];
-    // In a link, the address belongs to the link.
+    // Inside a link, the address is part of the link.
     if (!url || this.text.slice(at - 2, at) === "](") return null;
     while (/[.,;:!?*_~\]]$/.test(url) || (url.endsWith(")") && !url.includes("("))) {
       url = url.slice(0, -1);
@@ -203,7 +203,7 @@ class Spans {
     return this.text[at] !== "_" || !isWord(this.text[at - 1]);
   }
 
-  /** The place of a closing run of exactly `length`, or of one that ends with it. */
+  /** The position of a closing run of exactly `length`, or at the end of a longer run. */
   closing(sign, length, from) {
     const name = sign + length;
     if (this.missing.has(name)) return -1;
@@ -225,7 +225,7 @@ class Spans {
     if (!target) return null;
     const url = this.restored(target.url);
     const inside = this.inside(bracket + 1, close);
-    // A picture would be fetched from somewhere: it stays a link.
+    // An image would be fetched from another server, so it becomes a link.
     const shown = bracket > at ? ["image: ", ...inside] : inside;
     return { node: link(url, shown), end: target.end };
   }
@@ -238,7 +238,7 @@ class Spans {
     return text.replace(MARK, (_, number) => this.found[number].raw);
   }
 
-  /** Put the text so far out, with what its marks stand for. */
+  /** Output the text so far, with its marks replaced by their content. */
   flush() {
     let from = 0;
     for (const mark of this.plain.matchAll(MARK)) {
@@ -258,7 +258,7 @@ function link(url, shown) {
   return el("a", { href, title: href, ...safe }, shown);
 }
 
-/** An address that leads out of this server and runs nothing, or null. */
+/** An address on another server that runs no script, or null. */
 function safeAddress(url) {
   try {
     const parsed = new URL(url);

@@ -1,12 +1,12 @@
-// Mathematics: the part of TeX that models write, as MathML. A command that is not known here leaves
-// the whole formula as its source, which is better than a wrong one.
+// Convert the part of TeX that models write to MathML. With an unknown command, the whole formula stays
+// source text, which is better than a wrong formula.
 
 import { el, mathml } from "../dom.js";
 import { ACCENTS, DELIMITERS, FONTS, FUNCTIONS, LARGE, SPACES, SYMBOLS } from "./maths_symbols.js";
 
 const LONGEST = 5_000;
 const DEEPEST = 40;
-const LOW = 1.3;  // how much higher its row is than a fence that is stretched
+const LOW = 1.3;  // a fence is low if its row is this much higher
 const TOKEN = /\\(?:[a-zA-Z]+\*?|[^])|\s+|[^]/gu;
 const ENVIRONMENTS = {
   matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"],
@@ -30,8 +30,8 @@ export function mathsOf(source, display) {
   }
 }
 
-/** Make fences as high as what they enclose where the browser has not: only fonts for mathematics have
- * their parts. */
+/** Stretch fences to the height of their content if the browser has not, for lack of a mathematical
+ * font. */
 function stretchFences(node) {
   for (const sign of node.querySelectorAll("mo[fence]")) {
     const ratio = heightOf(sign.parentNode) / heightOf(sign);
@@ -75,7 +75,7 @@ class Formula {
     return token;
   }
 
-  /** The nodes up to a token that ends them, which stays. */
+  /** The nodes up to an end token, which is not consumed. */
   until(ends) {
     if (++this.depth > DEEPEST) throw new UnknownMaths("too deep");
     const nodes = [];
@@ -87,7 +87,7 @@ class Formula {
     return nodes;
   }
 
-  /** An atom with what stands below and above it. */
+  /** An atom with its subscript and superscript. */
   scripted() {
     const first = this.peek();
     const base = first === "^" || first === "_" ? mathml("mrow", {}) : this.atom();
@@ -140,7 +140,7 @@ class Formula {
 
   letter(text) {
     if (!this.font) return mathml("mi", {}, text);
-    // Letters in a font are one word.
+    // Letters in one font are one word.
     while (/^\p{L}$/u.test(this.tokens[this.at] ?? "")) text += this.tokens[this.at++];
     return mathml("mi", { mathvariant: "normal" }, styled(text, this.font));
   }
@@ -211,7 +211,7 @@ class Formula {
     return mathml("mtext", {}, shown.replaceAll(" ", "\u00A0"));
   }
 
-  /** The text between braces as it stands. */
+  /** The raw text between braces. */
   rawArgument() {
     this.take("{");
     let text = "", open = 0;

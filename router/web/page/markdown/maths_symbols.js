@@ -41,7 +41,7 @@ export const DELIMITERS = {
   rVert: "‖", backslash: "\\", uparrow: "↑", downarrow: "↓",
 };
 
-// The sign, and if it is as wide as what it stands over.
+// The sign, and whether it stretches over its base.
 export const ACCENTS = {
   hat: ["^", "false"], widehat: ["^", "true"], bar: ["‾", "false"], overline: ["‾", "true"],
   vec: ["→", "false"], overrightarrow: ["→", "true"], dot: ["˙", "false"], ddot: ["¨", "false"],

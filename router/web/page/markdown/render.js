@@ -1,4 +1,4 @@
-// A text in Markdown as elements, made again only where the text has changed.
+// Render Markdown as elements, and update only what has changed.
 
 import { copyButton, el } from "../dom.js";
 import { blocksOf } from "./blocks.js";
@@ -8,7 +8,7 @@ import { mathsOf } from "./maths.js";
 
 const DEEPEST = 12;
 const LONGEST = 400_000;
-// Code that is still being written is coloured anew in each frame.
+// Limit for highlighting code that still grows, which is repeated in each frame.
 const LONGEST_OPEN_CODE = 8_000;
 const LONGEST_CODE = 200_000;
 
@@ -46,7 +46,7 @@ function element(block, depth) {
   switch (block.type) {
     case "code": return codeBlock(block);
     case "maths": return el("div", { class: "maths", tabindex: "0" }, mathsOf(block.text, true));
-    // The first heading is the page's own.
+    // The page has the h1.
     case "heading": return el(`h${Math.min(6, block.level + 1)}`, {}, inline(block.text));
     case "rule": return el("hr");
     case "quote": return el("blockquote", {}, elements(block.text, depth + 1));

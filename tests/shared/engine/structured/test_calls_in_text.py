@@ -102,7 +102,7 @@ FINAL = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>fi
 @pytest.fixture(scope="module", params=["tokens", "text"])
 def backend(request: pytest.FixtureRequest, tmp_path_factory: Any) -> LLGuidanceBackend:
     """The markers of the formats are special tokens, or text of the tokenizer."""
-    markers = {marker for known in FORMATS.values() for marker in known.kept}
+    markers = {marker for known in FORMATS.values() for marker in known.markers}
     special = sorted(markers - {"<|start|>", "<|end|>"}) if request.param == "tokens" else []
     special += ["<think>", "</think>"] if special else []
     folder: Path = make_model(tmp_path_factory.mktemp("model"), special=special)

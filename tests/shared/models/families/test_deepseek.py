@@ -12,7 +12,7 @@ from tandem.shared.handoff.wire.head_parts import HeadRun, parts_of
 from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models import registry
-from tandem.shared.models.model_config import ModelConfig
+from tandem.shared.models.config_files import ModelConfig
 from tandem.shared.models.spec import (
     DecoderSpec,
     DenseSpec,
@@ -121,7 +121,7 @@ def test_the_second_generation() -> None:
     experts = MoESpec(
         router=RouterSpec(
             experts=64,
-            chosen=6,
+            top_k=6,
             scoring="softmax",
             groups=1,
             open_groups=1,
@@ -145,7 +145,7 @@ def test_the_third_generation() -> None:
     assert isinstance(mlp, MoESpec)
     assert mlp.router == RouterSpec(
         experts=256,
-        chosen=8,
+        top_k=8,
         scoring="sigmoid",
         groups=8,
         open_groups=4,

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tandem.shared.errors import ModelError
 from tandem.shared.models import registry
 from tandem.shared.models.config import Config
-from tandem.shared.models.model_config import ModelConfig
+from tandem.shared.models.config_files import ModelConfig
 from tandem.shared.models.registry import family_of
 from tandem.shared.models.spec import (
     AttentionSpec,
@@ -135,14 +135,16 @@ def defaults_of_transformers() -> list[tuple[str, dict[str, Any]]]:
         "ernie4_5_moe": {"moe_layer_end_index": -1},
         "glm4_moe": {"head_dim": 128},
     }
-    made = []
+    results = []
     for family in registry.FAMILIES.values():
         if family.model_type not in CONFIG_MAPPING_NAMES:
             continue
         values = AutoConfig.for_model(family.model_type).to_dict()
         more = needed.get(family.model_type, {})
-        made.append((family.model_type, {**values, "architectures": [family.architecture], **more}))
-    return made
+        results.append(
+            (family.model_type, {**values, "architectures": [family.architecture], **more})
+        )
+    return results
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def test_a_key_that_is_not_known_is_refused_with_the_flag_that_ignores_it() -> N
     assert "query_scale (2.0), depth_gate ('on')" in str(caught.value)
     assert "--ignore-config-keys query_scale,depth_gate" in str(caught.value)
     values = {**BASE, **strange}
-    ignored = Config(values, ignored=frozenset(strange))
+    ignored = Config(values, ignored_keys=frozenset(strange))
     assert family_of(values).read(ignored) == spec_of()
 
 
@@ -277,7 +279,7 @@ def test_a_key_inside_a_table_can_be_ignored_too() -> None:
     values = {**BASE, "rope_parameters": {"rope_type": "default", "twist": 2.0}}
     with pytest.raises(ModelError, match=r"rope_parameters: twist .*--ignore-config-keys twist"):
         family_of(values).read(Config(values))
-    assert family_of(values).read(Config(values, ignored=frozenset({"twist"}))) == spec_of()
+    assert family_of(values).read(Config(values, ignored_keys=frozenset({"twist"}))) == spec_of()
 
 
 def test_ids_of_special_tokens_do_not_matter() -> None:

@@ -28,12 +28,12 @@ def logits_of(folder: Path) -> torch.Tensor:
 
 def renamed(weights: Weights, names: dict[str, str]) -> Weights:
     """Weights under other names, which are replaced part by part."""
-    made = {}
+    results = {}
     for name, value in weights.items():
         for ours, theirs in names.items():
             name = name.replace(ours, theirs)
-        made[name] = value
-    return made
+        results[name] = value
+    return results
 
 
 def exaone(config: dict[str, Any], weights: Weights) -> Weights:
@@ -72,16 +72,16 @@ def internlm2(config: dict[str, Any], weights: Weights) -> Weights:
         "mlp.down_proj": "feed_forward.w2",
         "mlp.up_proj": "feed_forward.w3",
     }
-    made = renamed(weights, names)
-    for query in [name for name in made if ".q_proj." in name]:
-        q, k, v = (made.pop(query.replace("q_proj", f"{part}_proj")) for part in "qkv")
+    result = renamed(weights, names)
+    for query in [name for name in result if ".q_proj." in name]:
+        q, k, v = (result.pop(query.replace("q_proj", f"{part}_proj")) for part in "qkv")
         each = len(q) // heads
         rows = []
         for head in range(heads):
             rows.append(q[head * each : (head + 1) * each])
             rows += [part[head * dim : (head + 1) * dim] for part in (k, v)]
-        made[query.replace("q_proj", "wqkv")] = torch.cat(rows)
-    return made
+        result[query.replace("q_proj", "wqkv")] = torch.cat(rows)
+    return result
 
 
 def internlm3(config: dict[str, Any], weights: Weights) -> Weights:
@@ -132,10 +132,12 @@ def test_a_model_under_other_names_is_the_same(architecture: str, tmp_path: Path
     }
     for each in tmp_path.glob("*.safetensors*"):
         each.unlink()
-    made = convert(config, weights)
+    result = convert(config, weights)
     config |= {"architectures": [architecture], "model_type": "another", "auto_map": {"a": "b"}}
     file.write_text(json.dumps(config))
-    save_file({name: value.clone() for name, value in made.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {name: value.clone() for name, value in result.items()}, tmp_path / "model.safetensors"
+    )
     assert torch.equal(logits_of(tmp_path), expected)
 
 

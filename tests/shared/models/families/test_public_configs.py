@@ -18,8 +18,8 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tandem.shared.errors import ModelError
+from tandem.shared.models.config_files import ModelConfig
 from tandem.shared.models.families import wrappers
-from tandem.shared.models.model_config import ModelConfig
 from tandem.shared.models.registry import FAMILIES, family_of, spec_of
 from tandem.shared.models.spec import QUANTIZED, DecoderSpec
 
@@ -105,8 +105,8 @@ def test_what_a_text_part_leaves_out_is_as_in_transformers(kind: str) -> None:
 
 def as_transformers_reads(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     """The same config, by newer names and with everything that it leaves out."""
-    known = {key: value for key, value in values.items() if key not in ("model_type", "auto_map")}
-    config = type(AutoConfig.for_model(kind)).from_dict(known)
+    names = {key: value for key, value in values.items() if key not in ("model_type", "auto_map")}
+    config = type(AutoConfig.for_model(kind)).from_dict(names)
     return {**json.loads(config.to_json_string(use_diff=False)), "model_type": kind}
 
 

@@ -12,7 +12,7 @@ from tandem.shared.models.spec import RouterSpec
 def test_a_row_that_no_expert_scores_gets_no_weight_rather_than_nan() -> None:
     spec = RouterSpec(
         experts=4,
-        chosen=2,
+        top_k=2,
         scoring="sigmoid",
         groups=1,
         open_groups=1,

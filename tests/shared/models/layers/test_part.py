@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tandem.shared.models.layers.part import Part
-from tandem.shared.models.parallel import WeightSlot, replicated
+from tandem.shared.models.parallel import WeightSlot, replicated_slot
 
 
 class Leaf(Part):
     def __init__(self, name: str, packed: list[str]) -> None:
-        self.slots = {name: replicated(torch.empty(1))}
+        self.slots = {name: replicated_slot(torch.empty(1))}
         self._name, self._packed = name, packed
 
     def own_slots(self) -> dict[str, WeightSlot]:

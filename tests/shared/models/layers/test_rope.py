@@ -94,9 +94,9 @@ def test_a_table_has_the_same_numbers() -> None:
     assert rope.attention_factor > 1
     for positions in ([0], [5, 3], [1023, 7], [5000, 0, 2999], [4]):
         rows = torch.tensor(positions)
-        found = rope.cos_sin_below(rows, max(positions) + 1)
-        for listed, computed in zip(found, rope.cos_sin(rows), strict=True):
-            assert listed.is_contiguous() and listed.equal(computed)
+        result = rope.cos_sin_below(rows, max(positions) + 1)
+        for entries, computed in zip(result, rope.cos_sin(rows), strict=True):
+            assert entries.is_contiguous() and entries.equal(computed)
 
 
 def test_without_a_spec_nothing_is_rotated() -> None:

@@ -58,15 +58,15 @@ def outputs() -> list[object]:
 
 def read(parser: OutputParser | None, pieces: Iterable[str]) -> Parsed:
     assert parser is not None
-    found = Parsed()
+    result = Parsed()
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
     for delta in [*deltas, *parser.flush()]:
-        found.content += delta.content
-        found.reasoning += delta.reasoning
+        result.content += delta.content
+        result.reasoning += delta.reasoning
         for call in delta.calls:
-            name, before = (call.name, "") if call.name else found.calls.pop()
-            found.calls.append((name, before + call.arguments))
-    return found
+            name, before = (call.name, "") if call.name else result.calls.pop()
+            result.calls.append((name, before + call.arguments))
+    return result
 
 
 def parsed(name: str, text: str, reasoning: str = NO_PARSER, opened: bool | None = None) -> Parsed:
@@ -108,13 +108,13 @@ def test_a_cut_call_is_open_and_leaves_no_markup(output: Recorded) -> None:
 
 @pytest.mark.parametrize("output", outputs())
 def test_a_missing_or_doubled_marker_leaves_no_markup(output: Recorded) -> None:
-    kept = FORMATS[output.parser].kept
+    markers = FORMATS[output.parser].markers
     for marker, damaged, doubled in damages(output):
-        found = parsed(output.parser, damaged)
+        result = parsed(output.parser, damaged)
         if doubled:
-            assert found.calls and found.calls[0] == parsed(output.parser, output.text).calls[0]
-        if found.calls and (doubled or marker not in HEADS | set(FORMATS[output.parser].starts)):
-            assert not any(each in found.content for each in kept), damaged
+            assert result.calls and result.calls[0] == parsed(output.parser, output.text).calls[0]
+        if result.calls and (doubled or marker not in HEADS | set(FORMATS[output.parser].starts)):
+            assert not any(each in result.content for each in markers), damaged
         for end in range(0, len(damaged), STEP):
             parsed(output.parser, damaged[:end])
 
@@ -122,7 +122,7 @@ def test_a_missing_or_doubled_marker_leaves_no_markup(output: Recorded) -> None:
 def damages(output: Recorded) -> Iterator[tuple[str, str, bool]]:
     """A marker, the text without it, and with it twice, at each place where it is."""
     text = output.text
-    for marker in FORMATS[output.parser].kept if output.calls else ():
+    for marker in FORMATS[output.parser].markers if output.calls else ():
         for at in places(text, marker):
             yield marker, text[:at] + text[at + len(marker) :], False
             yield marker, text[:at] + marker + text[at:], True
@@ -135,9 +135,9 @@ def places(text: str, part: str) -> list[int]:
 @pytest.mark.parametrize("output", outputs())
 def test_a_misplaced_marker_breaks_nothing(output: Recorded) -> None:
     """Calls before the last are whole, and the last is if text follows it."""
-    kept = FORMATS[output.parser].kept
-    edges = sorted({at for marker in kept for at in places(output.text, marker)})
-    for marker in kept:
+    markers = FORMATS[output.parser].markers
+    edges = sorted({at for marker in markers for at in places(output.text, marker)})
+    for marker in markers:
         for at in edges:
             parsed(output.parser, output.text[:at] + marker + output.text[at:])
         for at, other in pairwise(edges):
@@ -176,14 +176,14 @@ def test_random_damage_is_read_the_same_in_any_pieces(seed: int) -> None:
     draw = random.Random(seed)
     for output in OUTPUTS:
         parts = list(output.text)
-        fragments = [*FRAGMENTS, *FORMATS[output.parser].kept * 4]
+        fragments = [*FRAGMENTS, *FORMATS[output.parser].markers * 4]
         for _ in range(draw.randint(1, 6)):
             at = draw.randrange(len(parts) + 1)
             length = draw.choice((0, 0, draw.randint(1, 12)))
             parts[at : at + length] = draw.sample(fragments, k=draw.randint(0, 3))
         reasoning, opened = draw.choice((NO_PARSER, "qwen3")), draw.choice((True, False, None))
-        found = parsed(output.parser, "".join(parts), reasoning, opened)
-        for name, arguments in found.calls:
+        result = parsed(output.parser, "".join(parts), reasoning, opened)
+        for name, arguments in result.calls:
             assert name.strip() and not arguments.strip().startswith(("[", '"'))
 
 
@@ -192,9 +192,9 @@ def test_values_end_where_the_next_argument_begins(
     parser: str, arguments: str, expected: object
 ) -> None:
     before, after = AROUND[parser]
-    found = parsed(parser, f"a {before}{arguments}{after} b")
-    assert [(name, json.loads(raw)) for name, raw in found.calls] == [("f", expected)]
-    assert found.content.split() in (["a", "b"], ["ab"])
+    result = parsed(parser, f"a {before}{arguments}{after} b")
+    assert [(name, json.loads(raw)) for name, raw in result.calls] == [("f", expected)]
+    assert result.content.split() in (["a", "b"], ["ab"])
 
 
 @pytest.mark.parametrize(("parser", "arguments", "expected"), VALUES)
@@ -216,11 +216,11 @@ def test_a_call_ends_the_reasoning(name: str) -> None:
     for reasoning, markers in PARSERS.items():
         for opened, before in ((True, "I will.\n"), (None, f"{markers.start}I will.\n")):
             for after in ("", f"\n{markers.end}\n\n"):
-                found = parsed(name, before + text + after, reasoning, opened)
-                assert (found.reasoning, found.calls) == ("I will.\n", alone.calls)
-                assert found.content.split() == alone.content.split()
-    said = parsed(name, f"I will.</think>{text}</think>!", "qwen3", True)
-    assert (said.reasoning, said.content, said.calls) == (
+                result = parsed(name, before + text + after, reasoning, opened)
+                assert (result.reasoning, result.calls) == ("I will.\n", alone.calls)
+                assert result.content.split() == alone.content.split()
+    output = parsed(name, f"I will.</think>{text}</think>!", "qwen3", True)
+    assert (output.reasoning, output.content, output.calls) == (
         "I will.",
         f"{alone.content}!",
         alone.calls,
@@ -233,8 +233,8 @@ def test_a_call_ends_the_reasoning(name: str) -> None:
 def begun(name: str) -> str:
     """A recorded output, from the marker of its first call."""
     text = next(output.text for output in OUTPUTS if output.parser == name and output.calls)
-    found = [text.index(start) for start in FORMATS[name].starts if start in text]
-    return text[min(found) :] if found else FORMATS[name].starts[0] + text
+    result = [text.index(start) for start in FORMATS[name].starts if start in text]
+    return text[min(result) :] if result else FORMATS[name].starts[0] + text
 
 
 @pytest.mark.parametrize("name", ["hermes", "json", "llama3_json", "pythonic", "qwen3_xml"])
@@ -245,9 +245,9 @@ def test_no_reasoning_begins_in_a_call(name: str) -> None:
         "qwen3_xml": "<tool_call><function=f><parameter=s>\nTEXT\n</parameter></function>",
     }.get(name, '{"name": "f", "parameters": {"s": "TEXT"}}')
     value = "<think>a</think> b"
-    found = parsed(name, text.replace("TEXT", value), "qwen3")
-    assert [json.loads(raw) for _, raw in found.calls] == [{"s": value}]
-    assert not found.reasoning and not found.content
+    result = parsed(name, text.replace("TEXT", value), "qwen3")
+    assert [json.loads(raw) for _, raw in result.calls] == [{"s": value}]
+    assert not result.reasoning and not result.content
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -255,7 +255,7 @@ def test_long_nonsense_is_cheap(name: str) -> None:
     """To read a character takes the same time, however many there were."""
     text = next(output.text for output in OUTPUTS if output.parser == name and output.calls)
     begin = text[: text.index("city") + 8] if "city" in text else text[: len(text) // 2]
-    for part in (" ", '"', "a, ", "</parameter>\n", *FORMATS[name].kept[:2]):
+    for part in (" ", '"', "a, ", "</parameter>\n", *FORMATS[name].markers[:2]):
         tools = ToolUse(parser=name, schemas=SCHEMAS)
         before = time.thread_time()
         read(output_parser(NO_PARSER, tools), begin + part * (10_000 // len(part)))

@@ -124,8 +124,8 @@ def test_texts_are_values_of_their_types(parser: str, way: str) -> None:
         written = f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
         if parser == "glm45":
             written = f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
-        found = ToolText(ToolUse(parser=parser, schemas={"f": root}))
-        deltas = [*found.push(f"<tool_call>{written}"), *found.flush()]
+        result = ToolText(ToolUse(parser=parser, schemas={"f": root}))
+        deltas = [*result.push(f"<tool_call>{written}"), *result.flush()]
         raw = "".join(call.arguments for delta in deltas for call in delta.calls)
         if text.isdecimal() and len(text) > 99:
             assert raw == f'{{"x": {text}}}'

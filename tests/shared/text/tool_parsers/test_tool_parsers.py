@@ -11,7 +11,7 @@ import pytest
 
 from tandem.shared.config import RouterConfig
 from tandem.shared.text.detection import AUTO
-from tandem.shared.text.output import TextDelta, joined
+from tandem.shared.text.output import TextDelta, join_deltas
 from tandem.shared.text.tool_parsers.formats import FORMATS
 from tandem.shared.text.tool_parsers.python_literal import literal_to_json
 from tandem.shared.text.tool_parsers.tool_text import ToolText
@@ -81,8 +81,8 @@ def test_broken_calls_have_what_can_be_read_of_them(
     parser: str, text: str, calls: list[tuple[str, Any]], content: str
 ) -> None:
     for pieces in ([text], list(text)):
-        said, found = summary(parsed(parser, pieces))
-        assert (said, [(name, json.loads(raw)) for name, raw in found]) == (content, calls)
+        output, result = summary(parsed(parser, pieces))
+        assert (output, [(name, json.loads(raw)) for name, raw in result]) == (content, calls)
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.parser)
@@ -113,7 +113,9 @@ def test_without_parallel_calls_only_the_first_counts() -> None:
 
 def test_text_after_a_call_is_in_a_delta_of_its_own() -> None:
     text = 'a<tool_call>{"name": "now"}</tool_call>b<tool_call>{"name": "now"}</tool_call>'
-    places = [(delta.content, len(delta.calls)) for delta in joined(parsed("hermes", list(text)))]
+    places = [
+        (delta.content, len(delta.calls)) for delta in join_deltas(parsed("hermes", list(text)))
+    ]
     assert places == [("a", 1), ("b", 1)]
 
 

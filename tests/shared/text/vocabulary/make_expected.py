@@ -95,7 +95,7 @@ def make_chats() -> None:
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-    made = []
+    results = []
     for version in ("v3", "v7", "v11", "v13"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tekken.json"
@@ -106,18 +106,18 @@ def make_chats() -> None:
             messages, tools = _chat(draw, version), draw.choice([None, TOOLS, TOOLS[1:]])
             request = ChatCompletionRequest(messages=list(map(_theirs, messages)), tools=tools)
             tokens = tokenizer.encode_chat_completion(request).tokens
-            made.append([version, messages, tools, tokens])
-    text = ",\n".join(json.dumps(chat, ensure_ascii=False) for chat in made)
+            results.append([version, messages, tools, tokens])
+    text = ",\n".join(json.dumps(chat, ensure_ascii=False) for chat in results)
     (MODELS / "chats.json").write_text(f"[\n{text}\n]\n")
 
 
 def _theirs(message: dict[str, Any]) -> dict[str, Any]:
     """A message with its reasoning as mistral-common takes it."""
-    made = {key: value for key, value in message.items() if value is not None}
-    if reasoning := made.pop("reasoning_content", None):
-        texts = [{"type": "text", "text": made["content"]}] if made.get("content") else []
-        made["content"] = [{"type": "thinking", "thinking": reasoning, "closed": True}, *texts]
-    return made
+    values = {key: value for key, value in message.items() if value is not None}
+    if reasoning := values.pop("reasoning_content", None):
+        texts = [{"type": "text", "text": values["content"]}] if values.get("content") else []
+        values["content"] = [{"type": "thinking", "thinking": reasoning, "closed": True}, *texts]
+    return values
 
 
 def _chat(draw: random.Random, version: str) -> list[dict[str, Any]]:
@@ -163,9 +163,9 @@ def make_tiktoken() -> None:
     patterns = FAMILIES | {"tekken": tekken("v7")["config"]["pattern"]}
     expected: dict[str, Any] = {"version": tiktoken.__version__}
     for name, pattern in patterns.items():
-        known = {token: rank for rank, token in enumerate(ranks[name])}
+        values = {token: rank for rank, token in enumerate(ranks[name])}
         encoding = tiktoken.Encoding(
-            name, pat_str=pattern, mergeable_ranks=known, special_tokens={}
+            name, pat_str=pattern, mergeable_ranks=values, special_tokens={}
         )
         texts: tuple[str, ...] = TEXTS
         if name == "qwen.tiktoken":

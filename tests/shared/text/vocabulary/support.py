@@ -107,7 +107,7 @@ TEXTS = (*AWKWARD, "你好世界HELLO日本", "I'LL don't 1234567 a/b//\n")
 def tekken(version: str, special: Sequence[str] | None = TEKKEN_SPECIAL) -> dict[str, Any]:
     """A small ``tekken.json``."""
     tokens = byte_tokens(*MERGED)
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "config": {
             "pattern": _PATTERN,
             "num_vocab_tokens": len(tokens) + 1,
@@ -121,14 +121,14 @@ def tekken(version: str, special: Sequence[str] | None = TEKKEN_SPECIAL) -> dict
         ],
     }
     if special is not None:
-        made["special_tokens"] = [
+        values["special_tokens"] = [
             {"rank": rank, "token_str": text, "is_control": True}
             for rank, text in enumerate(special)
         ]
-    return made
+    return values
 
 
-def spelled(token: bytes) -> str:
+def spell_bytes(token: bytes) -> str:
     """A token in GPT-2's alphabet of bytes."""
     letters = {byte: letter for letter, byte in BYTE_LEVEL.items()}
     return "".join(letters[byte] for byte in token)

@@ -27,18 +27,18 @@ def test_a_truncated_map_is_not() -> None:
 
 
 def test_the_root_is_followed_whatever_it_is() -> None:
-    made = bytearray(CHARSMAP)
-    made[4:8] = (0x8000_0000 | 0xFFFFFF << 10 & 0x7FFF_FFFF).to_bytes(4, "little")
-    assert check_charsmap(bytes(made)) == "leads out of itself at 0"
+    values = bytearray(CHARSMAP)
+    values[4:8] = (0x8000_0000 | 0xFFFFFF << 10 & 0x7FFF_FFFF).to_bytes(4, "little")
+    assert check_charsmap(bytes(values)) == "unit 0 points outside the map"
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(CHARSMAP) - 1), st.integers(0, 255)), max_size=6))
 def test_no_map_that_is_taken_leads_out_of_itself(changes: list[tuple[int, int]]) -> None:
-    made = bytearray(CHARSMAP)
+    values = bytearray(CHARSMAP)
     for at, byte in changes:
-        made[at] = byte
-    if check_charsmap(bytes(made)) is None:
-        normalizer = normalizers.Precompiled(bytes(made))
+        values[at] = byte
+    if check_charsmap(bytes(values)) is None:
+        normalizer = normalizers.Precompiled(bytes(values))
         for text in FOLLOWED:
             assert isinstance(normalizer.normalize_str(text), str)

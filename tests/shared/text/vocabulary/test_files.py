@@ -29,7 +29,7 @@ from tandem.tests.shared.text.vocabulary.support import (
     byte_tokens,
     load,
     ranks,
-    spelled,
+    spell_bytes,
     tekken,
     write,
 )
@@ -42,7 +42,7 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "fox")
 
 def every_kind() -> dict[str, Any]:
     """A file of each kind, the first of which counts."""
-    vocabulary = {spelled(token): number for number, token in enumerate(TOKENS)}
+    vocabulary = {spell_bytes(token): number for number, token in enumerate(TOKENS)}
     return {
         "tekken.json": json.dumps(tekken("v7")).encode(),
         "tiktoken.model": ranks(TOKENS).encode(),
@@ -144,7 +144,7 @@ def test_tokens_that_are_made_in_too_many_ways_are_refused(
     monkeypatch.setattr(tokenizer_json, "MAX_MERGES", 1000)
     many = byte_tokens(*("a" * length for length in range(2, 60)))
     (tmp_path / "tiktoken.model").write_text(ranks(many))
-    with pytest.raises(ModelError, match=r"made of others in more than 1000 ways"):
+    with pytest.raises(ModelError, match=r"merged from others in more than 1000 ways"):
         read_tokenizer_files(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_more_tokens_than_any_model_has_are_refused(
 
 
 def test_the_longest_tokens_cost_little(tmp_path: Path) -> None:
-    """Each is made of others in a thousand ways; all cuts of all of them are looked at."""
+    """Each can be merged from others in a thousand ways; all cuts of all of them are tried."""
     tokens = byte_tokens(*(f"{number:04}" * 256 for number in range(400)))
     (tmp_path / "tiktoken.model").write_text(ranks(tokens))
     with cheap(10):
@@ -195,10 +195,10 @@ def damaged(content: bytes) -> st.SearchStrategy[bytes]:
     change = st.tuples(st.integers(0, len(content)), st.integers(0, 8), st.binary(max_size=8))
 
     def apply(changes: list[tuple[int, int, bytes]]) -> bytes:
-        made = content
+        values = content
         for at, removed, put in changes:
-            made = made[:at] + put + made[at + removed :]
-        return made
+            values = values[:at] + put + values[at + removed :]
+        return values
 
     return st.lists(change, min_size=1, max_size=4).map(apply)
 
@@ -222,10 +222,10 @@ def test_a_damaged_file_is_one_line(name: str) -> None:
 
 
 def _tekken(changes: dict[str, Any], config: dict[str, Any]) -> bytes:
-    made = tekken("v7") | changes
-    if isinstance(made["config"], dict):
-        made["config"] = made["config"] | config
-    return json.dumps(made).encode()
+    values = tekken("v7") | changes
+    if isinstance(values["config"], dict):
+        values["config"] = values["config"] | config
+    return json.dumps(values).encode()
 
 
 def _pieces(pieces: list[tuple[bytes, float, int]]) -> bytes:
@@ -315,14 +315,14 @@ def test_special_tokens_are_text_in_chats_with_each_kind(tmp_path: Path) -> None
             config |= {"eos_token": f"<|reserved_token_{len(TOKENS)}|>"}
         write(place, tokenizer_config_dot_json=config, merges_dot_txt="t h\n")
         loaders[name] = lambda place=place: load(place)  # type: ignore[misc]
-    for name, made in loaders.items():
-        ours = made()
+    for name, loader in loaders.items():
+        ours = loader()
         ends = [text for text in ours.special_tokens.values() if text]
         content = "the ".join(ends) or "the"
         tokens = ours.encode_chat([{"role": "user", "content": content}])
         unknown = ours.texts.piece_of(0) and ours._raw.token_to_id(
             ours.special_tokens.get("unk_token", "")
         )
-        found = [token for token in tokens if token in ours.texts.special_ids - {unknown}]
+        actual = [token for token in tokens if token in ours.texts.special_ids - {unknown}]
         written = [ours.special_tokens.get("bos_token"), ours.special_tokens.get("eos_token")]
-        assert found == [ours._raw.token_to_id(text) for text in written if text], name
+        assert actual == [ours._raw.token_to_id(text) for text in written if text], name

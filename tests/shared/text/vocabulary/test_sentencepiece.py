@@ -51,8 +51,8 @@ def test_the_tokens_are_those_of_the_library(tmp_path: Path, model: str) -> None
     for text, (tokens, decoded) in zip(AWKWARD, EXPECTED[model], strict=True):
         if model == "symbols" and text in SYMBOLS_ALONE:
             continue
-        found = ours.encode(text, add_special_tokens=False, literally=True)
-        assert found == tokens, (text, [ours.texts.piece_of(token) for token in found])
+        ids = ours.encode(text, add_special_tokens=False, literally=True)
+        assert ids == tokens, (text, [ours.texts.piece_of(token) for token in ids])
         # The library writes something for unknown characters.
         if model != "unigram":
             assert ours.decode(tokens) == decoded
@@ -148,8 +148,8 @@ def test_classes_have_numbers_of_their_own(
     ours = load(folder_of(tmp_path / "m", "unigram", "spiece.model", tokenizer_class=name))
     plain = load(folder_of(tmp_path / "plain", "unigram"))
     expected = [plain.texts.piece_of(token) for token in plain.encode("the fox")[1:]]
-    found = [ours.texts.piece_of(token) for token in ours.encode("the fox")]
-    assert found == [*first, *expected, *last]
+    tokens = [ours.texts.piece_of(token) for token in ours.encode("the fox")]
+    assert tokens == [*first, *expected, *last]
     for text, number in known.items():
         assert ours.encode(text, add_special_tokens=False) == [number % ours.vocab_size]
 
@@ -160,14 +160,14 @@ def test_albert_lowers_letters_and_drops_accents(tmp_path: Path) -> None:
     place = made(tmp_path, *pieces, *letters, model_type=pb.TrainerSpec.UNIGRAM)
     write(place, tokenizer_config_dot_json={"tokenizer_class": "AlbertTokenizer"})
     ours = load(place)
-    shown = [ours.texts.piece_of(token) for token in ours.encode("Café")]
-    assert shown == ["[CLS]", "\u2581", "c", "a", "f", "e", "[SEP]"]
+    text = [ours.texts.piece_of(token) for token in ours.encode("Café")]
+    assert text == ["[CLS]", "\u2581", "c", "a", "f", "e", "[SEP]"]
 
 
 @pytest.mark.parametrize(
     ("pieces", "trainer", "reason"),
     [
-        ((), {}, "has no pieces, so it is no SentencePiece model"),
+        ((), {}, "has no pieces, so it is not a SentencePiece model"),
         (ENDS[1:], {}, "has 0 unknown pieces; supported: one"),
         ((*ENDS, ("a", 0.0, NORMAL), ("a", 1.0, NORMAL)), {}, "tokens 3 and 4 are the same, 'a'"),
         ((*ENDS, ("", 0.0, NORMAL)), {}, "token 3 is empty"),
@@ -175,7 +175,7 @@ def test_albert_lowers_letters_and_drops_accents(tmp_path: Path) -> None:
         ((*ENDS, ("a", float("nan"), NORMAL)), {}, "has the score nan for piece 3"),
         ((*ENDS, ("a", 0.0, UNUSED)), {}, "has piece 3 of the type UNUSED"),
         ((*ENDS, ("<0xZZ>", 0.0, BYTE)), {}, "has the byte '<0xZZ>', number 3"),
-        (ENDS, {"byte_fallback": True}, "has not all 256 bytes as pieces"),
+        (ENDS, {"byte_fallback": True}, "byte_fallback needs all 256 bytes as pieces"),
         (ENDS, {"model_type": pb.TrainerSpec.WORD}, "is neither a BPE nor a Unigram model"),
         (ENDS, {"treat_whitespace_as_suffix": True}, "has spaces after words"),
     ],
@@ -200,7 +200,7 @@ def test_text_that_is_not_unicode_is_named(tmp_path: Path) -> None:
 
 def test_a_truncated_model_says_so(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_dot_model=(MODELS / "llama.model").read_bytes()[:-3])
-    with pytest.raises(ModelError, match="is truncated or no SentencePiece model"):
+    with pytest.raises(ModelError, match="is truncated or not a SentencePiece model"):
         read_tokenizer_files(tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_a_truncated_model_says_so(tmp_path: Path) -> None:
         (
             "llama",
             {"add_bos_token": True, "bos_token": "<none>"},
-            "the bos_token, with which its texts begin or end, is '<none>', which is no token",
+            "texts begin or end with the bos_token, but it is '<none>', which is not a token",
         ),
     ],
 )

@@ -30,9 +30,9 @@ def test_the_tokens_come_after_the_special_ones(tmp_path: Path) -> None:
     ours = load(write(tmp_path, tekken_dot_json=tekken("v7")))
     tokens = byte_tokens(*MERGED)
     for text, expected in zip(TEXTS, EXPECTED["tekken"], strict=True):
-        found = ours.encode(text, add_special_tokens=False, literally=True)
-        assert found == [SPECIAL + rank for rank in expected], text
-        assert ours.decode(found) == in_steps(ours, found) == text
+        ids = ours.encode(text, add_special_tokens=False, literally=True)
+        assert ids == [SPECIAL + rank for rank in expected], text
+        assert ours.decode(ids) == in_steps(ours, ids) == text
     assert ours.encode("a") == [1, SPECIAL + ord("a")]
     assert ours.encode("</s>[INST]<SPECIAL_29>", add_special_tokens=False) == [2, 3, 29]
     assert ours.vocab_size == SPECIAL + len(tokens)
@@ -50,8 +50,8 @@ def test_chats_are_those_of_mistral_common(tmp_path: Path, version: str) -> None
     chats = [chat[1:] for chat in CHATS if chat[0] == version]
     assert len(chats) == 8
     for messages, tools, tokens in chats:
-        found = ours.encode_chat(messages, tools=tools)
-        assert found == tokens, ours.decode(found, skip_special_tokens=False)
+        ids = ours.encode_chat(messages, tools=tools)
+        assert ids == tokens, ours.decode(ids, skip_special_tokens=False)
 
 
 def test_a_template_in_the_folder_is_used_instead(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ EXPECTED = json.loads((MODELS / "tiktoken.json").read_text())
 
 def folder_of(folder: Path, family: str, monkeypatch: pytest.MonkeyPatch, **config: Any) -> Path:
     """A folder with a file of a family; Llama's are known by their numbers of ranks."""
-    known = {"llama3": tiktoken._LLAMA3, "llama4": tiktoken._LLAMA4}
-    name = "tokenizer.model" if family in known else family
-    if family in known:
-        monkeypatch.setattr(tiktoken, "_BY_RANKS", {len(TOKENS): known[family]})
+    values = {"llama3": tiktoken._LLAMA3, "llama4": tiktoken._LLAMA4}
+    name = "tokenizer.model" if family in values else family
+    if family in values:
+        monkeypatch.setattr(tiktoken, "_BY_RANKS", {len(TOKENS): values[family]})
     if family == "llama4":
         first = len(TOKENS)
         names = ("<|begin_of_text|>", "<|end_of_text|>")
@@ -50,10 +50,10 @@ def test_the_tokens_are_those_of_tiktoken(
 ) -> None:
     ours = load(folder_of(tmp_path, family, monkeypatch))
     for text, expected in zip(TEXTS, EXPECTED[family], strict=True):
-        given = unicodedata.normalize("NFC", text) if family == "qwen.tiktoken" else text
-        found = ours.encode(text, add_special_tokens=False, literally=True)
-        assert found == expected, text
-        assert ours.decode(found) == in_steps(ours, found) == given
+        values = unicodedata.normalize("NFC", text) if family == "qwen.tiktoken" else text
+        tokens = ours.encode(text, add_special_tokens=False, literally=True)
+        assert tokens == expected, text
+        assert ours.decode(tokens) == in_steps(ours, tokens) == values
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_a_configuration_may_give_a_name_to_another_number(
     """As that of Llama 3.1, where fewer tokens are reserved before the named ones."""
     added = {str(len(TOKENS) + 5): {"content": "<|reserved_special_token_2|>", "special": True}}
     ours = load(folder_of(tmp_path, "llama3", monkeypatch, added_tokens_decoder=added))
-    found = ours.encode("<|reserved_special_token_2|><|eot_id|>", add_special_tokens=False)
-    assert found == [len(TOKENS) + 5, len(TOKENS) + 9]
+    tokens = ours.encode("<|reserved_special_token_2|><|eot_id|>", add_special_tokens=False)
+    assert tokens == [len(TOKENS) + 5, len(TOKENS) + 9]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_broken_file_says_what_is_wrong(tmp_path: Path, content: str, reason: 
 def test_a_rule_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_dot_model=ranks(TOKENS))
     with pytest.raises(
-        ModelError, match=r"ranks, and the rule by .* unknown; known: Llama 3's with"
+        ModelError, match=r"ranks, whose splitting pattern is unknown; supported: Llama 3's with"
     ):
         read_tokenizer_files(tmp_path)
     write(
@@ -149,7 +149,9 @@ def test_a_rule_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
         tiktoken_dot_model=ranks(TOKENS),
         tokenizer_config_dot_json={"tokenizer_class": "OwnTokenizer"},
     )
-    with pytest.raises(ModelError, match=r"'OwnTokenizer', whose rule .* known: TikTokenTokenizer"):
+    with pytest.raises(
+        ModelError, match=r"'OwnTokenizer', whose splitting .* supported: TikTokenTokenizer"
+    ):
         read_tokenizer_files(tmp_path)
 
 

@@ -98,21 +98,24 @@ def test_added_tokens_of_older_folders_are_read(tmp_path: Path, trained: RawToke
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"merges_dot_txt": "a b c\n"}, "line 1 has 'a b c', which is no pair of tokens"),
-        ({"merges_dot_txt": "#version: 0.2\nzz zz\n"}, "line 2 has 'zz zz', which is no pair"),
-        ({"merges_dot_txt": "th\n"}, "line 1 has 'th', which is no pair"),
+        ({"merges_dot_txt": "a b c\n"}, "line 1 has 'a b c', which is not a pair of tokens"),
+        ({"merges_dot_txt": "#version: 0.2\nzz zz\n"}, "line 2 has 'zz zz', which is not a pair"),
+        ({"merges_dot_txt": "th\n"}, "line 1 has 'th', which is not a pair"),
         ({"vocab_dot_json": {"a": 1, "b": 1}}, "'a' and 'b' both have the number 1"),
-        ({"vocab_dot_json": {"a": -1}}, "-1 is no number of a token"),
-        ({"vocab_dot_json": {"a": 10**10}}, "10000000000 is no number of a token"),
+        ({"vocab_dot_json": {"a": -1}}, "-1 is not a token id"),
+        ({"vocab_dot_json": {"a": 10**10}}, "10000000000 is not a token id"),
         ({"vocab_dot_json": {"a": "1"}}, "'a' must have a number, not '1'"),
         ({"vocab_dot_json": {"a" * 5000: 1}}, "token 1 has 5000 characters"),
-        ({"vocab_dot_json": {"a": 0}, "merges_dot_txt": ""}, "not every byte is a token, and no"),
+        (
+            {"vocab_dot_json": {"a": 0}, "merges_dot_txt": ""},
+            "not every byte is a token, and there is no",
+        ),
         ({"vocab_dot_json": {}}, "has no tokens"),
         ({"vocab_dot_json": b"\xff"}, "not UTF-8"),
         (
             {"tokenizer_config_dot_json": {"tokenizer_class": "PreTrainedTokenizerFast"}},
-            "the rule by which texts are split is unknown, since tokenizer_class in "
-            "tokenizer_config.json is 'PreTrainedTokenizer'; known: GPT2Tokenizer",
+            "the splitting pattern is unknown, since tokenizer_class in "
+            "tokenizer_config.json is 'PreTrainedTokenizer'; supported: GPT2Tokenizer",
         ),
         (
             {"tokenizer_config_dot_json": {"added_tokens_decoder": {"x": {"content": "y"}}}},
@@ -120,7 +123,7 @@ def test_added_tokens_of_older_folders_are_read(tmp_path: Path, trained: RawToke
         ),
         (
             {"tokenizer_config_dot_json": {"added_tokens_decoder": {"99999999": {"content": "y"}}}},
-            "99999999 is no number of a token",
+            "99999999 is not a token id",
         ),
         (
             {"tokenizer_config_dot_json": {"added_tokens_decoder": {"500": {"content": END}}}},

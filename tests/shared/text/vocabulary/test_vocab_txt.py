@@ -46,14 +46,14 @@ def test_special_tokens_in_a_text_are_text(tmp_path: Path) -> None:
         ({"vocab_dot_txt": "a\nb\n"}, "has no unk_token"),
         (
             {"vocab_dot_txt": "a\n[UNK]\n"},
-            "the cls_token, with which its texts begin or end, is no",
+            "texts begin or end with the cls_token, but it is",
         ),
         ({"vocab_dot_txt": b"\xff\n"}, "not UTF-8"),
         ({"vocab_dot_txt": "a" * 3000}, "token 0 has 3000 characters"),
         ({"tokenizer_config_dot_json": {"do_basic_tokenize": False}}, "do_basic_tokenize is false"),
         (
             {"tokenizer_config_dot_json": {"tokenizer_class": "BertJapaneseTokenizer"}},
-            "tokenizer_class in tokenizer_config.json is 'BertJapaneseTokenizer'; known: Bert",
+            "tokenizer_class in tokenizer_config.json is 'BertJapaneseTokenizer'; supported: Bert",
         ),
     ],
 )

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("models") / "model"
-    tiny_models.build("embedding_gemma", made, query_pre_attn_scalar=16)  # the width of a head
-    return made
+    result = tmp_path_factory.mktemp("models") / "model"
+    tiny_models.build("embedding_gemma", result, query_pre_attn_scalar=16)  # the width of a head
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +67,19 @@ def test_a_file_embeds_as_its_folder(
     with Engine(EngineConfig(model=str(file), dtype="float32", threads=1)) as engine:
         vectors = engine.embed(prompts())
     for vector, states in zip(vectors, expected(folder), strict=True):
-        wanted = states.mean(0)
+        reference = states.mean(0)
         for layer in layers:
-            wanted = layer @ wanted
-        np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+            reference = layer @ reference
+        np.testing.assert_allclose(vector.values, reference / reference.norm(), atol=1e-5)
 
 
 def test_the_spec_is_that_of_the_folder(
     folder: Path, projections: list[torch.Tensor], tmp_path: Path
 ) -> None:
     file = converted(folder, tmp_path / "model.gguf", projections)
-    found, wanted = read_spec(file), read_spec(folder)
-    assert found.embeds and found.vector_size == wanted.vector_size == 24
-    assert found.layers == wanted.layers and found.projections == wanted.projections
+    result, reference = read_spec(file), read_spec(folder)
+    assert result.embeds and result.vector_size == reference.vector_size == 24
+    assert result.layers == reference.layers and result.projections == reference.projections
     cls = converted(folder, tmp_path / "cls.gguf", [], pooling=gguf.PoolingType.CLS)
     assert read_spec(cls).pooling == "cls"
     none = converted(folder, tmp_path / "none.gguf", [], pooling=None)
@@ -98,8 +98,8 @@ def test_quantised_layers_over_a_vector_become_numbers(
     with Engine(EngineConfig(model=str(file), dtype="float32", threads=1)) as engine:
         vectors = engine.embed(prompts())
     for vector, states in zip(vectors, expected(folder), strict=True):
-        wanted = second @ (first @ states.mean(0))
-        np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+        reference = second @ (first @ states.mean(0))
+        np.testing.assert_allclose(vector.values, reference / reference.norm(), atol=1e-5)
 
 
 def test_a_layer_of_another_width_is_refused(folder: Path, tmp_path: Path) -> None:

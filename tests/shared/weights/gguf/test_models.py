@@ -163,8 +163,8 @@ def assert_logits(file: Path, plain: Path, operators: Operators | None = None) -
     prompt = torch.randint(0, min(500, size), (40,), generator=generator).tolist()
     with torch.inference_mode():
         expected = oracle(torch.tensor([prompt])).logits[0, -1, :size]
-    found = logits_of(file, prompt, operators)
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+    result = logits_of(file, prompt, operators)
+    torch.testing.assert_close(result, expected, atol=2e-4, rtol=2e-4)
 
 
 def check_compiled(folder: Path, file: Path, *, quantised: bool) -> None:

@@ -142,10 +142,10 @@ def test_a_file_embeds_as_its_folder(
 ) -> None:
     file = converted(embedder, tmp_path / "model.gguf", kind=kind, pooling=pooling)
     with engine_of(file) as engine:
-        [found] = engine.encode([TEXT])
+        [tokens] = engine.encode([TEXT])
     hidden = hidden_of(embedder, kind)
-    wanted = hidden.mean(0) if pooling == 1 else hidden[0]
-    assert found.values == pytest.approx(wanted.tolist(), abs=1e-4)
+    expected = hidden.mean(0) if pooling == 1 else hidden[0]
+    assert tokens.values == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def windows(spec: DecoderSpec) -> list[int | None]:
@@ -157,9 +157,9 @@ def test_a_file_has_the_spec_of_its_folder(tmp_path: Path) -> None:
     """Of every activation, and of models whose layers all see the whole text."""
     silu = checkpoint(tmp_path / "silu", hidden_activation="silu", local_attention=20)
     assert read_spec(converted(silu, tmp_path / "silu.gguf")) == read_spec(silu)
-    listed = [True, False, True, True, False]
-    spec = read_spec(converted(silu, tmp_path / "listed.gguf", pattern=listed))
-    assert windows(spec) == [11 if windowed else None for windowed in listed]
+    entries = [True, False, True, True, False]
+    spec = read_spec(converted(silu, tmp_path / "listed.gguf", pattern=entries))
+    assert windows(spec) == [11 if windowed else None for windowed in entries]
     spec = read_spec(converted(silu, tmp_path / "full.gguf", window=None))
     assert windows(spec) == [None] * 5
     assert len({layer.rope for layer in spec.layers}) == 1
@@ -177,15 +177,15 @@ def test_a_classifier_scores_and_labels_as_its_folder(
     with engine_of(file) as engine:
         if labels == 1:
             [score] = engine.score(TEXT, "a document")
-            found, given = [score.value], [TEXT, "a document"]
+            result, values = [score.value], [TEXT, "a document"]
         else:
             [labelled] = engine.classify([TEXT])
-            found, given = labelled.probs, [TEXT]
+            result, values = labelled.probs, [TEXT]
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
-        logits = model(tokenizer(*given, return_tensors="pt").input_ids).logits[0]
-    wanted = logits.sigmoid() if labels == 1 else logits.softmax(0)
-    assert found == pytest.approx(wanted.tolist(), abs=1e-5)
+        logits = model(tokenizer(*values, return_tensors="pt").input_ids).logits[0]
+    expected = logits.sigmoid() if labels == 1 else logits.softmax(0)
+    assert result == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_a_file_without_a_pooling_of_its_classifier_takes_the_mean(tmp_path: Path) -> None:
@@ -207,5 +207,5 @@ def test_a_head_that_fills_gaps_is_left_out(embedder: Path, tmp_path: Path) -> N
     """Files of such a model have its layer under the names of a classifier's."""
     head = {"head.dense.weight": torch.eye(64), "head.norm.weight": torch.ones(64)}
     with engine_of(converted(embedder, tmp_path / "model.gguf", more=head)) as engine:
-        [found] = engine.encode([TEXT])
-    assert found.values == pytest.approx(hidden_of(embedder)[0].tolist(), abs=1e-4)
+        [tokens] = engine.encode([TEXT])
+    assert tokens.values == pytest.approx(hidden_of(embedder)[0].tolist(), abs=1e-4)

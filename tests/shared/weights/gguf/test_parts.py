@@ -64,8 +64,8 @@ def test_a_missing_part_is_named(copied: list[Path]) -> None:
         part = copied[missing]
         content = part.read_bytes()
         part.unlink()
-        given = copied[2]
-        assert refusal(given) == (
+        values = copied[2]
+        assert refusal(values) == (
             f"{part} is missing, one of the 4 files of this model; download it too"
         )
         part.write_bytes(content)
@@ -79,11 +79,11 @@ def test_a_part_that_is_cut_is_named(copied: list[Path]) -> None:
 def test_a_part_under_another_name(copied: list[Path]) -> None:
     other = copied[0].with_name("model.gguf")
     shutil.copy(copied[0], other)
-    assert "has split.count 4, but not the name of one of so many parts" in refusal(other)
+    assert "has split.count 4, but is not named like a part" in refusal(other)
     shutil.copy(copied[1], copied[2])
     assert refusal(copied[0]) == (
-        f"{copied[2]} has split.no 1 and split.count 4, but by its name 2 and 4: it is of another "
-        f"model, or was renamed"
+        f"{copied[2]} has split.no 1 and split.count 4, but by its name 2 and 4: it belongs to "
+        f"another model, or was renamed"
     )
 
 
@@ -97,11 +97,13 @@ def rewritten(file: Path, name: str, change: Callable[[gguf.GGUFWriter], None]) 
 
 def test_parts_of_several_models(copied: list[Path]) -> None:
     rewritten(copied[3], "other.weight", lambda writer: writer.add_uint16("split.no", 3))
-    found = refusal(copied[0])
-    assert "has split.tensors.count " in found and "download all of them again" in found
+    message = refusal(copied[0])
+    assert "has split.tensors.count " in message and "download all of them again" in message
     rewritten(copied[3], "token_embd.weight", lambda writer: writer.add_uint16("split.no", 3))
-    known = refusal(copied[0])
-    assert known.startswith(f"{copied[3]} has tensor token_embd.weight, as a part before it has")
+    error_text = refusal(copied[0])
+    assert error_text.startswith(
+        f"{copied[3]} has tensor token_embd.weight, as has an earlier part"
+    )
     rewritten(copied[3], "a.weight", lambda writer: writer.add_string("split.no", "3"))
     assert "has split.no '3' and split.count 4" in refusal(copied[0])
 

@@ -90,23 +90,23 @@ def test_a_file_for_ranking_scores_by_the_card(
 ) -> None:
     """By what it holds, whatever its name is."""
     with engine_of(ranking(reranker, tmp_path / "model.gguf", kind)) as engine:
-        found = engine.score(QUERY, DOCUMENTS)
-        [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+        result = engine.score(QUERY, DOCUMENTS)
+        [message] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
         [labelled] = engine.classify([PREFIX])
         with pytest.raises(RequestError, match="has a classifier, which only scores or labels"):
             engine.generate_sync(["hi"])
-    wanted = [expected(reranker, text) for text in DOCUMENTS]
-    assert [one.value for one in found] == pytest.approx(wanted, abs=tolerance)
+    reference = [expected(reranker, text) for text in DOCUMENTS]
+    assert [one.value for one in result] == pytest.approx(reference, abs=tolerance)
     other = expected(reranker, DOCUMENTS[0], "Find it")
-    assert told.value == pytest.approx(other, abs=tolerance)
+    assert message.value == pytest.approx(other, abs=tolerance)
     assert (labelled.label, len(labelled.probs)) == ("LABEL_0", 1)
 
 
 def test_ranks_have_the_whole_head(reranker: Path, tmp_path: Path) -> None:
     file = ranking(reranker, tmp_path / "model.gguf")
     with engine_of(file, tensor_parallel_size=2) as engine:
-        [found] = engine.score(QUERY, DOCUMENTS[0])
-    assert found.value == pytest.approx(expected(reranker, DOCUMENTS[0]), abs=1e-5)
+        [result] = engine.score(QUERY, DOCUMENTS[0])
+    assert result.value == pytest.approx(expected(reranker, DOCUMENTS[0]), abs=1e-5)
 
 
 def test_a_file_of_a_reranker_of_images_reads_texts_by_its_card(
@@ -115,15 +115,15 @@ def test_a_file_of_a_reranker_of_images_reads_texts_by_its_card(
     """llama.cpp's converter gives it the template of a reranker of texts."""
     monkeypatch.setitem(gguf_files._ARCHITECTURES, "qwen3", gguf.MODEL_ARCH.QWEN3VL)
     with engine_of(ranking(reranker, tmp_path / "model.gguf")) as engine:
-        [found] = engine.score(QUERY, DOCUMENTS[0])
-        [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
-    wanted = expected(reranker, DOCUMENTS[0], card=on_the_vl_card)
-    assert found.value == pytest.approx(wanted, abs=1e-5)
+        [result] = engine.score(QUERY, DOCUMENTS[0])
+        [message] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+    reference = expected(reranker, DOCUMENTS[0], card=on_the_vl_card)
+    assert result.value == pytest.approx(reference, abs=1e-5)
     other = expected(reranker, DOCUMENTS[0], "Find it", card=on_the_vl_card)
-    assert told.value == pytest.approx(other, abs=1e-5)
+    assert message.value == pytest.approx(other, abs=1e-5)
     whole = write_gguf(reranker, tmp_path / "Qwen3-VL-Reranker-2B-Q8_0.gguf")
     found_by_name, found_by_kind = (
-        Tokenizer.load(open_source(file).tokenizer_files()).encode_pair("a", "b", most=500)
+        Tokenizer.load(open_source(file).tokenizer_files()).encode_pair("a", "b", max_tokens=500)
         for file in (whole, tmp_path / "model.gguf")
     )
     assert found_by_name == found_by_kind
@@ -140,9 +140,9 @@ def test_a_whole_file_is_told_by_its_name(reranker: Path, tmp_path: Path, named:
 
     name = "Qwen3-Reranker-0.6B.Q8_0.gguf" if named == "file" else "model.gguf"
     with engine_of(write_gguf(reranker, tmp_path / name, change=add)) as engine:
-        [found] = engine.score(QUERY, DOCUMENTS[0])
+        [result] = engine.score(QUERY, DOCUMENTS[0])
         assert engine.generate_sync(["yes or no?"])[0][0].tokens
-    assert found.value == pytest.approx(expected(reranker, DOCUMENTS[0]), abs=1e-5)
+    assert result.value == pytest.approx(expected(reranker, DOCUMENTS[0]), abs=1e-5)
 
 
 def test_a_file_has_its_own_template(reranker: Path, tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_file_has_its_own_template(reranker: Path, tmp_path: Path) -> None:
     text = '{{ 7 }}{% "a\\ {query}{document} {{query}}\n'
     file = ranking(reranker, tmp_path / "model.gguf", template=text)
     with engine_of(file) as engine:
-        tokens, _ = engine.tokenizer.encode_pair("one", "two", most=100)
+        tokens, _ = engine.tokenizer.encode_pair("one", "two", max_tokens=100)
         assert engine.tokenizer.decode(tokens) == '{{ 7 }}{% "a\\ onetwo {{query}}\n'
     other = ranking(reranker, tmp_path / "other.gguf", template="{query} alone")
-    with pytest.raises(ModelError, match=r"has no \{query\} and \{document\}"):
+    with pytest.raises(ModelError, match=r"has no placeholders \{query\} and \{document\}"):
         open_source(other).tokenizer_files()
 
 
@@ -217,18 +217,18 @@ def test_a_cross_encoder_scores_as_its_folder(
     with engine_of(file, max_model_len=64) as engine:
         if len(labels) == 1:
             [score] = engine.score("one", "two")
-            found = [score.value]
-            tokens = engine.tokenizer.encode_pair("one", "two", most=100)[0]
+            result = [score.value]
+            tokens = engine.tokenizer.encode_pair("one", "two", max_tokens=100)[0]
         else:
             [labelled] = engine.classify(["one"])
-            found, tokens = labelled.probs, engine.tokenizer.encode("one")
-            assert labelled.label == labels[found.index(max(found))]
+            result, tokens = labelled.probs, engine.tokenizer.encode("one")
+            assert labelled.label == labels[result.index(max(result))]
         with pytest.raises(RequestError, match="/classify"):
             engine.embed(["one"])
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0]
-    wanted = logits.sigmoid() if len(labels) == 1 else logits.softmax(0)
-    assert found == pytest.approx(wanted.tolist(), abs=tolerance)
+    reference = logits.sigmoid() if len(labels) == 1 else logits.softmax(0)
+    assert result == pytest.approx(reference.tolist(), abs=tolerance)
 
 
 @pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
@@ -237,11 +237,11 @@ def test_an_encoder_embeds_as_its_folder(tmp_path: Path, name: str) -> None:
     tiny_models.build(name, folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with engine_of(encoder(folder, tmp_path / "model.gguf"), max_model_len=64) as engine:
-        [found] = engine.encode(["one two"])
+        [ids] = engine.encode(["one two"])
         tokens = engine.tokenizer.encode("one two")
     with torch.inference_mode():
-        wanted = model(torch.tensor([tokens])).last_hidden_state[0, 0]
-    assert found.values == pytest.approx(wanted.tolist(), abs=1e-4)
+        reference = model(torch.tensor([tokens])).last_hidden_state[0, 0]
+    assert ids.values == pytest.approx(reference.tolist(), abs=1e-4)
 
 
 def test_a_classifier_of_bert_lacks_a_layer_and_is_refused(tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_pairs_are_put_together_as_in_training(tmp_path: Path) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581one", "\u2581two"]
     ids = {"unknown": 1, "cls": 2, "seperator": 3}
     bert = vocabulary_only(tmp_path / "bert.gguf", "bert", pieces, **ids)
-    assert bert.encode_pair("one", "two", most=9) == ([2, 4, 3, 5, 3], 3)
+    assert bert.encode_pair("one", "two", max_tokens=9) == ([2, 4, 3, 5, 3], 3)
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581one", "\u2581two"]
     ids = {"bos": 0, "padding": 1, "eos": 2, "unknown": 3}
     xlm = vocabulary_only(tmp_path / "xlm.gguf", "t5", pieces, **ids)
-    assert xlm.encode_pair("one", "two", most=9) == ([0, 4, 2, 2, 5, 2], 0)
+    assert xlm.encode_pair("one", "two", max_tokens=9) == ([0, 4, 2, 2, 5, 2], 0)
     assert xlm.encode("one") == [0, 4, 2]

@@ -63,10 +63,10 @@ def tensors(draw: st.DrawFn) -> bytes:
 def headers(draw: st.DrawFn) -> bytes:
     """A header that is made as it should be, of numbers that may be anything."""
     metadata = [draw(texts()) + draw(values()) for _ in range(draw(st.integers(0, 3)))]
-    listed = [draw(tensors()) for _ in range(draw(st.integers(0, 3)))]
-    counts = draw(st.just((len(listed), len(metadata))) | st.tuples(COUNTS, COUNTS))
+    entries = [draw(tensors()) for _ in range(draw(st.integers(0, 3)))]
+    counts = draw(st.just((len(entries), len(metadata))) | st.tuples(COUNTS, COUNTS))
     start = b"GGUF" + packed("IQQ", draw(st.sampled_from([2, 3])), *counts)
-    return start + b"".join(metadata + listed) + bytes(draw(st.integers(0, 300)))
+    return start + b"".join(metadata + entries) + bytes(draw(st.integers(0, 300)))
 
 
 def told(error: ModelError) -> bool:

@@ -28,9 +28,9 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("plain") / "model"
-    tiny_models.build("llama", made, num_hidden_layers=1)
-    return made
+    result = tmp_path_factory.mktemp("plain") / "model"
+    tiny_models.build("llama", result, num_hidden_layers=1)
+    return result
 
 
 def drop(ending: str) -> Callable[[Tensors], None]:
@@ -46,8 +46,8 @@ def state(text: str | None = None, /, **values: Any) -> Callable[[Tensors], None
 
     def change(tensors: Tensors) -> None:
         name = f"{Q}.{STATE}"
-        known = json.loads(bytes(tensors[name].tolist()))
-        content = text or json.dumps(known | values)
+        names = json.loads(bytes(tensors[name].tolist()))
+        content = text or json.dumps(names | values)
         tensors[name] = torch.tensor(list(content.encode()), dtype=torch.uint8)
 
     return change
@@ -83,14 +83,14 @@ def nothing(_: Tensors) -> None:
             "gptq 4 order",
             put("g_idx", torch.zeros(64).int() + 1),
             {},
-            "has not groups of 32 inputs",
+            "does not have groups of 32 inputs",
         ),
         ("gptq 4 order", put("g_idx", torch.arange(64) % 3), {}, "is saved in I64, but "),
         ("awq", put("scales", torch.ones(1, 128).half()), {}, "imply [2, 128]"),
         ("compressed int4", drop("weight_shape"), {}, f"lacks {Q}.weight_shape, by "),
         ("compressed int4", drop("weight_scale"), {}, f"lacks {Q}.weight_scale, by "),
         ("nf4", drop("weight.quant_state.bitsandbytes__nf4"), {}, "is saved in U8 and has no"),
-        ("nf4", put("weight.quant_map", torch.ones(16)), {}, "has not the numbers of nf4"),
+        ("nf4", put("weight.quant_map", torch.ones(16)), {}, "does not have the values of nf4"),
         ("nf4", put("weight.absmax", torch.ones(5)), {}, "shape [5], but the weights beside it"),
         (
             "nf4",
@@ -153,8 +153,8 @@ def test_a_wrong_folder_is_refused_in_one_line(
     (coded / "config.json").write_text(json.dumps(values))
     with pytest.raises(ModelError) as caught:
         load_model(coded)
-    told = str(caught.value)
-    assert words in told and "\n" not in told and str(coded) in told
+    message = str(caught.value)
+    assert words in message and "\n" not in message and str(coded) in message
 
 
 def allocated(folder: Path) -> int:

@@ -62,18 +62,18 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
             shape = source.shape(each)
             blocks = source.read(each, 0, 0, shape[0])
             assert blocks.shape == (shape[0], format.bytes_of(shape[1]))
-            found = QuantizedWeight(format, blocks, source.order(each)).values()
-            assert torch.equal(found, expected.read(each, 0, 0, shape[0]).float())
+            actual = QuantizedWeight(format, blocks, source.order(each)).values()
+            assert torch.equal(actual, expected.read(each, 0, 0, shape[0]).float())
             part = source.read(each, 0, 5, shape[0] - 3)
             assert torch.equal(part, blocks[5:-3])
-    kept = {
+    result = {
         each.name: each
         for each in parameter_sizes(open_source(coded), read_spec(coded), "bfloat16")
     }
     for each in ("attention.q", "attention.o", "mlp.gate", "mlp.down"):
-        size = kept[f"layers.1.{each}.weight"]
+        size = result[f"layers.1.{each}.weight"]
         assert size.format not in ("bfloat16", "float32") and size.nbytes < 1.6 * size.values
-    assert header_sizes(coded, tmp_path / "header") == list(kept.values())
+    assert header_sizes(coded, tmp_path / "header") == list(result.values())
     check_on_ranks(coded, PROMPT, partial(after, plain))
 
 
@@ -92,13 +92,13 @@ def test_compiled_kernels_have_the_logits_of_rounded_rows(
     coded, plain = write_quantized(llama, tmp_path, METHODS[name])
     operators, expected = compiled_operators(), logits_of(plain, PROMPT)
     for size in (1, 2):
-        found, emulated = (
+        result, emulated = (
             build_ranks(coded, size, operators=each).logits([PROMPT], 0, list(range(10)))[0]
             for each in (operators, RoundedOperators())
         )
         # Sums that differ in the last digit may be rounded to another code, here and there.
-        assert (found - emulated).norm() <= 0.02 * emulated.norm()
-        assert (found - expected).norm() <= 0.05 * expected.norm()
+        assert (result - emulated).norm() <= 0.02 * emulated.norm()
+        assert (result - expected).norm() <= 0.05 * expected.norm()
 
 
 def test_biases_of_the_model_are_no_additions_of_gptq(tmp_path: Path, llama: Path) -> None:
