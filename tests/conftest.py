@@ -24,7 +24,7 @@ from tandem.__main__ import cli
 from tandem.commands.part_command import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
-from tandem.tests.support.forked import end_session_forker, fork_rank
+from tandem.tests.support.forked import ForkServerProcess, end_session_forker, fork_rank
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings
@@ -57,7 +57,29 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-SOAK = "test_soak.py"
+# A client of HTTP reads the certificates that it trusts: 20 ms of CPU for all public ones. No test
+# calls a public server, so one is enough.
+if find_spec("certifi") is not None:
+    import certifi
+
+    END = "-----END CERTIFICATE-----\n"
+    os.environ["SSL_CERT_FILE"] = f"{PRIVATE}/trusted.pem"
+    first, _, _ = Path(certifi.where()).read_text().partition(END)
+    Path(os.environ["SSL_CERT_FILE"]).write_text(first + END)
+
+# One for all workers, if they load this file after the process that starts them.
+FORK_SERVER = None if ForkServerProcess.is_running() else ForkServerProcess(f"{PRIVATE}/forks")
+
+# Files that take long with few tests, longest first.
+LONG = (
+    "test_compile_ahead.py",
+    "test_soak.py",
+    "test_on_gpu.py",
+    "test_layer_parts.py",
+    "test_command_errors.py",
+    "test_imports.py",
+    "test_block_encoding.py",
+)
 # Clusters of several files, which follow one another: a cluster that waits costs CPU.
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
 
@@ -83,13 +105,15 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     end_session_forker()
+    if FORK_SERVER is not None:
+        FORK_SERVER.close()
     shutil.rmtree(PRIVATE, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without those that are run only if a variable asks for them, and longest first, so that all
-    workers of ``make test`` end together: the soak, tests that start processes, by the cluster that
-    they share, then files with many tests."""
+    workers of ``make test`` end together: those that are named above, tests that start processes,
+    by the cluster that they share, then files with many tests."""
     unasked = [
         item
         for item in items
@@ -102,10 +126,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         fixtures[item.path].update(getattr(item, "fixturenames", ()))
 
-    def position(item: pytest.Item) -> tuple[bool, bool, int, int, Path]:
+    def position(item: pytest.Item) -> tuple[int, bool, int, int, Path]:
         path = item.path
         starts_processes = "end_to_end" in path.parts
         cluster = (LAST_CLUSTER in fixtures[path]) - (FIRST_CLUSTER in fixtures[path])
-        return path.name != SOAK, not starts_processes, cluster, -sizes[path], path
+        rank = LONG.index(path.name) if path.name in LONG else len(LONG)
+        return rank, not starts_processes, cluster, -sizes[path], path
 
     items.sort(key=position)

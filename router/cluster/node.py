@@ -78,6 +78,13 @@ class Node:
         """The number of this router's requests on the node."""
         return self._connection.requests
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that the node has yet to compute, as far as is known now. A decode node
+        without sequences has none: a report that says otherwise is older than their end."""
+        load = self.inflight_load
+        return load.queued_tokens if self.is_prefill or self.sequences else load.compute_tokens
+
     def has_room(self, tokens: int) -> bool:
         """True if ``tokens`` fit, or if the room is unknown."""
         room = self.inflight_load.room_tokens
@@ -148,7 +155,7 @@ class Node:
             draining=self.draining,
             ejected=self.ejected,
             sequences=self.sequences,
-            queued_prefill_tokens=self.inflight_load.queued_tokens,
+            queued_prefill_tokens=self.queued_tokens,
             prefill_tokens_per_second=self.rate,
             held_tokens=self.prefixes.matched(prompt, self.inflight_load.expects),
             room_tokens=self.inflight_load.room_tokens,

@@ -63,7 +63,7 @@ def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) 
 
         def wait(node: Node, pace: float = pace) -> tuple[bool, float]:
             load = node.inflight_load
-            work = load.queued_tokens + tokens
+            work = node.queued_tokens + tokens
             if not node.is_prefill:
                 work += node.sequences * SEQUENCE_TOKENS
             full = load.room_tokens is not None and load.room_tokens < tokens

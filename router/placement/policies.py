@@ -15,6 +15,8 @@ from .place import NodeView, Policy, PromptView, partners
 ASSUMED_TOKENS_PER_SECOND = 1000.0
 # The speed of a link relative to prefill, until it is measured.
 LINK_PACES = 10.0
+# Fewer tokens take as long to compute, as a step has costs of its own.
+STEP_TOKENS = 64
 # A running sequence slows others as much as this many tokens to prefill.
 SEQUENCE_TOKENS = 256
 # Nodes of each kind that are compared in pairs, to keep the cost from growing with the square of
@@ -104,7 +106,7 @@ class _Cost:
         self._missing = missing = prompt.tokens - node.held_tokens
         # A node without room comes last, since it is unknown when it will have room.
         self._full = node.room_tokens is not None and node.room_tokens < missing
-        self._compute = missing / rate
+        self._compute = max(missing, STEP_TOKENS) / rate
         self._queue = node.queued_prefill_tokens / rate
         self._load = self._queue + node.sequences * SEQUENCE_TOKENS / rate
 

@@ -12,7 +12,7 @@ FRACTIONS = (0.0, 0.1, 0.5, 0.9, 1.0)
 # TANDEM_TEST_EXTENT=full runs every combination, and every fault at every fraction.
 FULL = os.environ.get("TANDEM_TEST_EXTENT") == "full"
 # How long faults are drawn, and from which seed.
-STORM_SECONDS = float(os.environ.get("TANDEM_TEST_STORM_SECONDS", "12"))
+STORM_SECONDS = float(os.environ.get("TANDEM_TEST_STORM_SECONDS", "6"))
 STORM_SEED = int(os.environ.get("TANDEM_TEST_STORM_SEED", "1"))
 
 

@@ -1,13 +1,14 @@
 """Forks routers and nodes from a process that has imported their modules:
-``python -m tandem.tests.support.fork_server FD``.
+``python -m tandem.tests.support.fork_server FD PIPE``.
 
 Tests start a hundred of them, and each would spend two seconds of CPU on imports. The server has
 one thread and runs nothing, so that a fork of it is like a process that has just imported.
 
-FD is a Unix socket. A request, see ``StartRequest``, comes with descriptors: standard output and
-error, the pipe on which the part announces that it serves, perhaps the one that guards its life,
-and a pipe on which the server reports the process id and, later, the exit status. When the socket
-closes, the server kills what still runs.
+FD is a Unix socket that listens, and PIPE is closed when the test run ends. Each test process that
+connects gets a server of its own, a fork as well. A request, see ``StartRequest``, comes with
+descriptors: standard output and error, the pipe on which the part announces that it serves, perhaps
+the one that guards its life, and a pipe on which the server reports the process id and, later, the
+exit status. When the connection closes, the server kills what still runs.
 
 ``tandem serve`` and the launcher of several routers get a fork server of their own for what they
 start. A rank is started by the name of its module, with its channel in place of the first pipe.
@@ -27,12 +28,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tandem.shared.engine import executor
-from tandem.shared.engine.rank import process as rank_process
-from tandem.shared.launch import cluster as launch
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import (
     MAX_REQUEST_BYTES,
@@ -44,9 +43,17 @@ from tandem.tests.support.forked import (
     request_fork,
 )
 
-# Everything that parts import on demand.
+# Everything that parts import on demand, but for what reads its settings then (huggingface_hub).
 MODULES = (
+    "encodings.idna",
+    "llguidance",
+    "safetensors",
+    "tandem.router.cluster.admin",
+    "tandem.router.doctor.report",
     "tandem.__main__",
+    "tandem.shared.engine.executor",
+    "tandem.shared.engine.rank.process",
+    "tandem.shared.launch.cluster",
     "tandem.router.server",
     "tandem.decode_node.role",
     "tandem.prefill_node.role",
@@ -57,6 +64,7 @@ MODULES = (
     "tandem.shared.telemetry.start_tracer",
     "tandem.shared.engine.rank.loading",
     "tandem.shared.engine.rank.runner",
+    "tandem.shared.engine.structured.llguidance_backend",
     "torch",
 )
 
@@ -113,6 +121,10 @@ class ForkServer:
 
 
 def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> NoReturn:
+    from tandem.shared.engine import executor
+    from tandem.shared.engine.rank import process as rank_process
+    from tandem.shared.launch import cluster as launch
+
     os.dup2(output, 1)
     os.dup2(errors, 2)
     _close_but(*pipes)
@@ -195,6 +207,9 @@ def _own_server() -> Callable[..., ForkedProcess]:
 def _fork_rank() -> tuple[int, int]:
     """A process id, and a socket: the process becomes a rank when it receives a channel, and ends
     when it will receive none. It is forked before its head has threads."""
+    from tandem.shared.engine import executor
+    from tandem.shared.engine.rank import process as rank_process
+
     ours, theirs = (each.detach() for each in socket.socketpair())
     pid = os.fork()
     if pid:
@@ -230,12 +245,31 @@ def _close_but(*kept: int) -> None:
 
 
 def main() -> None:
+    listener, lifeline = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers are not waited for
+    imported = False
+    sources: list[Any] = [listener, lifeline]
+    while lifeline not in select.select(sources, [], [])[0]:
+        requests, _ = listener.accept()
+        if not imported:
+            _import_all()
+            imported = True
+        with requests:
+            if not os.fork():
+                listener.close()
+                os.close(lifeline)
+                ForkServer(requests).serve()
+                os._exit(0)
+    with suppress(ChildProcessError):
+        os.wait()
+
+
+def _import_all() -> None:
     for name in MODULES:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
     gc.collect()
     gc.freeze()  # forks would copy what the collector marks
-    ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
 
 
 if __name__ == "__main__":

@@ -17,12 +17,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 
 MAX_REQUEST_BYTES = 1 << 17
 RANK = "tandem.shared.engine.rank.process"
 # Of a process id or an exit status.
 NUMBER_BYTES = 4
 _NODES = ("prefill-node", "decode-node", "--pd-server")
+# Where the server is, and which code it has imported.
+_SERVER = "FORK_SERVER_OF_TESTS"
+_CODE = str(Path(__file__).resolve().parent)
 _RANKS = re.compile(r"--(?:tp|tensor-parallel-size)=(\d+)")
 
 
@@ -102,23 +106,50 @@ def request_fork(
     return ForkedProcess(report)
 
 
-class Forker:
-    """The fork server of a test session, which ends with it."""
+class ForkServerProcess:
+    """The fork server of a test run, whose workers find it in their environment. It imports what
+    parts need when the first one connects, and ends with this process."""
 
-    def __init__(self) -> None:
-        self._settings = _interpreter_settings(os.environ)
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+    def __init__(self, address: str) -> None:
+        read, self._lifeline = os.pipe()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(address)
+            listener.listen(64)
+            pipes = listener.fileno(), read
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tandem.tests.support.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "tandem.tests.support.fork_server", *map(str, pipes)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=pipes,
                 # OpenBLAS starts its threads when numpy is imported, and gRPC reads then what it
                 # may log: ``tandem`` says it before.
                 env=os.environ
                 | {"PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"},
             )
+        os.close(read)
+        os.environ[_SERVER] = f"{_CODE}:{address}"
+
+    @staticmethod
+    def is_running() -> bool:
+        """True if the process that started this one has a server of the same code."""
+        return os.environ.get(_SERVER, "").startswith(f"{_CODE}:")
+
+    def close(self) -> None:
+        os.environ.pop(_SERVER, None)
+        os.close(self._lifeline)
+        try:
+            self._process.wait(10)
+        finally:
+            self._process.kill()
+
+
+class Forker:
+    """This process's connection to the fork server. What it started ends with it."""
+
+    def __init__(self) -> None:
+        self._settings = _interpreter_settings(os.environ)
+        self._requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.connect(os.environ[_SERVER].removeprefix(f"{_CODE}:"))
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         """False if the interpreter itself would run differently in this environment."""
@@ -141,13 +172,15 @@ class Forker:
         return request_fork(self._requests, request, [output, errors, ready])
 
     def close(self) -> None:
-        self._requests.close()
-        self._process.wait(10)
+        with self._requests:
+            self._requests.shutdown(socket.SHUT_WR)
+            self._requests.settimeout(10)
+            self._requests.recv(1)  # the server closes it when all parts have ended
 
 
 @cache
 def session_forker() -> Forker:
-    """The one fork server of this test process: its imports take seconds of CPU."""
+    """The one connection of this test process."""
     return Forker()
 
 

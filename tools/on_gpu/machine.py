@@ -271,10 +271,23 @@ def _driver(device: str) -> DeviceDriver:
     return driver
 
 
+# The code of a process with a descriptor that another process of this user may take. It needs no
+# torch, unlike this module.
+OWN_DESCRIPTOR = f"""
+import os, sys
+descriptor = os.memfd_create({MEMORY!r})
+os.write(descriptor, b"hello")
+print(descriptor, flush=True)
+sys.stdin.read()
+"""
+
+
 @contextlib.contextmanager
 def _owner(device: str, what: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """A process that owns something until it is left, and its words about it."""
     command = [sys.executable, "-m", __spec__.name, "--own", what, "--device", device]
+    if what == "descriptor":
+        command = [sys.executable, "-c", OWN_DESCRIPTOR]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -287,20 +300,14 @@ def _owner(device: str, what: str) -> Iterator[tuple[subprocess.Popen[str], list
             process.kill()
 
 
-def own(device: str, what: str) -> None:
-    """Own something for another process until the end of stdin."""
-    if what == "descriptor":
-        descriptor = os.memfd_create(MEMORY)
-        os.write(descriptor, b"hello")
-        # Lets another process of this user take the descriptor.
-        print(descriptor, flush=True)
-    else:
-        driver = _driver(device)
-        address = driver.allocate(64 * MIB)
-        torch.as_tensor(driver.array(address, 64 * MIB), device=_torch(device)).fill_(7)
-        if device == CUDA:
-            torch.cuda.synchronize()
-        print(driver.export(address).hex(), flush=True)
+def own_memory(device: str) -> None:
+    """Own memory of the device for another process until the end of stdin."""
+    driver = _driver(device)
+    address = driver.allocate(64 * MIB)
+    torch.as_tensor(driver.array(address, 64 * MIB), device=_torch(device)).fill_(7)
+    if device == CUDA:
+        torch.cuda.synchronize()
+    print(driver.export(address).hex(), flush=True)
     sys.stdin.read()
 
 
@@ -325,10 +332,10 @@ def main() -> None:
     parser = argparse.ArgumentParser("machine", description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", choices=(CUDA, EMULATION), default=CUDA)
-    parser.add_argument("--own", choices=("descriptor", "memory"), help=argparse.SUPPRESS)
+    parser.add_argument("--own", choices=("memory",), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.own:
-        own(options.device, options.own)
+        own_memory(options.device)
         return
     if options.device == CUDA and not torch.cuda.is_available():
         print("no CUDA device")

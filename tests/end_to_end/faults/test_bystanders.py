@@ -231,7 +231,7 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
 # perhaps with other tests, so only a standstill can be distinguished.
 LATE_SECONDS = 10.0
 SCRAPES = 8
-ASK_PAUSE_SECONDS = 0.05
+ASK_PAUSE_SECONDS = 0.2
 
 
 def scrape(cluster: TestCluster) -> None:

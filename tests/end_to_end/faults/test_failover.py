@@ -147,9 +147,18 @@ def whole(lines: list[str]) -> tuple[dict[int, list[int]], int]:
     return tokens, usage
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> list[tuple[dict[int, list[int]], int]]:
+    """What the streams below are without a fault, as the first test finds."""
+    return []
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_streams_go_on_when_their_node_is_gone(
-    cluster: TestCluster, nodes: dict[str, Part], how: signal.Signals
+    cluster: TestCluster,
+    nodes: dict[str, Part],
+    undisturbed: list[tuple[dict[int, list[int]], int]],
+    how: signal.Signals,
 ) -> None:
     """It dies, drains (for a second, which is less than they take) or falls silent, while streams
     of all kinds are at different places; their prompts were prefilled elsewhere."""
@@ -170,14 +179,15 @@ def test_streams_go_on_when_their_node_is_gone(
         def ask() -> list[Future[list[str]]]:
             return [pool.submit(stream_lines, cluster, tokens, **body) for tokens, body in asked]
 
-        want = [whole(each.result()) for each in ask()]
-        cluster.wait_idle(prefill, *nodes.values())
+        if not undisturbed:
+            undisturbed[:] = [whole(each.result()) for each in ask()]
+            cluster.wait_idle(prefill, *nodes.values())
         answers = ask()
         until(lambda: max(map(busy, nodes.values())) >= 4, "streams on a node")
         name = max(nodes, key=lambda name: busy(nodes[name]))
         nodes[name].process.send_signal(how)
         got = [whole(each.result()) for each in answers]
-    assert got == want
+    assert got == undisturbed
     counts = get(f"{cluster.url}/metrics")
     assert metric(counts, "tandem_requests_migrated_total") > 0
     if how is signal.SIGSTOP:

@@ -1,4 +1,4 @@
-"""Half a minute of the soak; `python -m tandem.tests.soak` goes on for longer."""
+"""Twenty seconds of the soak; `python -m tandem.tests.soak` goes on for longer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tandem.tests.end_to_end.support.cluster import running
 from tandem.tests.soak import Soak
 
 # Other tests run beside it.
-PAUSE_SECONDS = 0.6
+PAUSE_SECONDS = 1.0
 # Five faults or more.
-SECONDS, INTERVAL_SECONDS = 36.0, 4.0
+SECONDS, INTERVAL_SECONDS = 20.0, 1.5
 
 
 @pytest.mark.timeout(600)

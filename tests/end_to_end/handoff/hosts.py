@@ -155,9 +155,18 @@ def problem() -> str:
     return ""
 
 
+# Moves a process to a host, before it has threads.
+ENTER = """
+import ctypes, os
+host = os.open("/run/netns/{name}", os.O_RDONLY)
+assert not ctypes.CDLL(None).setns(host, 0)
+os.close(host)
+"""
+
+
 @contextmanager
-def three_hosts() -> Iterator[tuple[Switch, dict[str, tuple[str, ...]]]]:
-    """The switch, and for each host's address the command that runs another one on it."""
+def three_hosts() -> Iterator[tuple[Switch, dict[str, str]]]:
+    """The switch, and for each host's address the Python by which a process moves to it."""
     switch = Switch()
     names = {f"{NETWORK}{number}": f"tandem-{os.getpid()}-{number}" for number in (1, 2, 3)}
     try:
@@ -167,7 +176,7 @@ def three_hosts() -> Iterator[tuple[Switch, dict[str, tuple[str, ...]]]]:
             switch.plug(address, name, f"td{os.getpid() % 10**8}{number}")
         switch.plug(CLIENT, "", f"td{os.getpid() % 10**8}c")
         switch.start()
-        yield switch, {address: ("ip", "netns", "exec", name) for address, name in names.items()}
+        yield switch, {address: ENTER.format(name=name) for address, name in names.items()}
     finally:
         switch.stop()
         for name in names.values():

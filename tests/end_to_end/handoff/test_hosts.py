@@ -48,7 +48,7 @@ class Machines:
     """The three parts, and the network between them."""
 
     def __init__(
-        self, cluster: TestCluster, switch: Switch, on: dict[str, tuple[str, ...]], model: str
+        self, cluster: TestCluster, switch: Switch, on: dict[str, str], model: str
     ) -> None:
         self.cluster, self.switch, self.on, self.model = cluster, switch, on, model
         self.nodes: list[Part] = []
@@ -61,7 +61,7 @@ class Machines:
         addresses = [f"--host={ROUTER}", f"--registry-host={ROUTER}"]
         ports = ["--port=8000", "--registry-port=8001", "--insecure"]
         command = ["router", *addresses, *ports]
-        self.cluster.router = self.cluster.launch(command, ROUTER, self.on[ROUTER])
+        self.cluster.router = self.cluster.launch(command, ROUTER, prelude=self.on[ROUTER])
         self.cluster.router.wait_ready()
 
     def unready(self, url: str) -> str:
@@ -98,7 +98,7 @@ def running_machines(folder: Path, model: str) -> Iterator[Machines]:
             flags += ["--dtype=float32", "--threads=1", f"--block-size={BLOCK}"]
             flags += [f"--max-model-len={CONTEXT}", f"--max-num-batched-tokens={CHUNK}"]
             flags += ["--prefill-threshold=1", "--no-enable-prefix-caching"]
-            machines.nodes.append(cluster.launch([kind, model, *flags], host, on[host]))
+            machines.nodes.append(cluster.launch([kind, model, *flags], host, prelude=on[host]))
         for node in machines.nodes:
             node.wait_ready()
         cluster.wait_nodes(decode=1, prefill=1)
@@ -129,7 +129,7 @@ def test_nodes_announce_the_address_by_which_they_reach_the_router(machines: Mac
 
 def test_a_node_that_its_router_could_never_call_does_not_start(machines: Machines) -> None:
     command = ["decode-node", machines.model, f"--join={ROUTER}:8001"]
-    node = machines.cluster.launch(command, DECODE, machines.on[DECODE])
+    node = machines.cluster.launch(command, DECODE, prelude=machines.on[DECODE])
     assert node.process.wait(START_SECONDS) == 2
     told = node.log.read_text()
     assert "--host 127.0.0.1 is open to this machine only" in told

@@ -1,4 +1,4 @@
-"""Many streams while one request in twenty brings a fault with it, drawn from a seed."""
+"""Many streams while one request in ten brings a fault with it, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tandem.tests.support.extent import STORM_SECONDS, STORM_SEED
 
 CLIENTS = 4
 PROMPTS = 16
-FAULT_SHARE = 0.05
+FAULT_SHARE = 0.1
 FAULTS: dict[str, Callable[[Wire], object]] = {
     "black hole": lambda wire: wire.hole(*BOTH),
     "cut down": lambda wire: wire.hole(DOWN),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from tandem.tests.end_to_end.support.cluster import TestCluster, committed_trans
 from tandem.tests.support import fake_hub
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.extent import selected
+from tandem.tests.support.forked import session_forker
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 BATCH = [prompt(length, length) for length in (65, 200)]
@@ -74,7 +73,7 @@ def answered(
     model: list[str], folder: Path, environment: dict[str, str]
 ) -> tuple[str, list[list[int]]]:
     """The name of a model that is served, and its answers to ``BATCH``."""
-    command = [sys.executable, "-m", "tandem", "serve", *model, "--port=0"]
+    command = ["serve", *model, "--port=0"]
     options = [
         "--prefill-nodes=1",
         "--share-devices",
@@ -82,17 +81,20 @@ def answered(
         "--drain-timeout=1",
         "--threads=1",
     ]
-    process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    read, write = os.pipe()
+    process = session_forker().start(
+        [*command, *options], os.environ | environment, write, 2, ready=write
     )
+    os.close(write)
     try:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found
-        models = httpx.get(f"{found[0]}/v1/models", timeout=60).json()["data"]
-        body = {"model": models[0]["id"], "prompt": BATCH, **FIELDS}
-        answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60).json()
+        with open(read) as output:
+            found = re.search(r"http://\S+", output.readline())
+            assert found
+            models = httpx.get(f"{found[0]}/v1/models", timeout=60).json()["data"]
+            body = {"model": models[0]["id"], "prompt": BATCH, **FIELDS}
+            answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60).json()
+            process.terminate()
+            process.wait(60)
     finally:
-        process.terminate()
-        process.communicate(timeout=60)
+        process.kill()
     return models[0]["id"], [each["token_ids"] for each in answer["choices"]]

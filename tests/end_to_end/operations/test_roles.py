@@ -85,7 +85,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
         while not stop.is_set():
             assert greedy(four, seed) == want[seed]
             count += 1
-            stop.wait(0.02)
+            stop.wait(0.1)
         return count
 
     with ThreadPoolExecutor(4) as pool:

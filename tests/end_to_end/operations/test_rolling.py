@@ -173,7 +173,7 @@ def test_every_part_is_restarted_under_load_and_no_request_fails(rolling: Rollin
         while not done.is_set():
             assert stream(balancer.choose(), seed) == want[seed]
             answered += 1
-            done.wait(0.05)
+            done.wait(0.2)
         return answered
 
     with ThreadPoolExecutor(CLIENTS + 1) as pool:

@@ -279,10 +279,3 @@ def test_an_unknown_model_is_a_404_in_openais_shape(served: ServeProcess) -> Non
         pytest.raises(openai.NotFoundError),
     ):
         client.completions.create(model="no-such-model", prompt="x")
-
-
-def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
-    served = ServeProcess(tmp_path)
-    assert len(served.children) == 5  # router, two heads, two ranks
-    served.process.kill()
-    served.wait_gone()

@@ -131,28 +131,27 @@ class TestCluster:
         self,
         arguments: list[str],
         host: str = "127.0.0.1",
-        inside: tuple[str, ...] = (),
         prelude: str = "",
     ) -> Part:
-        """``tandem ARGUMENTS``, which may still be starting. ``inside`` is a command that runs it
-        elsewhere, where others reach it at ``host``; ``prelude`` is Python that it runs first."""
+        """``tandem ARGUMENTS``, which may still be starting. ``prelude`` is Python that it runs
+        first; ``host`` is where others reach it."""
         log = self.folder / f"{len(self.parts)}-{arguments[0]}.log"
         read, write = os.pipe()
         with log.open("wb") as file:
-            process = self._begin(inside, arguments, file.fileno(), write, prelude or self.prelude)
+            process = self._begin(arguments, file.fileno(), write, prelude or self.prelude)
         os.close(write)
         part = Part(process, log, read, host)
         self.parts.append(part)
         return part
 
     def _begin(
-        self, inside: tuple[str, ...], arguments: list[str], log: int, ready: int, prelude: str
+        self, arguments: list[str], log: int, ready: int, prelude: str
     ) -> subprocess.Popen[bytes] | ForkedProcess:
-        if self.forker is not None and not inside:
+        if self.forker is not None:
             return self.forker.start(arguments, os.environ, log, log, ready, prelude)
         assert not prelude, "only forks have one"
         return subprocess.Popen(
-            [*inside, sys.executable, "-m", "tandem", *arguments],
+            [sys.executable, "-m", "tandem", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -33,6 +33,20 @@ async def test_a_report_from_before_a_request_ended_adds_no_load_of_other_router
     await node.close()
 
 
+async def test_a_queue_that_was_reported_ends_with_the_requests_on_a_decode_node() -> None:
+    node = Node(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), NOBODY, 0.0, INSECURE)
+    request = node.generate(pb.GenerateRequest(), ())
+    node.report(pb.Load(running=1, queued_prefill_tokens=8), pb.Prefixes())
+    assert node.view(PromptKeys([1], "")).queued_prefill_tokens == 8
+    node.end(request)  # and the next report may be a second away
+    assert node.view(PromptKeys([1], "")).queued_prefill_tokens == 0
+    node.report(pb.Load(running=1, queued_prefill_tokens=8), pb.Prefixes())
+    assert node.queued_tokens == 0  # written before the end
+    node.report(pb.Load(running=1, queued_prefill_tokens=8), pb.Prefixes())
+    assert node.queued_tokens == 8  # another router's
+    await node.close()
+
+
 def joined(table: NodeTable, name: str, epoch: int = 1) -> Node:
     request = pb.JoinRequest(node_id=name, epoch=epoch, role=pb.ROLE_DECODE, address=NOBODY)
     return table.join(request, NOBODY)

@@ -254,6 +254,17 @@ def test_hits_are_weighed_against_load(nodes: list[NodeView], expected: str) -> 
     assert placed(nodes).decode.node_id == expected
 
 
+def test_a_prompt_stays_where_it_is_held_whatever_the_rest_of_a_block_would_take() -> None:
+    """Rates are noisy: one node was slow when it was measured, and another one fast."""
+    nodes = [
+        decode("home", held_tokens=192, link_rates={"p": 8000.0}),
+        decode("other", link_rates={"p": 1e6}),
+        prefill("p", prefill_tokens_per_second=30_000.0, held_tokens=192),
+        prefill("slow", prefill_tokens_per_second=1500.0),
+    ]
+    assert placed(nodes, LONG[:200]).decode.node_id == "home"
+
+
 def test_prefill_nodes_come_in_the_order_in_which_they_would_deliver() -> None:
     links = {"far": 500.0, "near": 50_000.0}
     nodes = [
