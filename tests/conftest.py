@@ -73,8 +73,11 @@ FORK_SERVER = None if ForkServerProcess.is_running() else ForkServerProcess(f"{P
 # Files that take long with few tests, longest first.
 LONG = (
     "test_compile_ahead.py",
+    "test_other_generations.py",
+    "test_oldest_triton.py",
     "test_soak.py",
     "test_on_gpu.py",
+    "test_cpu_kernels.py",
     "test_layer_parts.py",
     "test_command_errors.py",
     "test_imports.py",

@@ -118,7 +118,9 @@ def _attend_head(
     # A sink is a token before the first one, without a value.
     highest, totals = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32)
     if len(sinks):
-        highest[:], totals[:] = sinks[head * group : (head + 1) * group], 1
+        # One by one: an assignment of arrays compiles the text of an error for other shapes.
+        for g in range(group):
+            highest[g], totals[g] = sinks[head * group + g], 1
     for g in range(group):
         weigh_row(weights, g, 0, count, filled, highest, totals)
     if len(value_scales):

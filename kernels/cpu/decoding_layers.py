@@ -228,7 +228,9 @@ def _finish(
 ) -> None:
     """The products of the normalised rows, or the rows if there are none."""
     if len(runs) == 0:
-        out[:] = x
+        for row in range(len(x)):  # as in decode_attention.py
+            for place in range(x.shape[1]):
+                out[row, place] = x[row, place]
         return
     normed = np.empty_like(x)
     rms_norm(x, norm_weight, eps, normed)

@@ -1,30 +1,15 @@
-"""The Triton kernels compiled for GPUs that are not here, by the newest and the oldest version of
-Triton: their resources, their instructions, and that no step compiles any."""
+"""The Triton kernels compiled for a GPU that is not here: their resources, their instructions, and
+that no step compiles any."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
 from tandem.tests.kernels.compile_ahead import Compiled, check, counted
-from tandem.tests.support.extent import FULL
+from tandem.tests.kernels.triton_process import check_compiled, check_steps
 
-# The oldest version that pyproject.toml allows, which `make` installs beside the other packages.
-OLDEST = Path(sys.prefix) / "triton36"
-TRITONS = [
-    pytest.param(None, id="newest"),
-    pytest.param(
-        OLDEST,
-        id="oldest",
-        marks=pytest.mark.skipif(not OLDEST.is_dir(), reason="make .venv/.triton36"),
-    ),
-]
 SASS = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;   /* 0x00000a0000017a02 */
                                                             /* 0x000fe40000000f00 */
@@ -38,38 +23,12 @@ SASS = """
 """
 
 
-def printed(module: str, triton: Path | None, *arguments: str) -> list[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    if triton is not None:
-        environment["PYTHONPATH"] = str(triton)
-    command = [sys.executable, "-P", "-m", f"tandem.tests.kernels.{module}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout.splitlines()
+def test_kernels_fit_the_gpu_whose_instructions_are_counted() -> None:
+    check_compiled(90)
 
 
-@pytest.mark.parametrize("triton", TRITONS)
-def test_kernels_fit_gpus_that_are_not_here(triton: Path | None) -> None:
-    """The oldest Triton compiles for the generation whose instructions are counted, unless in the
-    full extent: what it is asked for is what the newest is."""
-    generations = ["90"] if triton and not FULL else ["80", "90", "100"]
-    version, *lines = printed("compile_ahead", triton, *generations)
-    assert version.startswith("Triton 3.6." if triton else "Triton ")
-    assert {line.split()[0] for line in lines} == {*generations}
-    with_count = [line for line in lines if "slots a clock" in line]
-    assert {line.split()[0] for line in with_count} == {"90"}
-    names = [line.split(":")[0].split(maxsplit=1)[1] for line in with_count]
-    for dtype in ("bfloat16", "fp8", "int8"):
-        assert f"attend Llama-3-8B bfloat16 {dtype}" in names
-    assert {"copy 64 words out", "copy 64 words in"} <= set(names)
-
-
-@pytest.mark.parametrize("triton", TRITONS)
-def test_no_step_compiles_a_kernel(triton: Path | None) -> None:
-    lines = printed("step_kernels", triton)
-    assert len(lines) >= 12
-    for line in lines:
-        assert line.endswith(" 0 keys first seen in a step") and " 0 launches" not in line, line
+def test_no_step_compiles_a_kernel() -> None:
+    check_steps()
 
 
 def test_the_longest_loop_is_counted() -> None:

@@ -27,6 +27,7 @@ from tandem.kernels.signatures import (
     OutputHead,
     Queries,
 )
+from tandem.tests.support.extent import selected
 from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
@@ -45,6 +46,12 @@ from .test_expert_layer import both as with_experts  # noqa: E402
 pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 HIDDEN, WIDTH, HEADS, KV_HEADS, DIM = 96, 160, 4, 2, 16
 MOST = 20
+# The cache's dtype, and whether there are experts. Each pair is compiled, which takes five seconds;
+# the feed-forward does not read the cache.
+LAYERS = selected(
+    [(torch.float32, False), (torch.float16, False), (torch.float32, True)],
+    full=[(torch.float16, True)],
+)
 compiled = CompiledOperators()
 
 
@@ -157,7 +164,7 @@ def filled_cache(dtype: torch.dtype | str, kv: torch.Tensor) -> LayerKV:
     return cache
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("dtype", "experts"), LAYERS, ids=str)
 @pytest.mark.parametrize(
     "params",
     [
@@ -167,7 +174,6 @@ def filled_cache(dtype: torch.dtype | str, kv: torch.Tensor) -> LayerKV:
     ids=str,
 )
 @pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("experts", [False, True])
 def test_decoding_layers_are_those_of_the_operators(
     experts: bool, rows: int, params: AttentionParams, dtype: torch.dtype | str
 ) -> None:

@@ -31,7 +31,7 @@ from tandem.tests.support.extent import selected
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import paged_decode as kernels
-from tandem.kernels.gpu.paged_decode import SPLIT, paged_decode
+from tandem.kernels.gpu.paged_decode import paged_decode
 
 # Otherwise tests/conftest.py makes Triton interpret them.
 INTERPRETED = not torch.cuda.is_available()
@@ -50,6 +50,12 @@ KINDS = [
     (torch.bfloat16, INT8),
     (torch.float16, INT8),
 ]
+# Tokens of a part, of which the interpreter takes half as long as of the usual ones: several tiles
+# of each type. Parts of the usual size are tried as a rank tries them.
+SPLIT, USUAL_SPLIT = 256, kernels.SPLIT
+TRIED = selected(
+    [KINDS[0], KINDS[1], KINDS[2], (torch.bfloat16, FP8), (torch.float32, INT8)], full=KINDS
+)
 # Of scores, and so small that it bends most of them.
 CAP = 1.5
 # Each type over whole contexts; a cap in types of each width, and each window in one.
@@ -73,6 +79,7 @@ def whole_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     which it takes for 480."""
     torch.manual_seed(0)
     if INTERPRETED:
+        monkeypatch.setattr(kernels, "SPLIT", SPLIT)
         import triton.language as tl
         from triton.runtime.interpreter import InterpreterBuilder
 
@@ -289,8 +296,10 @@ def test_every_code_of_fp8_is_read_as_torch_reads_it(converts: bool) -> None:
     torch.testing.assert_close(case.run(), case.expected(), atol=1e-4, rtol=1e-5)
 
 
-def test_what_a_rank_tries_at_its_start_finds_them_right() -> None:
-    for q_dtype, dtype in KINDS:
+def test_what_a_rank_tries_at_its_start_finds_them_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over parts of the usual size, in each type of queries and of a cache."""
+    monkeypatch.setattr(kernels, "SPLIT", USUAL_SPLIT)
+    for q_dtype, dtype in TRIED:
         shape = AttentionConfig(DEVICE, q_dtype, dtype, 4, 2, 16, 16, AttentionParams(0.25))
         assert largest_error(shape) < limit(shape)
     with_sinks = replace(shape, params=AttentionParams(0.25, window=128, sinks=True))

@@ -41,20 +41,22 @@ def reference(folder: Path) -> Any:
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@cache
 def reference_run(folder: Path, length: int, seed: int = 0) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens, and the logits [STEPS, V] that gave them."""
-    model, tokens, cache = reference(folder), prompt_of(length, seed), None
-    values = tokens
+    return _reference_run(folder, length, seed)
+
+
+@cache
+def _reference_run(folder: Path, length: int, seed: int) -> tuple[list[int], torch.Tensor]:
+    """One pass of transformers over tokens that a runner has drawn shows that each is the greedy
+    one, and owes nothing to a cache."""
+    prompt = prompt_of(length, seed)
+    tokens = greedy(one_runner(folder), prompt, consecutive(0, length + STEPS))
     with torch.inference_mode():
-        for _ in range(STEPS):
-            out = model(torch.tensor([values]), past_key_values=cache, use_cache=True)
-            cache, values = out.past_key_values, [int(out.logits[0, -1].argmax())]
-            tokens = tokens + values
-        # One pass over what was drawn owes nothing to a cache.
-        logits = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0, length - 1 :]
-    assert logits.argmax(-1).tolist() == tokens[length:]
-    return tokens[length:], logits
+        passed = reference(folder)(torch.tensor([prompt + tokens[:-1]]), use_cache=False)
+    logits = passed.logits[0, length - 1 :]
+    assert logits.argmax(-1).tolist() == tokens
+    return tokens, logits
 
 
 def runner_for(

@@ -6,6 +6,7 @@ import base64
 import json
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ TOKENS = byte_tokens(*MERGED)
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "fox")
 
 
+@cache
 def every_kind() -> dict[str, Any]:
     """A file of each kind, the first of which counts."""
     vocabulary = {spell_bytes(token): number for number, token in enumerate(TOKENS)}
