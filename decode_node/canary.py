@@ -74,7 +74,7 @@ class Canary:
         finally:
             reception.cancel()
             self._core.cancel(ours)
-            self._core.release_held(ours)
+            self._core.release_blocks(ours)
         if worst.ratio > 1:
             raise PeerRefusedError(
                 f"{peer.address} computes different KV than this node for the same prompt: "

@@ -91,4 +91,4 @@ class Choices:
         """End all choices and free their blocks. Idempotent."""
         for sequence in self._sequences:
             self._core.cancel(sequence)
-            self._core.release_held(sequence)  # of one that was computed for its hidden states
+            self._core.release_blocks(sequence)  # of one that was computed for its hidden states

@@ -131,7 +131,7 @@ class Sending:
         await self._inbox.close(self._attempt, sending=True)
         core.unstream(self._sequence)
         core.cancel(self._sequence)
-        core.release_held(self._sequence)
+        core.release_blocks(self._sequence)
         self._transfer.enter(PrefillState.RELEASED)
         self._spans.close()
 

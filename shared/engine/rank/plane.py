@@ -1,4 +1,4 @@
-"""A rank's end of the data plane. The carriers' libraries, which this imports, are installed only
+"""A rank's end of the data plane. It imports the carriers' libraries, which are installed only
 where KV is handed over."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start_data_plane(
 
 
 def _gpu(device: torch.device, carrier: str) -> Gpu | None:
-    """The GPU as the data plane uses it, if it can. Raises ``StartupError``."""
+    """The GPU for the data plane; ``None`` if it cannot use it. Raises ``StartupError``."""
     if device.type != CUDA:
         return None
     try:

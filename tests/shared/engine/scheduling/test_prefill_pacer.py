@@ -204,6 +204,6 @@ def test_short_prompts_show_a_lower_bound_of_the_rate() -> None:
     rate = PrefillRate()
     for chunk, seconds in ((30, 0.5), (60, 0.3), (20, 0.1), (0, 0.1)):
         rate.measured(chunk, seconds, limit=512)
-    assert (rate.tokens_per_second, rate.at_least) == (0, pytest.approx(200))
+    assert (rate.tokens_per_second, rate.lower_bound) == (0, pytest.approx(200))
     rate.measured(512, 1.0, limit=512)
     assert rate.tokens_per_second == 512
