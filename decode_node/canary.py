@@ -79,7 +79,7 @@ class Canary:
             raise PeerRefusedError(
                 f"{peer.address} computes different KV than this node for the same prompt: "
                 f"{worst.component} of layer {worst.layer} differs by {worst.largest:.3g}, and "
-                f"{' and '.join(self._formats(peer))} allows {worst.allowed:.3g}; start both "
+                f"{' and '.join(self._formats(peer))} allows {worst.limit:.3g}; start both "
                 f"nodes with the same weights and version of Tandem",
                 cause=Cause.CANARY,
             )
@@ -153,4 +153,4 @@ def _difference(event: object) -> Difference:
     if isinstance(event, ReceiveFailed):
         raise TransferError(event.reason, cause=Cause(event.cause))
     assert isinstance(event, Compared)
-    return Difference(event.layer, event.component, event.largest, event.allowed)
+    return Difference(event.layer, event.component, event.largest, event.limit)

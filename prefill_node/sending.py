@@ -141,7 +141,7 @@ class Sending:
             # For this prompt or for one ahead of it. A step may take half an hour, and the watchdog
             # ends one that hangs.
             self._transfer.progress()
-        seconds = min(HEARTBEAT_SECONDS, self._transfer.left)
+        seconds = min(HEARTBEAT_SECONDS, self._transfer.remaining)
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(seconds):

@@ -141,7 +141,7 @@ class FakeRanks:
             self.emit(rank, Cancelled(**key, side="receive"))
         elif isinstance(command, Compare):
             excess = self.excess if rank else 0.0
-            self.emit(rank, Compared(**key, layer=2, component="V", largest=excess, allowed=1.0))
+            self.emit(rank, Compared(**key, layer=2, component="V", largest=excess, limit=1.0))
         async with self.came:
             self.came.notify_all()
 

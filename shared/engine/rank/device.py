@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ...handoff.carriers.carrier_option import allows, not_possible
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from ...handoff.carriers.cuda_ipc import NO_GPU
 from ...handoff.carriers.device import DEVICE_BYTES
+from ...handoff.carriers.option import allows, not_possible
 from ...kv.planning import CPU, CUDA
 from ..device import choose_device
 from ..messages import RankSettings

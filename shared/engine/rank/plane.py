@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-from ...handoff.carriers.carrier_option import not_possible
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
 from ...handoff.carriers.device import DeviceError
+from ...handoff.carriers.option import not_possible
 from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
 from ...handoff.plane.endpoint import DataPlane
 from ...handoff.plane.messages import Event

@@ -71,7 +71,7 @@ def _driver(rank: PlaneRank | HandRank) -> Any:
 def _returned(sender: FakeSender, counts: list[int]) -> int:
     """The frames given back so far."""
     assert sender.bells is not None
-    counts.append(sender.bells.given_back())
+    counts.append(sender.bells.count_returns())
     return sum(counts)
 
 
@@ -254,7 +254,7 @@ def test_a_flipped_bit_of_header_or_payload_is_found() -> None:
 
 def test_a_payload_of_another_length_than_the_header_says_is_refused() -> None:
     message = _frame(FakeDevice())
-    with pytest.raises(frame.FrameError, match="header says 1000 payload bytes, 999 came"):
+    with pytest.raises(frame.FrameError, match="header says 1000 payload bytes, but there are 999"):
         frame.parse(replace(message, payload=message.payload[:999]), 1000)
 
 

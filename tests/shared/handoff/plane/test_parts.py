@@ -162,4 +162,4 @@ def test_heads_that_a_rank_does_not_hold_are_refused() -> None:
     with PlaneRank("p", seed=1) as prefill:
         span = {"first_token": 0, "end_token": END, "heads": every_layer(range(3))}
         prefill.open(PlaneRank("d"), 1, BLOCKS, **span)
-        assert "heads [0, 3) of layer 0 are not all here" in prefill.log.wait(SendFailed, 1).reason
+        assert "heads [0, 3) of layer 0 are not here" in prefill.log.wait(SendFailed, 1).reason
