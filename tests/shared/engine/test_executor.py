@@ -109,11 +109,11 @@ async def test_an_event_that_cannot_be_handled_ends_the_node(
     """The event may arrive before the head has the rank's last reply, or after."""
     reply = MultiprocessExecutor._reply
 
-    async def late(self: MultiprocessExecutor, rank: Any, wanted: type, seconds: float) -> Any:
-        answer: Any = await reply(self, rank, wanted, seconds)
-        if wanted is CacheAllocated:
+    async def late(self: MultiprocessExecutor, rank: Any, kind: type, seconds: float) -> Any:
+        message: Any = await reply(self, rank, kind, seconds)
+        if kind is CacheAllocated:
             await asyncio.wait_for(asyncio.shield(rank.pump), SECONDS)
-        return answer
+        return message
 
     if slow_head:
         monkeypatch.setattr(MultiprocessExecutor, "_reply", late)

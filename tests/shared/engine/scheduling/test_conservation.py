@@ -54,8 +54,8 @@ class RandomWork:
         self.transfers: list[Reception] = []
         self._number = 0
 
-    def draw(self, least: int, most: int) -> int:
-        return self._data.draw(st.integers(least, most))
+    def draw(self, low: int, high: int) -> int:
+        return self._data.draw(st.integers(low, high))
 
     def flip(self) -> bool:
         return self._data.draw(st.booleans())

@@ -50,8 +50,8 @@ def driver(library: str) -> Iterator[CudaDriver]:
 
 
 def test_a_device_is_known_by_its_uuid(library: str) -> None:
-    wanted = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"
-    assert CudaDriver(THE_DEVICE, library).identity == wanted
+    expected = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"
+    assert CudaDriver(THE_DEVICE, library).identity == expected
 
 
 def test_memory_that_was_exported_is_copied_out_of_where_it_was_opened(driver: CudaDriver) -> None:
