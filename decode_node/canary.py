@@ -74,12 +74,12 @@ class Canary:
         finally:
             reception.cancel()
             self._core.cancel(ours)
-            self._core.release_held(ours)
+            self._core.release_blocks(ours)
         if worst.ratio > 1:
             raise PeerRefusedError(
                 f"{peer.address} computes different KV than this node for the same prompt: "
                 f"{worst.component} of layer {worst.layer} differs by {worst.largest:.3g}, and "
-                f"{' and '.join(self._formats(peer))} allows {worst.allowed:.3g}; start both "
+                f"{' and '.join(self._formats(peer))} allows {worst.limit:.3g}; start both "
                 f"nodes with the same weights and version of Tandem",
                 cause=Cause.CANARY,
             )
@@ -154,4 +154,4 @@ def _difference(event: object) -> Difference:
     if isinstance(event, ReceiveFailed):
         raise TransferError(event.reason, cause=Cause(event.cause))
     assert isinstance(event, Compared)
-    return Difference(event.layer, event.component, event.largest, event.allowed)
+    return Difference(event.layer, event.component, event.largest, event.limit)

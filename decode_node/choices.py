@@ -91,4 +91,4 @@ class Choices:
         """End all choices and free their blocks. Idempotent."""
         for sequence in self._sequences:
             self._core.cancel(sequence)
-            self._core.release_held(sequence)  # blocks kept for hidden states
+            self._core.release_blocks(sequence)  # blocks kept for hidden states

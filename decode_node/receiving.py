@@ -180,7 +180,7 @@ class _Receiving:
             end_token=self._end,
             priority=sequence.priority,
             cache_salt=sequence.salt,
-            deadline_seconds=self._transfer.left_of_request,
+            deadline_seconds=self._transfer.request_remaining,
             window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
             private=sequence.work.private,
             ranks=self._node.engine.world_size,
@@ -252,7 +252,7 @@ class _Receiving:
         """The next event. Raises ``TransferError`` if the state or the lease is overdue."""
         with contextlib.suppress(TimeoutError):
             return await within(
-                min(self._transfer.left, self._lease_seconds()),
+                min(self._transfer.remaining, self._lease_seconds()),
                 self._attempt.events.get,
                 afterwards=UNREAD_SECONDS,
                 unless=lambda: self._lease_seconds() <= 0,
@@ -260,7 +260,7 @@ class _Receiving:
         raise self._overdue_error()
 
     def _lease_seconds(self) -> float:
-        return self._peer.trust.left(self._attempt.transfer_id)
+        return self._peer.trust.remaining(self._attempt.transfer_id)
 
     def _overdue_error(self) -> TransferError:
         address = self._peer.address

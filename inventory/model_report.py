@@ -12,7 +12,7 @@ from typing import Any
 
 from ..shared.config import EngineConfig
 from ..shared.config.kv_dtypes import kv_dtype_of
-from ..shared.engine.device import device_named
+from ..shared.engine.device import choose_device
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
 from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
@@ -67,7 +67,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     downloaded. Raises ``StartupError``, also if no server could start with the options here."""
     device = CUDA if machine.gpus else CPU
     if config.device != "auto" and config.device != device:
-        device = device_named(config.device, 0).type  # raises without a GPU
+        device = choose_device(config.device, 0).type  # raises without a GPU
     with _checked(config) as (model, source, values, spec):
         files, size = _weights(model, source)
         on_cpu = device == CPU

@@ -1,4 +1,4 @@
-"""Compute kernels behind one boundary, ``operators.py``: plain torch, CPU and GPU side by side.
+"""Compute kernels behind one boundary, ``operators.py``: in plain torch, for CPUs and for GPUs.
 
 Nothing here imports the rest of the package.
 """

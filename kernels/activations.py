@@ -6,6 +6,6 @@ from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "clamped_swiglu"]
 
-# gpt-oss's activation, by the names of its config: the limit of both halves, and the slope of the
-# sigmoid.
+# Constants of gpt-oss's activation, by their config names: the limit of both halves, and the slope
+# of the sigmoid.
 CLAMPED_SWIGLU = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}

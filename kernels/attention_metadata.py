@@ -1,4 +1,4 @@
-"""Attention metadata: which rows of a step belong to which sequence, and where its KV is cached.
+"""Attention metadata: the rows of each sequence in a step, and where its KV is cached.
 
 Built once a step, read by every layer.
 """
@@ -19,10 +19,10 @@ class AttentionParams:
     """Parameters of a layer's attention.
 
     Scores are multiplied by ``scale``; with ``soft_cap`` c, they are then ``c * tanh(score / c)``.
-    ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
-    With ``sinks``, the softmax of each head has one more score, of no token. Unless ``causal``, a
-    token sees all tokens of its sequence, which are the rows of one step, or those on both sides
-    that are less than ``window`` away.
+    ``window`` is the number of newest tokens that a token attends to, including itself; ``None``
+    means no limit. With ``sinks``, the softmax of each head has one more score, without a token.
+    Unless ``causal``, a token attends to all tokens of its sequence, which are rows of one step, or
+    to tokens less than ``window`` away on both sides.
     """
 
     scale: float
@@ -99,8 +99,8 @@ class SequenceMetadata:
     def mask(
         self, start: int, rows: int, first: int, window: int | None, device: torch.device
     ) -> torch.Tensor:
-        """[rows, tokens], true where a row at ``start`` or later sees a token at ``first`` or
-        later."""
+        """[rows, tokens], true where a row attends to a token. Rows begin at ``start``, tokens at
+        ``first``."""
         key = (start, rows, first, window or 0)
         mask = self._masks.get(key)
         if mask is None:
@@ -113,8 +113,8 @@ class SequenceMetadata:
         return mask
 
     def mask_around(self, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """[rows, tokens], true where a token is less than ``window`` away from a row on either
-        side; ``None`` if all are."""
+        """[rows, tokens], true where a token is less than ``window`` away from a row; ``None`` if
+        all are."""
         if window is None or self.end <= window:
             return None
         key = (self.start, self.num_rows, -1, window)
@@ -128,7 +128,7 @@ class SequenceMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DecodeMetadata:
-    """The decoding rows of a step, for a kernel that attends for all of them in one call.
+    """The decoding rows of a step, for a kernel that handles all of them in one call.
 
     ``table``, int32 [R, 2 + blocks], holds each row's index in the step, its sequence's length,
     and its block table.
@@ -141,22 +141,21 @@ class DecodeMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """A step's sequences in the order of their rows, the cache slot of each row, and the decoding
-    rows if these are batched."""
+    """A step's sequences in row order, each row's cache slot, and the decoding rows if batched."""
 
     sequences: list[SequenceMetadata]
     slots: torch.Tensor
     decodes: DecodeMetadata | None = None
 
     def one_by_one(self) -> AttentionMetadata:
-        """The same sequences, for attention that has no kernel for all decoding rows."""
+        """The same metadata, for attention without a batched decode kernel."""
         return replace(self, decodes=None)
 
 
 def decode_metadata(
     sequences: Sequence[SequenceMetadata], device: torch.device
 ) -> DecodeMetadata | None:
-    """The sequences that have one row each; ``None`` if there is none."""
+    """The sequences with one row; ``None`` if there are none."""
     single = [sequence for sequence in sequences if sequence.num_rows == 1]
     if not single:
         return None

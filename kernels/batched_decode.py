@@ -22,15 +22,15 @@ from .scaled import CachedKV
 
 log = logging.getLogger("tandem.kernels")
 
-# The forms of a cache that a kernel reads.
+# The forms of KV that a kernel reads.
 KV = TypeVar("KV", bound=CachedKV)
 KV_contra = TypeVar("KV_contra", bound=CachedKV, contravariant=True)
-# Fills the decoding rows of its last argument: queries, keys, values, rows, params, out.
+# Arguments: queries, keys, values, rows, params, out, whose decoding rows are filled.
 DecodeKernel = Callable[[torch.Tensor, KV, KV, DecodeMetadata, AttentionParams, torch.Tensor], None]
 
 
 class SequenceAttention(Protocol[KV_contra]):
-    """Attention one sequence after the other, such as ``reference.attention.paged_attention``."""
+    """Attention sequence by sequence, such as ``reference.attention.paged_attention``."""
 
     def __call__(
         self,
@@ -48,7 +48,7 @@ class SequenceAttention(Protocol[KV_contra]):
 def log_fallback(backend: str, kind: str) -> None:
     """Log once that ``backend`` leaves a kind of attention to the reference."""
     log.info(
-        "%s have no kernel for attention %s: torch attends for its sequences one by one",
+        "%s have no kernel for attention %s: torch computes it sequence by sequence",
         backend,
         kind,
     )
@@ -67,7 +67,7 @@ def batched_attention(
     decodes, sequences = metadata.decodes, metadata.sequences
     if decodes is None:
         return attention(q_THD, keys_KND, values_KND, sequences, params)
-    out = q_THD.new_empty(q_THD.shape)  # contiguous, whatever q is
+    out = q_THD.new_empty(q_THD.shape)  # contiguous, even if q is not
     decode_kernel(q_THD, keys_KND, values_KND, decodes, params, out)
     chunks = [sequence for sequence in sequences if sequence.num_rows > 1]
     if not chunks:

@@ -1,4 +1,4 @@
-"""Codes, scales and minimums of each block format: blocks [O, B, bytes of a block] taken apart.
+"""Unpacks blocks [O, B, bytes of a block] of each format into codes, scales and minimums.
 
 O outputs, B blocks of an output, S groups of neighbouring inputs that share a scale, G inputs of a
 group.
@@ -16,10 +16,10 @@ from . import block_formats as formats
 from .block_formats import CODEBOOKS, SCALE_BYTES, BlockFormat, GroupFormat
 from .grouped_codes import GroupedCodes
 
-# The numbers that codes of 4 bits stand for.
+# The values of 4-bit codes.
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
-# Floats with a sign, two bits of an exponent and one of a mantissa, doubled.
+# The values of e2m1 (sign, two bits of exponent, one of mantissa), doubled.
 FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # The quantiles of a normal distribution.
 NF4 = (
@@ -41,22 +41,22 @@ _LEVELS: dict[str, tuple[float, ...]] = {
 }
 
 
-def take_apart(format: BlockFormat, blocks: torch.Tensor) -> GroupedCodes:
-    """The codes of blocks."""
+def unpack_blocks(format: BlockFormat, blocks: torch.Tensor) -> GroupedCodes:
+    """Unpack blocks."""
     if isinstance(format, GroupFormat):
         return _group(format, blocks)
     if format in _BOOKS:
-        return choose_rows(format, blocks).taken_apart()
+        return read_rows(format, blocks).to_codes()
     return _READERS[format](blocks)
 
 
 def _group(format: GroupFormat, blocks: torch.Tensor) -> GroupedCodes:
-    """A scale, an offset and codes."""
+    """Unpack blocks of a scale, an offset and codes."""
     own = SCALE_BYTES[format.scale], format.offset_bytes
     scale, offset, codes = _fields(blocks, *own, format.nbytes - sum(own))
     scales = _as(_SCALES[format.scale], scale)
     wide = format.bits == 8 and format.codes == "int" and format.offset != "none"
-    # Codes of 8 bits without a sign are kept less 128.
+    # Unsigned 8-bit codes are stored minus 128.
     shift, minimums, zeros = (128 if wide else 0), None, None
     if format.offset == "zero":
         zeros = (_as(torch.int16, offset) - shift).flatten(1)
@@ -72,16 +72,16 @@ def _group(format: GroupFormat, blocks: torch.Tensor) -> GroupedCodes:
         flat = codes.contiguous().view(torch.float8_e4m3fn).flatten(1)
         return GroupedCodes(flat, scales.flatten(1), None, format.values)
     if format.bits == 4:
-        found = _halves(codes, scales, minimums, zero=zero, levels=_LEVELS.get(format.codes))
+        grouped = _halves(codes, scales, minimums, zero=zero, levels=_LEVELS.get(format.codes))
     else:
         whole = stream(codes, format.bits) if format.bits < 8 else codes.contiguous()
         whole = whole ^ 128 if wide else whole
-        found = _codes(whole, scales, minimums, group=format.values, zero=zero)
-    return replace(found, zeros=zeros)
+        grouped = _codes(whole, scales, minimums, group=format.values, zero=zero)
+    return replace(grouped, zeros=zeros)
 
 
 def stream(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of any number of bits, one after the other from the lowest bit of the first byte on."""
+    """Codes of ``bits`` bits, in order from the lowest bit of the first byte."""
     if 8 % bits == 0:
         places = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
         return (packed[..., None] >> places & (1 << bits) - 1).flatten(-2)
@@ -160,8 +160,8 @@ def _q5_k(blocks: torch.Tensor) -> GroupedCodes:
 
 
 def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """8 scales and 8 minimums. The first four of each are whole bytes, whose highest bits belong to
-    the others."""
+    """8 scales and 8 minimums. The first four of each are whole bytes, whose two highest bits
+    belong to the other four."""
     scales, minimums, others = _fields(packed, 4, 4, 4)
     return (
         torch.cat([scales & 63, others & 15 | scales >> 6 << 4], dim=-1),
@@ -190,7 +190,7 @@ def _iq4_xs(blocks: torch.Tensor) -> GroupedCodes:
 
 def _mxfp4(blocks: torch.Tensor) -> GroupedCodes:
     exponent, codes = _fields(blocks, 1, 16)
-    # Half a power of two, as the numbers are doubled: bits of an fp32, the least two denormal.
+    # Half a power of two, since the numbers are doubled: fp32 bits, the lowest two denormal.
     wide = exponent.int()
     bits = torch.where(wide < 2, 0x00200000 << wide, (wide - 1) << 23)
     return _halves(codes, bits.view(torch.float32), levels=FLOATS)
@@ -204,7 +204,7 @@ def _nvfp4(blocks: torch.Tensor) -> GroupedCodes:
 
 @cache
 def _half_floats(device: torch.device) -> torch.Tensor:
-    """Half of the floats of 8 bits without a sign, as the numbers are doubled."""
+    """Half of each unsigned 8-bit float, since the numbers are doubled."""
     scales = torch.arange(256, dtype=torch.uint8, device=device)
     exponent, mantissa = scales >> 3 & 15, (scales & 7).float()
     normal = torch.ldexp(1 + mantissa / 8, exponent.int() - 8)
@@ -214,7 +214,7 @@ def _half_floats(device: torch.device) -> torch.Tensor:
 
 def _q1_0(blocks: torch.Tensor) -> GroupedCodes:
     scale, codes = _fields(blocks, 2, 16)
-    # Two groups share a scale, so that Q2_0's product multiplies them too.
+    # Two groups share a scale, so that Q2_0's kernel works for Q1_0 too.
     scales = _half(scale).repeat_interleave(2, dim=-1)
     return _codes(_in_order(codes, 1) << 1, scales, group=64, zero=1)
 
@@ -231,8 +231,8 @@ def _tq1_0(blocks: torch.Tensor) -> GroupedCodes:
 
 
 def _digits(packed: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
-    """The first digits of all bytes, each of which is a fraction to the base of three, then the
-    next ones."""
+    """The first base-3 digits of all bytes, then the second ones, and so on. Each byte is a
+    fraction in base 3."""
     for _ in range(count):
         yield (packed.short() * 3 >> 8).byte()
         packed = packed * 3
@@ -244,13 +244,12 @@ def _tq2_0(blocks: torch.Tensor) -> GroupedCodes:
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenRows:
-    """Blocks whose codes are rows of a codebook: int [O, B, rows].
+class CodebookRows:
+    """Blocks whose codes are indices of ``rows`` in a codebook: int [O, B, rows].
 
-    A code is a number of its row with a sign, of which ``signs`` [O, B, G] has 8 in a byte; or it
-    is moved up, or down where ``down`` [O, B, rows] is 1, by an eighth. It is to be multiplied by
-    the codebook's ``part``, by a ``scale`` [O, B, 1], and by one of the odd ``scales`` [O, B,
-    groups].
+    A code is a number of its row, either with a sign (``signs`` [O, B, G] has 8 in a byte), or
+    moved by an eighth: down where ``down`` [O, B, rows] is 1, else up. It is multiplied by the
+    codebook's ``part``, a ``scale`` [O, B, 1], and an odd scale of ``scales`` [O, B, groups].
     """
 
     format: BlockFormat
@@ -260,10 +259,10 @@ class ChosenRows:
     scale: torch.Tensor
     scales: torch.Tensor
 
-    def taken_apart(self) -> GroupedCodes:
-        """Their codes, in eighths if they are moved, so that they are whole."""
-        chosen = codebook(self.format, self.rows.device)
-        codes = chosen.index_select(0, self.rows.flatten().int())
+    def to_codes(self) -> GroupedCodes:
+        """The codes; in eighths if they are moved, which makes them integers."""
+        table = codebook(self.format, self.rows.device)
+        codes = table.index_select(0, self.rows.flatten().int())
         codes = codes.unflatten(0, self.rows.shape).flatten(2)
         if self.signs is not None:
             codes = codes * (1 - 2 * _in_order(self.signs, 1).view(torch.int8))
@@ -275,62 +274,62 @@ class ChosenRows:
         return _codes(codes, scales, group=book.group)
 
 
-def choose_rows(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
-    """The rows of a codebook that blocks have the numbers of."""
+def read_rows(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
+    """Unpack the codebook indices of blocks."""
     return _BOOKS[format](format, blocks)
 
 
-def _iq2_xxs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq2_xxs(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     scale, words = _fields(blocks, 2, 64)
     rows, rest = words.unflatten(-1, (8, 8)).split([4, 4], dim=-1)
     signs, scales = _signs_and_scale(rest.flatten(-2))
-    return ChosenRows(format, rows.flatten(-2), signs, None, _half(scale), scales)
+    return CodebookRows(format, rows.flatten(-2), signs, None, _half(scale), scales)
 
 
-def _iq2_xs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq2_xs(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     scale, words, scales = _fields(blocks, 2, 64, 8)
     words, odd = _words(words), _odd(_in_order(scales, 4))
     signs = _with_parity(words >> 9)
-    return ChosenRows(format, words & 511, signs, None, _half(scale), odd)
+    return CodebookRows(format, words & 511, signs, None, _half(scale), odd)
 
 
-def _iq2_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq2_s(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     scale, low, signs, high, scales = _fields(blocks, 2, 32, 32, 8, 8)
     rows, odd = low.int() | _in_order(high, 2).int() << 8, _odd(_in_order(scales, 4))
-    return ChosenRows(format, rows, signs, None, _half(scale), odd)
+    return CodebookRows(format, rows, signs, None, _half(scale), odd)
 
 
-def _iq3_xxs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq3_xxs(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     scale, rows, rest = _fields(blocks, 2, 64, 32)
     signs, scales = _signs_and_scale(rest)
-    return ChosenRows(format, rows, signs, None, _half(scale), scales)
+    return CodebookRows(format, rows, signs, None, _half(scale), scales)
 
 
-def _iq3_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq3_s(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     scale, low, high, signs, scales = _fields(blocks, 2, 64, 8, 32, 4)
     rows, odd = low.int() | _in_order(high, 1).int() << 8, _odd(_in_order(scales, 4))
-    return ChosenRows(format, rows, signs, None, _half(scale), odd)
+    return CodebookRows(format, rows, signs, None, _half(scale), odd)
 
 
-def _iq1_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq1_s(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     scale, low, words = _fields(blocks, 2, 32, 16)
     words = _words(words)
     shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
     high = (words[..., None] >> shifts & 7).flatten(-2)
     down, odd = (words >> 15).repeat_interleave(4, dim=-1), _odd(words >> 12 & 7)
-    return ChosenRows(format, low.int() | high << 8, None, down, _half(scale), odd)
+    return CodebookRows(format, low.int() | high << 8, None, down, _half(scale), odd)
 
 
-def _iq1_m(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+def _iq1_m(format: BlockFormat, blocks: torch.Tensor) -> CodebookRows:
     low, high, packed = _fields(blocks, 32, 16, 8)
     words, high = _words(packed), _in_order(high, 4).int()
     shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
-    # Four bits of the scale of all are in each word, the lowest first, above four scales of three.
+    # Each word has four bits of the block's scale, the lowest first, above four 3-bit scales.
     fours = words >> 12 << torch.arange(0, 16, 4, dtype=torch.int32, device=blocks.device)
     scale = fours.sum(-1, keepdim=True).short().view(torch.float16)
     odd = _odd(words[..., None] >> shifts & 7).flatten(-2)
     rows = low.int() | (high & 7) << 8
-    return ChosenRows(format, rows, None, high >> 3, scale, odd)
+    return CodebookRows(format, rows, None, high >> 3, scale, odd)
 
 
 def _odd(numbers: torch.Tensor) -> torch.Tensor:
@@ -357,7 +356,7 @@ _READERS: dict[BlockFormat, Callable[[torch.Tensor], GroupedCodes]] = {
     formats.TQ1_0: _tq1_0,
     formats.TQ2_0: _tq2_0,
 }
-_BOOKS: dict[BlockFormat, Callable[[BlockFormat, torch.Tensor], ChosenRows]] = {
+_BOOKS: dict[BlockFormat, Callable[[BlockFormat, torch.Tensor], CodebookRows]] = {
     formats.IQ1_S: _iq1_s,
     formats.IQ1_M: _iq1_m,
     formats.IQ2_XXS: _iq2_xxs,
@@ -376,7 +375,7 @@ def _codes(
     group: int,
     zero: int = 0,
 ) -> GroupedCodes:
-    """Codes [O, B, values of a block], with a scale for each group of them."""
+    """Codes [O, B, values of a block] with a scale for each ``group``."""
     flat = None if minimums is None else minimums.flatten(1)
     return GroupedCodes(codes.flatten(1).view(torch.int8), scales.flatten(1), flat, group, zero)
 
@@ -411,7 +410,7 @@ def _words(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:
-    """Neighbouring bytes as wider numbers. A part of one block may begin anywhere."""
+    """Neighbouring bytes as wider numbers. The copy aligns them."""
     return packed.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
@@ -420,17 +419,17 @@ def _shifts(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _in_order(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of which a byte has neighbours."""
+    """Codes of which neighbours share a byte."""
     return (packed[..., None] >> _shifts(packed, bits) & (1 << bits) - 1).flatten(2)
 
 
 def _planes(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of which the lowest bits of all bytes come first, then the next ones."""
+    """Codes in the lowest bits of all bytes, then those in the next bits, and so on."""
     return (packed[..., None, :] >> _shifts(packed, bits)[:, None] & (1 << bits) - 1).flatten(2)
 
 
 def _with_parity(seven: torch.Tensor) -> torch.Tensor:
-    """Seven bits, and an eighth that makes the number of those that are set even."""
+    """Seven bits, and an eighth that makes their parity even."""
     odd = seven ^ seven >> 4
     odd = odd ^ odd >> 2
     odd = (odd ^ odd >> 1) & 1
@@ -438,7 +437,8 @@ def _with_parity(seven: torch.Tensor) -> torch.Tensor:
 
 
 def _signs_and_scale(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes of 8 signs, of which seven bits tell the eighth, and an odd scale, of each 4 bytes."""
+    """8 signs as a byte, the eighth from the parity of seven, and an odd scale, from each 4
+    bytes."""
     wide = _as(torch.int32, words)
     shifts = torch.arange(0, 28, 7, dtype=torch.int32, device=words.device)
     sevens = (wide[..., None] >> shifts & 127).flatten(-2)
@@ -447,7 +447,7 @@ def _signs_and_scale(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @cache
 def codebook(format: BlockFormat, device: torch.device) -> torch.Tensor:
-    """int8 [rows, 4 or 8]. The library has them from the authors of the formats."""
+    """The rows of a codebook, int8 [rows, 4 or 8], from gguf-py."""
     from gguf import quants
 
     traits = getattr(quants, format.name)

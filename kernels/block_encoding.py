@@ -1,7 +1,7 @@
-"""Quantisation: numbers [O, I] to the bytes of blocks [O, bytes of a row].
+"""Quantisation of numbers [O, I] to the bytes of blocks [O, bytes of a row].
 
-Scales are found as by llama.cpp's quantiser without an importance matrix: among some candidates,
-those with the least weighted error. Q8_0 and Q4_0 are its bytes.
+Scales are chosen as in llama.cpp's quantiser without an importance matrix: the candidates with the
+lowest weighted error. Q8_0 and Q4_0 give the same bytes as llama.cpp.
 
 N blocks, S groups of a block, n values of a group.
 """
@@ -18,22 +18,22 @@ from . import block_formats as formats
 from .block_formats import BlockFormat, GroupFormat
 
 _LARGEST_E4M3 = 448.0
-# Partial sums, so that compiled searches add in the same order.
+# The number of partial sums, which fixes the order of additions for compiled searches too.
 SUMS = 4
-# Numbers that are encoded at a time: candidates take several times their memory.
+# Numbers encoded at a time: candidates take several times their memory.
 _PIECE = 1 << 18
 
 
 class WithMinimum(Protocol):
-    """Scales and (negated) minimums [N, S] of groups [N, S, n], for codes from 0 to ``most``.
-    ``importance`` weighs the errors, or with ``absolute`` their magnitudes. Candidates are
-    ``first`` and ``steps`` tenths from there on more than ``most``."""
+    """Scales and (negated) minimums [N, S] of groups [N, S, n], for codes from 0 to ``max_code``.
+    ``importance`` weighs squared errors, or with ``absolute`` their magnitudes. Candidates divide
+    the range by ``max_code + first + step / 10``, for ``step`` from 0 to ``steps``."""
 
     def __call__(
         self,
         x: torch.Tensor,
         importance: torch.Tensor,
-        most: int,
+        max_code: int,
         first: float,
         steps: int,
         *,
@@ -43,11 +43,11 @@ class WithMinimum(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """The searches for scales, which take nearly all of the time: by torch, or compiled for CPUs
-    (``cpu/scale_search.py``) with the same bits.
+    """The searches for scales, which take nearly all of the time: in torch, or compiled for CPUs
+    (``cpu/scale_search.py``) with identical results.
 
-    ``symmetric`` and ``one_by_one`` return scales [N, S] for codes from -``most`` to ``most`` - 1,
-    where large values count more; the second improves one code after the other.
+    ``symmetric`` and ``one_by_one`` return scales [N, S] for codes from -``max_code`` to
+    ``max_code`` - 1, weighted by squared values; the second improves the codes one by one.
     """
 
     with_minimum: WithMinimum
@@ -61,7 +61,7 @@ def encode(
     into: torch.Tensor | None = None,
     searches: Searches | None = None,
 ) -> torch.Tensor:
-    """Quantise numbers, in rows of whole blocks, to new memory or that of ``into``."""
+    """Quantise numbers, in rows of whole blocks, to ``into`` or new memory."""
     searches = searches or _TORCH
     rows, inputs = weight.shape
     if into is None:
@@ -107,10 +107,10 @@ def _q4_0(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
 def _q2_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     groups = blocks.unflatten(1, (16, 16))
     scales, minimums = searches.with_minimum(groups, groups.abs(), 3, -0.5, 15, absolute=True)
-    d, own = _shared(scales, 15)
-    dmin, least = _shared(minimums, 15)
-    codes = _codes(groups, d * own, dmin * least, 3)
-    packed = (own | least << 4).byte()
+    d, scale_codes = _shared(scales, 15)
+    dmin, min_codes = _shared(minimums, 15)
+    codes = _codes(groups, d * scale_codes, dmin * min_codes, 3)
+    packed = (scale_codes | min_codes << 4).byte()
     return torch.cat([packed, _planes(codes, 2), _half(d), _half(dmin)], dim=1)
 
 
@@ -139,21 +139,23 @@ def _q5_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
 
 
 def _four_or_five(
-    blocks: torch.Tensor, searches: Searches, most: int, first: float, steps: int
+    blocks: torch.Tensor, searches: Searches, max_code: int, first: float, steps: int
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The scales' fields, and codes [N, 8, 32]."""
     groups = blocks.unflatten(1, (8, 32))
     importance = (sum_of(groups.square()) / 32).sqrt() + groups.abs()
-    scales, minimums = searches.with_minimum(groups, importance, most, first, steps, absolute=False)
-    d, own = _shared(scales, 63)
-    dmin, least = _shared(minimums, 63)
-    codes = _codes(groups, d * own, dmin * least, most)
-    own, least = own.byte(), least.byte()
+    scales, minimums = searches.with_minimum(
+        groups, importance, max_code, first, steps, absolute=False
+    )
+    d, scale_codes = _shared(scales, 63)
+    dmin, min_codes = _shared(minimums, 63)
+    codes = _codes(groups, d * scale_codes, dmin * min_codes, max_code)
+    scale_codes, min_codes = scale_codes.byte(), min_codes.byte()
     packed = torch.cat(
         [
-            own[:, :4] | own[:, 4:] >> 4 << 6,
-            least[:, :4] | least[:, 4:] >> 4 << 6,
-            own[:, 4:] & 15 | (least[:, 4:] & 15) << 4,
+            scale_codes[:, :4] | scale_codes[:, 4:] >> 4 << 6,
+            min_codes[:, :4] | min_codes[:, 4:] >> 4 << 6,
+            scale_codes[:, 4:] & 15 | (min_codes[:, 4:] & 15) << 4,
         ],
         dim=1,
     )
@@ -174,15 +176,16 @@ def _q6_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
 def _with_minimum(
     x: torch.Tensor,
     importance: torch.Tensor,
-    most: int,
+    max_code: int,
     first: float,
     steps: int,
     *,
     absolute: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and (negated) minimums [N, S] of groups [N, S, n], for codes from 0 to ``most``."""
-    least = x.amin(-1, keepdim=True).clamp(max=0)
-    spread = x.amax(-1, keepdim=True) - least
+    """Scales and (negated) minimums [N, S] of groups [N, S, n], for codes from 0 to
+    ``max_code``."""
+    lowest = x.amin(-1, keepdim=True).clamp(max=0)
+    spread = x.amax(-1, keepdim=True) - lowest
     inverse = _inverse(spread)
     total, sum_x = sum_of(importance), sum_of(importance * x)
 
@@ -190,11 +193,13 @@ def _with_minimum(
         off = scale * codes + minimum - x
         return sum_of(importance * (off.abs() if absolute else off.square()))
 
-    scale, minimum = spread / most, least
-    codes = (most * inverse * (x - least)).round().clamp(0, most)
+    scale, minimum = spread / max_code, lowest
+    codes = (max_code * inverse * (x - lowest)).round().clamp(0, max_code)
     best = error(scale, minimum, codes)
     for step in range(steps + 1):
-        codes = ((first + 0.1 * step + most) * inverse * (x - least)).round().clamp(0, most)
+        codes = (
+            ((first + 0.1 * step + max_code) * inverse * (x - lowest)).round().clamp(0, max_code)
+        )
         sum_l = sum_of(importance * codes)
         sum_l2 = sum_of(importance * codes.square())
         sum_xl = sum_of(importance * codes * x)
@@ -203,39 +208,40 @@ def _with_minimum(
         a, b = (total * sum_xl - sum_x * sum_l) * over, (sum_l2 * sum_x - sum_l * sum_xl) * over
         positive = b > 0
         a, b = torch.where(positive, sum_xl * _inverse(sum_l2), a), b.masked_fill(positive, 0)
-        found = error(a, b, codes)
-        better = (determinant > 0) & (found < best)
+        new_error = error(a, b, codes)
+        better = (determinant > 0) & (new_error < best)
         scale, minimum = torch.where(better, a, scale), torch.where(better, b, minimum)
-        best = torch.where(better, found, best)
+        best = torch.where(better, new_error, best)
     return scale[..., 0], -minimum[..., 0]
 
 
-def _symmetric(x: torch.Tensor, most: int) -> torch.Tensor:
-    """Scales [N, S] for codes from -``most`` to ``most`` - 1, where large values count more."""
+def _symmetric(x: torch.Tensor, max_code: int) -> torch.Tensor:
+    """Scales [N, S] for codes from -``max_code`` to ``max_code`` - 1, where large values count
+    more."""
     inverse = _inverse(x.gather(-1, x.abs().argmax(-1, keepdim=True)))
     scale = best = torch.zeros_like(inverse)
     for step in (0, *range(-9, 0), *range(1, 10)):
-        codes = (-(most + 0.1 * step) * inverse * x).round().clamp(-most, most - 1)
+        codes = (-(max_code + 0.1 * step) * inverse * x).round().clamp(-max_code, max_code - 1)
         sum_lx = sum_of(x.square() * x * codes)
         sum_l2 = sum_of(x.square() * codes.square())
-        found = sum_lx * _inverse(sum_l2)
-        better = found * sum_lx > best
-        scale = torch.where(better, found, scale)
-        best = torch.where(better, found * sum_lx, best)
+        new_scale = sum_lx * _inverse(sum_l2)
+        better = new_scale * sum_lx > best
+        scale = torch.where(better, new_scale, scale)
+        best = torch.where(better, new_scale * sum_lx, best)
     return scale[..., 0]
 
 
-def _one_by_one(x: torch.Tensor, most: int) -> torch.Tensor:
-    """As ``_symmetric``, by codes of which one after the other is improved."""
+def _one_by_one(x: torch.Tensor, max_code: int) -> torch.Tensor:
+    """Like ``_symmetric``, but improves the codes one by one."""
     inverse = _inverse(x.gather(-1, x.abs().argmax(-1, keepdim=True)))
-    codes = (-most * inverse * x).round().clamp(-most, most - 1)
+    codes = (-max_code * inverse * x).round().clamp(-max_code, max_code - 1)
     weights = x.square()
     sum_lx, sum_l2 = sum_of(weights * x * codes)[..., 0], sum_of(weights * codes.square())[..., 0]
     for _ in range(5):
         for index in range(x.shape[-1]):
             one, weight, code = x[..., index], weights[..., index], codes[..., index]
             less_lx, less_l2 = sum_lx - weight * one * code, sum_l2 - weight * code.square()
-            new = (one * less_l2 * _inverse(less_lx)).round().clamp(-most, most - 1)
+            new = (one * less_l2 * _inverse(less_lx)).round().clamp(-max_code, max_code - 1)
             new_lx, new_l2 = less_lx + weight * one * new, less_l2 + weight * new.square()
             better = (less_lx > 0) & (new_l2 > 0)
             better &= new_lx.square() * sum_l2 > sum_lx.square() * new_l2
@@ -247,35 +253,36 @@ def _one_by_one(x: torch.Tensor, most: int) -> torch.Tensor:
     return sum_lx * _inverse(sum_l2)
 
 
-def _shared(scales: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fp16 scale [N, 1] of scales that are not negative, and these as integers up to
-    ``most``."""
+def _shared(scales: torch.Tensor, max_code: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fp16 factor [N, 1] of non-negative scales, and the scales as integers up to
+    ``max_code``."""
     largest = scales.amax(1, keepdim=True).clamp(min=0)
-    own = (most * _inverse(largest) * scales).round().clamp(0, most).int()
-    return (largest / most).half().float(), own
+    own = (max_code * _inverse(largest) * scales).round().clamp(0, max_code).int()
+    return (largest / max_code).half().float(), own
 
 
-def _signed(scales: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``_shared``, from -``most`` to ``most`` - 1: the largest becomes -``most``."""
+def _signed(scales: torch.Tensor, max_code: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Like ``_shared``, from -``max_code`` to ``max_code`` - 1; the largest becomes
+    -``max_code``."""
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
-    own = (-most * _inverse(largest) * scales).round().clamp(-most, most - 1).int()
-    return (largest / -most).half().float(), own
+    own = (-max_code * _inverse(largest) * scales).round().clamp(-max_code, max_code - 1).int()
+    return (largest / -max_code).half().float(), own
 
 
 def _codes(
     x: torch.Tensor,
     scales: torch.Tensor,
     minimums: torch.Tensor | None,
-    most: int,
+    max_code: int,
     low: int = 0,
 ) -> torch.Tensor:
-    """The nearest codes to groups [N, S, n], from ``low`` to ``most``."""
+    """The nearest codes to groups [N, S, n], from ``low`` to ``max_code``."""
     shifted = x if minimums is None else x + minimums[..., None]
-    return (shifted * _inverse(scales)[..., None]).round().clamp(low, most).int()
+    return (shifted * _inverse(scales)[..., None]).round().clamp(low, max_code).int()
 
 
 def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Bytes of 32 neighbours in the lowest bits, the next 32 in the next ones, and so on."""
+    """Bytes with 32 neighbours in the lowest bits, the next 32 in the next bits, and so on."""
     per_byte = 8 // bits
     parts = codes.flatten(1).byte().unflatten(1, (-1, per_byte, 32))
     return _bytes(parts, bits).flatten(1)
@@ -292,8 +299,8 @@ def _half(scales: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the last dimension, a multiple of ``SUMS``, in an order of its own: of every
-    ``SUMS``-th number first."""
+    """The sum over the last dimension, a multiple of ``SUMS``, in a fixed order: first over every
+    ``SUMS``-th number."""
     first, *others = x.split(SUMS, dim=-1)
     for each in others:
         first = first + each
@@ -302,7 +309,7 @@ def sum_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse(x: torch.Tensor) -> torch.Tensor:
-    """``1 / x``, and zero for zero."""
+    """``1 / x``, or 0 where x is 0."""
     return torch.where(x == 0, 0.0, 1 / x)
 
 

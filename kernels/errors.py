@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class KernelUnavailableError(RuntimeError):
-    """Kernels cannot be compiled on this machine, or give wrong results. The text says why."""
+    """Kernels cannot be compiled on this machine, or give wrong results."""

@@ -20,7 +20,7 @@ _BIAS = 2.0**120
 
 
 def castable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert ``x`` to a form that torch casts to ``dtype`` correctly and fast; itself if neither
+    """Convert ``x`` to a form that torch casts to ``dtype`` correctly and fast; no-op unless a
     dtype is fp8.
 
     Values beyond e4m3's range are clamped; NaN stays NaN.
@@ -33,7 +33,7 @@ def castable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def indexable(x: torch.Tensor) -> torch.Tensor:
-    """View fp8 as bytes: not every device and version of torch copies fp8 by index."""
+    """View fp8 as bytes: not every device and version of torch can index fp8."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
@@ -42,7 +42,7 @@ def _widened(x: torch.Tensor) -> torch.Tensor:
     # The largest code is NaN, whose bits would widen to 480. (any() is ten times slower.)
     if x.numel() and int((x.view(torch.uint8) & 0x7F).max()) == 0x7F:
         return x.float()
-    # int8, so that the sign is copied into every bit above it.
+    # Through int8, so that the sign is extended.
     bits = x.view(torch.int8).to(torch.int32)
     bits <<= _SHIFT
     bits &= _SIGN_EXPONENT_MANTISSA

@@ -12,12 +12,12 @@ from .fp8 import castable
 
 @dataclass(frozen=True, slots=True)
 class GroupedCodes:
-    """``scale * (code - zero) + minimum``, exactly as the blocks have it.
+    """``scale * (code - zero) + minimum``, exactly as in the blocks.
 
     ``codes`` are int8 [O, I], or uint8 [O, S, group / 2] with two codes in a byte: the low halves
-    are the group's first inputs, the high ones the others. With ``levels``, a code of 4 bits is the
-    index of its number; codes in e4m3 are numbers. ``scales`` and ``minimums``, fp16, bf16 or
-    fp32, are [O, S].
+    are the group's first inputs, the high halves the others. With ``levels``, a 4-bit code is the
+    index of a number; e4m3 codes are numbers. ``scales`` and ``minimums``, fp16, bf16 or fp32, are
+    [O, S].
     """
 
     codes: torch.Tensor
@@ -26,7 +26,7 @@ class GroupedCodes:
     group: int
     zero: int = 0
     levels: tuple[float, ...] | None = None
-    # Of which ``minimums`` are the products with scales, rounded where those are fp32.
+    # Exact zeros; ``minimums`` are their products with the scales, which may be rounded.
     zeros: torch.Tensor | None = None
 
     @property
@@ -50,7 +50,7 @@ class GroupedCodes:
         return replace(self, codes=codes, scales=scales, minimums=minimums, zeros=zeros)
 
     def packed(self) -> GroupedCodes:
-        """Two codes in a byte: each must be from 0 to 15."""
+        """Pack two codes, each from 0 to 15, in a byte."""
         if self.halves:
             return self
         groups = self.codes.view(torch.uint8).unflatten(1, (-1, 2, self.group // 2))

@@ -19,9 +19,8 @@ from .block_formats import BlockFormat
 from .quantized import QuantizedWeight
 from .reference import attention, latent, linear, norm, quantized_linear
 from .reference.activation import act_and_mul, activate
-from .reference.cache import IndexedCopies, write_cache, write_kv
+from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write_kv
 from .reference.experts import LoopedExperts
-from .reference.numpy_copies import NumpyBlockCopies
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
 from .scaled import CachedKV
@@ -44,10 +43,10 @@ from .signatures import (
 
 
 class Operators:
-    """All that models compute with, in plain torch, on any device.
+    """All operators of models, in plain torch, on any device.
 
-    Backends are subclasses that replace what they compute faster; this one is the oracle for them,
-    and what they fall back to.
+    Backends are subclasses that override what they compute faster; this class is their fallback and
+    the oracle of their tests.
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -61,25 +60,25 @@ class Operators:
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        """As ``prepare_linear``, computed from the codes of a quantised weight for activations of
-        ``dtype``; its inputs are in order. Kernels are compiled and tried here."""
+        """Like ``prepare_linear``, for a quantised weight with its inputs in order, and activations
+        of ``dtype``. Kernels are compiled and tried here."""
         return quantized_linear.DecodedLinear(weight, bias)
 
     def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
-        """Return whether a kernel of this backend multiplies activations of ``dtype`` with the
-        codes of a format. Without one, weights are decoded for each product."""
+        """True if this backend has a kernel for activations of ``dtype`` and codes of a format.
+        Without one, weights are decoded for each product."""
         return False
 
     def prepare_ordered(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        """As ``prepare_quantized``, also for a weight whose inputs are in another order."""
+        """Like ``prepare_quantized``, also for weights with reordered inputs."""
         order = weight.order
         in_order = self.prepare_quantized(replace(weight, order=None), bias, dtype)
         return in_order if order is None else OrderedLinear(in_order, order)
 
     def quantise(self, format: BlockFormat, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Write the blocks of numbers, in rows of whole blocks on the device of ``into``."""
+        """Quantise numbers, in rows of whole blocks, to ``into`` on the same device."""
         encode(format, weight, into)
 
     def prepare_experts(
@@ -92,8 +91,7 @@ class Operators:
         down_biases: list[torch.Tensor] | None = None,
     ) -> Experts:
         """Gated feed-forwards, one for each pair of weights, for activations of ``dtype``. Empties
-        the weights' lists, so that plain and packed weights of a layer are never all in memory at
-        once."""
+        the lists of weights, so that a layer's plain and packed weights are never all in memory."""
         return LoopedExperts(
             self._prepare_all(gate_up, gate_up_biases, dtype),
             self._prepare_all(down, down_biases, dtype),
@@ -129,8 +127,8 @@ class Operators:
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
     ) -> Queries:
-        """A layer up to its KV in the cache: ``rms_norm``, a product in runs of outputs, and
-        ``rope_and_cache_kv``. Takes at least one row, as ``prepare_feed_forward`` does."""
+        """The first part of a layer: ``rms_norm``, a product in runs of outputs, and
+        ``rope_and_cache_kv``. Needs at least one row, like ``prepare_feed_forward``."""
         product = joined(qkv)
 
         def queries(
@@ -153,9 +151,9 @@ class Operators:
         down: Sequence[Linear],
         activation: Activation,
     ) -> FeedForward:
-        """A layer from its attention on: the output projection, ``add_rms_norm`` with the layer's
-        input, and a gated feed-forward, to which that sum is added. Products are in runs of
-        outputs."""
+        """The part of a layer after attention: the output projection, ``add_rms_norm`` with the
+        layer's input, and a gated feed-forward, whose result is added to that sum. Products are in
+        runs of outputs."""
         project, enter, leave = (joined(runs) for runs in (o, gate_up, down))
 
         def feed_forward(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +163,7 @@ class Operators:
         return feed_forward
 
     def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """As ``prepare_linear``, of few outputs in fp32."""
+        """Like ``prepare_linear``, for few outputs in fp32."""
         return self.prepare_linear(weight, bias)
 
     def prepare_expert_feed_forward(
@@ -177,16 +175,14 @@ class Operators:
         routing: Routing,
         experts: Experts,
     ) -> FeedForward | None:
-        """As ``prepare_feed_forward``, with experts; ``None`` where one part after the other is as
-        fast."""
+        """Like ``prepare_feed_forward``, with experts; ``None`` if separate parts are as fast."""
         return None
 
     def prepare_decoding(
         self, layers: Sequence[LayerParts], head: OutputHead | None = None
     ) -> DecodingLayers | None:
-        """Consecutive layers of the same shapes and rotation, for steps in which all rows decode,
-        and the logits if they end with the ``head``; ``None`` where one part after the other is as
-        fast."""
+        """Consecutive layers of the same shapes and rotation, and the logits if they end with a
+        ``head``, for steps in which all rows decode; ``None`` if separate parts are as fast."""
         return None
 
     def prepare_block_copies(self) -> BlockCopies:
@@ -205,7 +201,7 @@ class Operators:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normalised sum of both, and the sum."""
+        """The normalised sum of both, and the sum."""
         return norm.add_rms_norm(x, residual, weight, eps)
 
     def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -234,7 +230,7 @@ class Operators:
         """Normalise the query and key heads if there is a weight, rotate them, and write keys and
         values to the cache. Returns the queries [T, H, D].
 
-        Only as many leading dimensions of a head are rotated as cos and sin are wide.
+        Only the leading dimensions of a head are rotated, as many as cos and sin have.
         """
         keys, values = cache
         kv_heads = keys.shape[0]
@@ -254,7 +250,7 @@ class Operators:
         cos_sin: CosSin,
     ) -> torch.Tensor:
         """Normalise the queries if there is a weight, and rotate them: for a layer that attends to
-        another one's keys and values."""
+        another layer's keys and values."""
         if norm_weight_HD is not None:
             q_THD = norm.head_rms_norm(q_THD, norm_weight_HD, eps)
         return apply_rotary(q_THD, cos_sin)
@@ -284,8 +280,8 @@ class Operators:
         return q_THD
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        """Return whether ``paged_attention`` of this kind takes ``AttentionMetadata.decodes``; it
-        gets none otherwise.
+        """True if ``paged_attention`` of this kind supports ``AttentionMetadata.decodes``, which is
+        ``None`` otherwise.
 
         Called before the first step: kernels are compiled and tried here.
         """
@@ -300,8 +296,8 @@ class Operators:
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Each row attends to its own sequence up to itself; [T, H, D]. ``sinks`` are scores in
-        fp32, if ``params`` has them."""
+        """Each row attends to its own sequence up to itself; [T, H, D]. ``sinks`` are fp32 scores,
+        if ``params`` has them."""
         sequences = metadata.sequences
         return attention.paged_attention(
             q_THD, keys_KND, values_KND, sequences, params, sinks_H=sinks_H
@@ -331,15 +327,15 @@ class Operators:
         metadata: AttentionMetadata,
         scale: float,
     ) -> torch.Tensor:
-        """As ``paged_attention``, over latents whose keys and values are products with ``k_up`` and
-        ``v_up``; [T, H, V]."""
+        """Like ``paged_attention``, over latents, whose products with ``k_up`` and ``v_up`` are
+        keys and values; [T, H, V]."""
         return latent.latent_attention(
             q_THD, latents, k_up_HNC, v_up_HVC, metadata.sequences, scale
         )
 
 
 def joined(runs: Sequence[Linear]) -> Linear:
-    """The product whose outputs are those of the runs, one after the other."""
+    """The product that concatenates the outputs of the runs."""
     if len(runs) == 1:
         return runs[0]
     return lambda x: torch.cat([run(x) for run in runs], dim=-1)

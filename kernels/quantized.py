@@ -1,4 +1,4 @@
-"""Quantised weights: bytes of blocks, and their codes, scales and minimums taken apart.
+"""Quantised weights as bytes of blocks, and their conversion to codes, scales and minimums.
 
 O outputs, I inputs, S groups of neighbouring inputs that share a scale.
 """
@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .block_codes import take_apart
+from .block_codes import unpack_blocks
 from .block_formats import PACKED_FORMATS, BlockFormat, GroupFormat
 from .grouped_codes import GroupedCodes
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight as its file has it: uint8 [O, bytes of a row]. ``order`` has the input at each place
-    of a row, if that is another one."""
+    """A weight in the bytes of its file: uint8 [O, bytes of a row]. ``order`` has the input at each
+    place of a row, if inputs are reordered."""
 
     format: BlockFormat
     blocks: torch.Tensor
@@ -37,19 +37,19 @@ class QuantizedWeight:
 
     def values(self) -> torch.Tensor:
         """The weight in fp32, [O, I]."""
-        placed = self.taken_apart().values()
+        placed = self.to_codes().values()
         if self.order is None:
             return placed
         return torch.empty_like(placed).index_copy_(1, self.order, placed)
 
-    def taken_apart(self) -> GroupedCodes:
-        """The codes as they are in the blocks."""
-        return take_apart(self.format, self.blocks.unflatten(1, (-1, self.format.nbytes)))
+    def to_codes(self) -> GroupedCodes:
+        """The codes in the order of the blocks."""
+        return unpack_blocks(self.format, self.blocks.unflatten(1, (-1, self.format.nbytes)))
 
 
 def grouped_codes(weight: QuantizedWeight) -> GroupedCodes:
-    """Take the blocks apart, for keeping: codes of up to 4 bits become halves of bytes."""
-    codes, format = replace(weight.taken_apart(), zeros=None), weight.format
+    """Unpack the blocks compactly: codes of up to 4 bits become halves of bytes."""
+    codes, format = replace(weight.to_codes(), zeros=None), weight.format
     few = isinstance(format, GroupFormat) and format.bits < 4 and format.values % 2 == 0
     return codes.packed() if few or format in PACKED_FORMATS else codes
 

@@ -1,7 +1,7 @@
-"""KV in eight bits with scales: in int8 one for each head and token, in fp8 one of the checkpoint.
+"""KV in eight bits with scales: in int8 one for each head and token, in fp8 the checkpoint's.
 
-K and V of a token have outliers in few dimensions and sizes that differ from token to token, so one
-scale for a whole layer would round most tokens of int8 away. e4m3 rounds small values as finely as
+K and V have outliers in few dimensions, and their magnitude differs between tokens, so with one
+scale for a whole layer, int8 would round most tokens to zero. e4m3 rounds small values as finely as
 large ones, and its one scale only moves a layer's range into that of the format.
 """
 
@@ -40,8 +40,8 @@ class _CodedKV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledKV(_CodedKV):
-    """One component of a layer's cache: ``values`` [heads, slots, dim] in int8, which ``scales``
-    [heads, slots, 1] are to be multiplied with."""
+    """One component of a layer's cache: ``values`` [heads, slots, dim] in int8, to be multiplied by
+    ``scales`` [heads, slots, 1]."""
 
     scales: torch.Tensor
 
@@ -58,17 +58,17 @@ class ScaledKV(_CodedKV):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorScaledKV(_CodedKV):
-    """One component of a layer's cache: ``values`` [heads, slots, dim] in fp8, all of which
-    ``scale`` is to be multiplied with."""
+    """One component of a layer's cache: ``values`` [heads, slots, dim] in fp8, to be multiplied by
+    ``scale``."""
 
     scale: float
 
     def encoded(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` as values, which are clamped to the largest of the format."""
+        """``x`` as values, clamped to the range of the format."""
         return castable(x.float() / self.scale, self.dtype).to(self.dtype)
 
     def decoded(self, values: torch.Tensor) -> torch.Tensor:
-        """What some of the values stand for, in float32."""
+        """Some of the values, dequantised to float32."""
         return castable(values, torch.float32).float() * self.scale
 
     def write(self, x: torch.Tensor) -> None:
@@ -80,7 +80,7 @@ class TensorScaledKV(_CodedKV):
         return self.decoded(self.values)
 
 
-# A component of a layer's cache, as kernels read and write it.
+# A component of a layer's cache, for kernels.
 CachedKV = torch.Tensor | ScaledKV | TensorScaledKV
 
 

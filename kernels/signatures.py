@@ -1,4 +1,4 @@
-"""Types of what operators take and return.
+"""Types of the arguments and results of operators.
 
 Shapes: T rows of a step, C hidden width, H query heads, K KV heads, G = H / K query heads of a KV
 head, R = H + K heads that are rotated, X = H + 2 K heads of a row, D head dimension, N slots of the
@@ -20,20 +20,20 @@ from .scaled import CachedKV
 
 # x -> x @ weight.T + bias, for a weight that was prepared once.
 Linear = Callable[[torch.Tensor], torch.Tensor]
-# Outputs one after the other, in runs of numbers or of one format.
+# A weight in runs of outputs, each of plain numbers or in one format.
 Weight = tuple[torch.Tensor | QuantizedWeight, ...]
 # cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
 CosSin = tuple[torch.Tensor, torch.Tensor]
-# A memory of the KV cache, a tensor for each component: keys and values, or latents.
+# A layer's KV cache, one tensor for each component: keys and values, or latents.
 LayerKV = tuple[CachedKV, ...]
-# Those of one layer.
+# The caches of all layers.
 Memories = Sequence[LayerKV]
 
 
 @runtime_checkable
 class QuantizedLinear(Protocol):
-    """A ``Linear`` whose rows can be looked up, as in a table of embeddings: of a quantised weight,
-    or of one that a backend keeps in blocks as if it were."""
+    """A ``Linear`` whose rows can be looked up, as embeddings: for a quantised weight, or a plain
+    one that a backend stores in blocks."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
@@ -49,21 +49,21 @@ class Experts(Protocol):
         self,
         x: torch.Tensor,
         weights: torch.Tensor,
-        chosen: torch.Tensor,
+        expert_ids: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Add to ``out`` [T, C] the chosen experts' results for each row of ``x``, weighted.
+        """Add the weighted results of each row's experts to ``out`` [T, C].
 
-        ``weights`` and ``chosen``, the indices of experts, are [T, chosen experts].
+        ``weights`` and ``expert_ids`` are [T, experts of a row].
         """
 
 
-# The rows' queries from the layer's input, whose KV is written to the cache.
+# Computes the rows' queries from the layer's input, and writes its KV to the cache.
 Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]
-# The layer's output from what the rows attended to, and the layer's input.
+# Computes the layer's output from the result of attention and the layer's input.
 FeedForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# The last layer's output from the first one's input where all rows decode, with the cache of each
-# layer; ``None``, and nothing written, for caches that are not read so.
+# Computes the last layer's output from the first one's input and the layers' caches, if all rows
+# decode; ``None``, without side effects, for unsupported caches.
 DecodingLayers = Callable[
     [torch.Tensor, CosSin, Sequence[LayerKV], torch.Tensor, DecodeMetadata], torch.Tensor | None
 ]
@@ -71,12 +71,12 @@ DecodingLayers = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a router's logits choose a row's experts: those with the best scores, to which the
-    ``correction`` [E] is added for the choice only. Scores weight the experts' results, divided by
-    the sum of the chosen ones' if ``normalise``, times ``scale``."""
+    """How a router's logits select a row's experts: the ``top_k`` with the best scores, to which
+    ``correction`` [E] is added for the selection only. Scores weight the experts' results, divided
+    by the selected scores' sum if ``normalise``, times ``scale``."""
 
     scoring: Literal["softmax", "sigmoid"]
-    chosen: int
+    top_k: int
     correction: torch.Tensor | None
     normalise: bool
     scale: float
@@ -84,7 +84,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """A layer of the usual kind: its two parts, and the attention between them."""
+    """A standard layer: its two parts, and the attention between them."""
 
     queries: Queries
     feed_forward: FeedForward
@@ -94,7 +94,7 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """What makes logits of the last layer's output: a norm, and the products' runs."""
+    """The norm and the products, in runs, that compute logits from the last layer's output."""
 
     norm_weight: torch.Tensor
     eps: float
@@ -104,29 +104,31 @@ class OutputHead:
 class BlockCopies(Protocol):
     """Copies of whole blocks of a cache in a CPU's memory.
 
-    ``held`` is [K, blocks, bytes of a block], uint8, and so are the others; a head's blocks lie
-    side by side. ``indices`` are int64, and the caller has checked that they name blocks.
+    All arrays are uint8 [K, blocks, bytes of a block], with a head's blocks side by side.
+    ``indices`` are int64, and the caller has checked that the blocks exist.
     """
 
-    def gather(self, held: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
-        """``out[:, i] = held[:, indices[i]]``."""
+    def gather(self, cached: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+        """``out[:, i] = cached[:, indices[i]]``."""
 
-    def scatter(self, held: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-        """``held[:, indices[i]] = data[:, i]``."""
+    def scatter(self, cached: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
+        """``cached[:, indices[i]] = data[:, i]``."""
 
 
 class SlotCopies(Protocol):
-    """Copies between slots of a cache in a GPU's memory and consecutive rows, which may be in the
-    host's.
+    """Copies between slots of a cache in GPU memory and consecutive rows, which may be in host
+    memory.
 
-    ``held`` is [K, N, D] of any dtype, and ``rows`` [K, T, D] of the same one. The caller has
-    checked that the slots exist.
+    ``cache`` is [K, N, D] of any dtype, ``rows`` is [K, T, D] of the same. The caller has checked
+    that the slots exist.
     """
 
-    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
-        """``rows[:] = held[:, slots]``."""
+    def gather(
+        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    ) -> None:
+        """``rows[:] = cache[:, slots]``."""
 
     def scatter(
-        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
     ) -> None:
-        """``held[:, slots] = rows``."""
+        """``cache[:, slots] = rows``."""

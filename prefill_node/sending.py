@@ -131,7 +131,7 @@ class Sending:
         await self._inbox.close(self._attempt, sending=True)
         core.unstream(self._sequence)
         core.cancel(self._sequence)
-        core.release_held(self._sequence)
+        core.release_blocks(self._sequence)
         self._transfer.enter(PrefillState.RELEASED)
         self._spans.close()
 
@@ -141,7 +141,7 @@ class Sending:
             # A step for this prompt, or for one ahead of it, may take half an hour; the watchdog
             # ends one that hangs.
             self._transfer.progress()
-        seconds = min(HEARTBEAT_SECONDS, self._transfer.left)
+        seconds = min(HEARTBEAT_SECONDS, self._transfer.remaining)
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(seconds):

@@ -184,5 +184,5 @@ def test_no_file_and_no_peer_can_run_code() -> None:
     modules = [*MODULES, Path("__init__.py"), Path("__main__.py")]
     found = {str(m): list(_unsafe(m)) for m in modules}
     # Compiled kernels are code in any form; only their user can change their folder.
-    kept = {"kernels/cpu/kept_code.py": ["pickle"]}
+    kept = {"kernels/cpu/code_store.py": ["pickle"]}
     assert {name: calls for name, calls in found.items() if calls} == kept

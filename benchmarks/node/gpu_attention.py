@@ -139,7 +139,7 @@ def sweep(load: AttentionLoad, work: Callable[[], None]) -> None:
 
 def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any:
     attend, combine = constants(*arguments)
-    return attend | {"TILE": tile}, combine
+    return attend | {"BLOCK_N": tile}, combine
 
 
 def measured(load: AttentionLoad) -> Iterator[dict[str, Any]]:

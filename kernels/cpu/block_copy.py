@@ -1,10 +1,10 @@
 """Copies of whole blocks between the KV cache and a buffer: ``BlockCopies``.
 
-One core reads and writes memory in random order at a fraction of its speed in sequence. Two things
-help, which libraries' copies of a few KiB leave out: the first lines of a piece are requested two
-pieces ahead, after which the CPU foresees the rest, and writes to the cache bypass the CPU's own
-caches, so that no line is fetched only to be overwritten. KV of a prompt that arrives is larger
-than those, and would displace what the decode steps beside it use.
+One core accesses memory in random order at a fraction of its sequential speed. Two things help that
+libraries do not do for copies of a few KiB: the first lines of a piece are prefetched two pieces
+ahead, after which the CPU's own prefetcher continues, and writes to the KV cache bypass the CPU's
+caches, so that no line is fetched only to be overwritten. A received prompt's KV is larger than the
+CPU's caches, and would evict the data of concurrent decode steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from ..reference.numpy_copies import NumpyBlockCopies
+from ..reference.cache import NumpyBlockCopies
 from .jit import kernel
 
 LINE = 64
-# Requested of a piece while those before it are copied: enough for the CPU to see the sequence.
+# Pieces to prefetch ahead, and the lines of each: enough to start the CPU's own prefetcher.
 _AHEAD, _FIRST_LINES = 2, 4
 
 _WORD = ir.IntType(32)
@@ -31,7 +31,7 @@ _LINE = ir.VectorType(ir.IntType(64), LINE // 8)
 
 @intrinsic
 def _request(typing: Any, address: Any) -> Any:
-    """Begin to load a line."""
+    """Prefetch a line."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _WORD, _WORD, _WORD])
@@ -63,13 +63,13 @@ def _line_copy(*, stream: bool) -> Callable[..., Any]:
 
 
 _copy_line = _line_copy(stream=False)
-# Past the CPU's caches, to a whole line.
+# A non-temporal store of a whole line.
 _stream_line = _line_copy(stream=True)
 
 
 @intrinsic
 def _finish_streams(typing: Any) -> Any:
-    """Order all lines before what this thread writes next, as seen by others."""
+    """Order streamed lines before this thread's next writes, for other threads."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -80,11 +80,17 @@ def _finish_streams(typing: Any) -> Any:
 
 @kernel()
 def _gather(
-    held: int, held_step: int, out: int, out_step: int, heads: int, indices: np.ndarray, size: int
+    cached: int,
+    cache_step: int,
+    out: int,
+    out_step: int,
+    heads: int,
+    indices: np.ndarray,
+    size: int,
 ) -> None:
     count = len(indices)
     for head in range(heads):
-        source, target = held + head * held_step, out + head * out_step
+        source, target = cached + head * cache_step, out + head * out_step
         for i in range(count):
             later = source + indices[min(i + _AHEAD, count - 1)] * size
             for at in range(0, min(size, _FIRST_LINES * LINE), LINE):
@@ -97,10 +103,16 @@ def _gather(
 
 @kernel()
 def _scatter(
-    held: int, held_step: int, data: int, data_step: int, heads: int, indices: np.ndarray, size: int
+    cached: int,
+    cache_step: int,
+    data: int,
+    data_step: int,
+    heads: int,
+    indices: np.ndarray,
+    size: int,
 ) -> None:
     for head in range(heads):
-        target, source = held + head * held_step, data + head * data_step
+        target, source = cached + head * cache_step, data + head * data_step
         for i in range(len(indices)):
             piece = target + indices[i] * size
             for at in range(0, size, LINE):
@@ -110,7 +122,7 @@ def _scatter(
 
 
 class CompiledBlockCopies(NumpyBlockCopies):
-    """Blocks of whole lines are copied by kernels, others by numpy."""
+    """Copies blocks of whole lines with kernels, others with numpy."""
 
     def __init__(self) -> None:
         """Compiles the kernels, or loads them from disk."""
@@ -121,23 +133,23 @@ class CompiledBlockCopies(NumpyBlockCopies):
         self.gather(aligned, only, aligned.copy())
         self.scatter(aligned, only, aligned.copy())
 
-    def gather(self, held: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+    def gather(self, cached: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
         """See ``BlockCopies``."""
-        if held.shape[2] % LINE:
-            super().gather(held, indices, out)
+        if cached.shape[2] % LINE:
+            super().gather(cached, indices, out)
         else:
-            _gather(*_places(held, out), indices, held.shape[2])
+            _gather(*_places(cached, out), indices, cached.shape[2])
 
-    def scatter(self, held: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
+    def scatter(self, cached: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
         """See ``BlockCopies``."""
-        if held.shape[2] % LINE or held.ctypes.data % LINE or held.strides[0] % LINE:
-            super().scatter(held, indices, data)
+        if cached.shape[2] % LINE or cached.ctypes.data % LINE or cached.strides[0] % LINE:
+            super().scatter(cached, indices, data)
         else:
-            _scatter(*_places(held, data), indices, held.shape[2])
+            _scatter(*_places(cached, data), indices, cached.shape[2])
 
 
-def _places(held: np.ndarray, whole: np.ndarray) -> tuple[int, int, int, int, int]:
+def _places(cached: np.ndarray, whole: np.ndarray) -> tuple[int, int, int, int, int]:
     """Addresses and distances between heads. Blocks of a head lie side by side in both."""
-    for each in (held, whole):
+    for each in (cached, whole):
         assert each[0].flags.c_contiguous, (each.shape, each.strides)
-    return held.ctypes.data, held.strides[0], whole.ctypes.data, whole.strides[0], len(held)
+    return cached.ctypes.data, cached.strides[0], whole.ctypes.data, whole.strides[0], len(cached)

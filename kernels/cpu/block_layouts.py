@@ -1,10 +1,10 @@
 """Weights in panels of ``LANES`` outputs, for products of bytes.
 
-A code is less than 2^8 and stands for ``scale * (code - zero) + minimum``; with ``levels``, it is
-the index of a number in a table first, and floats (e4m3, bf16) are numbers themselves. 32
-neighbouring inputs are a block, 4 of them a word. A panel has the words of its outputs side by
-side, 64 bytes: one register of AVX-512. Of the number of a ``book``'s row the lowest 8 bits are a
-byte of a line; each bit above them is in a mask of its own, of the four rows that a line has.
+A code is less than 2^8 and means ``scale * (code - zero) + minimum``; with ``levels``, it is first
+replaced by a number from a table, and floats (e4m3, bf16) are numbers themselves. 32 neighbouring
+inputs are a block, 4 of them a word. A panel has the words of its outputs side by side, 64 bytes:
+one AVX-512 register. The lowest 8 bits of a codebook's row index are a byte of a line; each higher
+bit is in its own mask, for the four rows of a line.
 
 A weight is one array of bytes, a section after the other:
 
@@ -26,7 +26,7 @@ from typing import Literal
 
 import torch
 
-from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4, choose_rows, codebook
+from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4, codebook, read_rows
 from ..block_formats import BF16, CODEBOOKS, BlockFormat, Codebook, GroupFormat, Scale
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
@@ -39,7 +39,7 @@ WORDS = BLOCK // 4
 # Blocks that share the factors of their scales.
 SUPER = 8
 LINE = 64
-# Weights that are brought into panels at a time.
+# Weights packed at a time.
 _PIECE = 1 << 20
 
 # A scale is a number; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of
@@ -59,27 +59,27 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the kernels of one format are compiled for."""
+    """The layout of a format's panels, for which kernels are compiled."""
 
-    # Widths and positions of the planes' bits.
+    # Width and position of each plane's bits.
     planes: tuple[tuple[int, int], ...]
     zero: int = 0
     minimums: bool = False
-    # A group has a zero of its own, an int8 that is added to ``zero``.
+    # True if each group has its own zero, an int8 that is added to ``zero``.
     zeros: bool = False
     # Inputs that share a scale.
     group: int = BLOCK
     scales: ScaleKind = "fp16"
-    # The numbers that codes stand for, and the one of which they are multiplied as multiples.
+    # The numbers of codes, and the unit of which they are multiples in products.
     levels: tuple[float, ...] = ()
     unit: float = 1.0
-    # Where a block in the file has the fp16 factors of its scales and minimums.
+    # Offsets of the fp16 factors of scales and minimums in a block of the file.
     supers: tuple[int, ...] = ()
     # Codes are e4m3, or bf16 if they have 16 bits.
     floats: bool = False
-    # Rows of the codebook, and the codes of each: neighbours, which have signs, or are moved.
+    # Rows of the codebook, and numbers of a row; these have signs, or are moved together.
     book: int = 0
-    chosen: int = 8
+    row_size: int = 8
     moves: bool = False
 
     @property
@@ -99,13 +99,13 @@ class Layout:
 
     @property
     def level_bytes(self) -> int:
-        """Bytes of a multiple of the levels' unit, of which the lowest are first."""
+        """Bytes of a multiple of the levels' unit, little-endian."""
         return (2 if self.zero > 1 << 7 else 1) if self.levels else 0
 
     @property
     def row_lines(self) -> int:
         """Lines of a panel's row numbers of a block."""
-        return WORDS // self.chosen if self.book else 0
+        return WORDS // self.row_size if self.book else 0
 
     @property
     def masks(self) -> int:
@@ -151,7 +151,8 @@ class Layout:
         return LANES * 2 * len(self.supers)
 
     def sections(self, panels: int, blocks: int) -> tuple[int, int, int, int, int]:
-        """Where scales, supers, zeros or masks, and levels begin, and the whole weight's bytes."""
+        """The offsets of scales, supers, zeros or masks, and levels, and the weight's total
+        bytes."""
         scales = panels * blocks * self.code_bytes
         supers = scales + panels * (blocks // self.sharing) * self.groups * self.scale_bytes
         zeros = supers + panels * (blocks // SUPER) * self.super_bytes
@@ -212,7 +213,7 @@ def _book(book: Codebook, numbers: tuple[int, ...]) -> Layout:
         levels=tuple(each * book.part for each in levels),
         unit=book.part,
         book=book.rows,
-        chosen=book.chosen,
+        row_size=book.row_size,
         moves=book.moves,
     )
 
@@ -266,12 +267,12 @@ def layout_of(format: BlockFormat) -> Layout | None:
 
 
 def has_layout(weight: QuantizedWeight) -> bool:
-    """Return whether a weight can be brought into panels."""
+    """True if a weight can be packed into panels."""
     return layout_of(weight.format) is not None and weight.inputs % BLOCK == 0
 
 
 class Panels:
-    """One weight in memory that has been taken for it."""
+    """One weight in preallocated memory."""
 
     def __init__(self, layout: Layout, data: torch.Tensor, outputs: int, inputs: int) -> None:
         self.layout = layout
@@ -310,8 +311,8 @@ class Panels:
         ]
 
     def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
-        """Bring a weight, or only its codes or scales, into panels by torch: the reference of
-        ``block_packing.pack``. Outputs that fill the last panel are zero."""
+        """Pack a weight, or only its codes or scales, with torch: the reference of
+        ``block_packing.pack``. Outputs that pad the last panel are zero."""
         if self.layout.levels:
             self._levels[:] = _table(self.layout)
         if self.layout.book:
@@ -331,7 +332,7 @@ class Panels:
             if self.layout.book:
                 self._fill_rows(where, part)
                 continue
-            grouped = part.taken_apart()
+            grouped = part.to_codes()
             if codes:
                 self.codes[where] = _across(self._words(grouped))
             if scales:
@@ -340,7 +341,7 @@ class Panels:
     def _fill_scales(self, where: slice, weight: QuantizedWeight, grouped: GroupedCodes) -> None:
         layout = self.layout
         blocks = weight.blocks.view(len(weight.blocks), -1, weight.format.nbytes)
-        # Of groups that have the same scale, the first.
+        # The first of each run of groups with the same scale.
         scales = grouped.scales[:, :: layout.group // grouped.group]
         scales = scales.unflatten(1, (-1, layout.groups))
         minimums = grouped.minimums if layout.minimums else None
@@ -367,21 +368,21 @@ class Panels:
     def _fill_rows(self, where: slice, weight: QuantizedWeight) -> None:
         layout, outputs = self.layout, weight.outputs
         blocks = weight.blocks.unflatten(1, (-1, weight.format.nbytes))
-        found = choose_rows(weight.format, blocks)
-        rows = found.rows.reshape(outputs, -1, layout.row_lines, 4)
+        source = read_rows(weight.format, blocks)
+        rows = source.rows.reshape(outputs, -1, layout.row_lines, 4)
         words = (rows & 0xFF).byte()
         high = range(8, layout.book.bit_length() - 1)
         single = [rows[:, :, line] >> bit & 1 for line in range(layout.row_lines) for bit in high]
-        if found.signs is not None:
-            words = torch.cat([words, found.signs.reshape(outputs, -1, 1, 4)], dim=2)
-        if found.down is not None:
-            single.append(found.down.reshape(outputs, -1, 4))
+        if source.signs is not None:
+            words = torch.cat([words, source.signs.reshape(outputs, -1, 1, 4)], dim=2)
+        if source.down is not None:
+            single.append(source.down.reshape(outputs, -1, 4))
         self.codes[where] = _across(words.view(torch.int32).squeeze(-1))
         if single:
             bits = torch.cat(single, dim=-1).int() << torch.arange(4 * layout.masks)
             self._masks[where] = _across(bits.sum(-1).to(self._masks.dtype))
-        self.supers[where] = _across(found.scale)
-        scales = found.scales.reshape(outputs, -1, layout.groups, 1).byte()
+        self.supers[where] = _across(source.scale)
+        scales = source.scales.reshape(outputs, -1, layout.groups, 1).byte()
         if layout.scales == "odd":
             halves = scales >> 1
             scales = halves[:, :, :1] | halves[:, :, 1:] << 4
@@ -398,7 +399,7 @@ class Panels:
         codes = codes.view(torch.uint8).view(outputs, -1, WORDS, 4)
         if not layout.levels and (added := layout.zero - grouped.zero):
             codes = codes + added
-        made = []
+        parts = []
         for width, position in layout.planes:
             bits = codes >> position if position else codes
             if len(layout.planes) > 1:
@@ -407,12 +408,12 @@ class Panels:
             plane = bits[:, :, 0]
             for k in range(1, WORDS // width):
                 plane = plane | bits[:, :, k] << width * k
-            made.append(plane)
-        whole = made[0] if len(made) == 1 else torch.cat(made, dim=2)
+            parts.append(plane)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         return whole.contiguous().view(torch.int32).squeeze(-1)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The weights of some outputs in fp32, as ``dequantize`` has them."""
+        """The weights of some outputs in fp32, as from ``dequantize``."""
         layout = self.layout
         panels, lanes = outputs // LANES, outputs % LANES
         if layout.scales == "none":
@@ -420,7 +421,7 @@ class Panels:
             return _middle_swapped(pairs).float()
         words = self.codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
-        codes = self._looked_up(words, panels, lanes) if layout.book else self._in_order(words)
+        codes = self._look_up(words, panels, lanes) if layout.book else self._in_order(words)
         middle = 128 if layout.planes == _PLANES[8] else layout.zero
         if layout.floats:
             codes = codes.view(torch.float8_e4m3fn)
@@ -441,16 +442,16 @@ class Panels:
     def row_scales(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The scales and minimums of some outputs in fp32, [O, groups]."""
         layout = self.layout
-        found = self.scales[outputs // LANES, ..., outputs % LANES]
+        entries = self.scales[outputs // LANES, ..., outputs % LANES]
         if layout.scales == "halves":
-            found = torch.cat([found & 15, found >> 4], dim=-1)
+            entries = torch.cat([entries & 15, entries >> 4], dim=-1)
         if layout.scales == "odd":
-            found = 2 * torch.cat([found & 15, found >> 4], dim=2) + 1
+            entries = 2 * torch.cat([entries & 15, entries >> 4], dim=2) + 1
         if layout.scales == "exponent":
-            wide = found.int()
+            wide = entries.int()
             scales = torch.where(wide < 2, 0x00200000 << wide, (wide - 1) << 23).view(torch.float32)
         else:
-            scales = found.float()
+            scales = entries.float()
         if layout.supers:
             supers = self.supers[outputs // LANES, ..., outputs % LANES].float()
             scales = scales * supers.repeat_interleave(SUPER, dim=1)[:, :, None]
@@ -458,16 +459,16 @@ class Panels:
 
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         """The codes of words of planes, [O, I]."""
-        made, first = [], 0
+        parts, first = [], 0
         for width, position in self.layout.planes:
             plane, first = words[:, :, first : first + width], first + width
             if width < 8:
                 bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
                 plane = torch.cat(bits, dim=2) << position
-            made.append(plane)
-        return reduce(torch.bitwise_or, made).flatten(1)
+            parts.append(plane)
+        return reduce(torch.bitwise_or, parts).flatten(1)
 
-    def _looked_up(
+    def _look_up(
         self, words: torch.Tensor, panels: torch.Tensor, lanes: torch.Tensor
     ) -> torch.Tensor:
         """The codes of row numbers and signs, [O, I]."""
@@ -481,7 +482,7 @@ class Panels:
             for bit in range(extra):
                 rows[:, :, line] |= single[:, :, line * extra + bit].int() << 8 + bit
         pairs = self._book.T[rows.flatten(2)]  # [O, B, rows, 2]
-        width = 16 // layout.chosen
+        width = 16 // layout.row_size
         shifts = torch.arange(0, 8, width, dtype=torch.uint8)
         numbers = (pairs[..., None] >> shifts & (1 << width) - 1).flatten(2)
         if layout.moves:
@@ -513,7 +514,7 @@ def _table(layout: Layout) -> torch.Tensor:
 
 
 def _middle_swapped(numbers: torch.Tensor) -> torch.Tensor:
-    """[O, I], of which the second and third of each four neighbours change places."""
+    """[O, I] with the second and third of each four neighbours swapped."""
     return numbers.unflatten(1, (-1, 2, 2)).transpose(2, 3).flatten(1)
 
 
@@ -523,7 +524,7 @@ def _across(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _quotients(products: torch.Tensor, supers: torch.Tensor) -> torch.Tensor:
-    """The whole numbers [O, S] that the factors [O, super-blocks] were multiplied by: fp32 has
-    their products exactly."""
+    """The integers [O, S] by which the factors [O, super-blocks] were multiplied; their products
+    are exact in fp32."""
     each = products.unflatten(1, (supers.shape[1], -1))
     return (each / supers.float()[..., None]).nan_to_num(0, 0, 0).flatten(1)

@@ -1,9 +1,9 @@
 """Compiled packing of blocks into panels (``block_layouts.py``).
 
-Nearly all of a panel are bits of the file at other places, so one kernel packs all formats by
-tables. These are found by asking ``Panels.fill``, the reference: it packs blocks of which a single
-bit is set, and where that comes out is where the kernel brings it. What is computed from the
-blocks instead, as NVFP4's scales in fp16, is left to the reference.
+Nearly all bits of a panel are bits of the file in other places, so one kernel packs all formats by
+tables. The tables come from ``Panels.fill``, the reference: it packs blocks with a single bit set,
+which shows where the kernel must move that bit. Sections that are computed, such as NVFP4's scales
+in fp16, are left to the reference.
 
 A unit is the shortest run of inputs that has whole blocks of the file and whole entries of each
 section of a panel.
@@ -49,8 +49,8 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """How a format is packed: the bytes of a unit, and where in it words of four bytes begin that
-    the sections' moves are made of. ``None`` for a section that is computed."""
+    """How a format is packed: the bytes of a unit, the offsets of the words of four bytes in it
+    that moves use, and the moves of each section (``None`` for a computed section)."""
 
     nbytes: int
     words: np.ndarray
@@ -61,8 +61,8 @@ _NOTHING = Moves(np.zeros(1, np.int64), np.zeros((0, 4), np.uint32), np.zeros(0,
 
 
 def pack(panels: Panels, weight: QuantizedWeight) -> None:
-    """Bring a weight into panels that were made for its format and shape, on all threads: what
-    ``Panels.fill`` does. Sections that are computed from the blocks are left to that.
+    """Pack a weight into panels of its format and shape, on all threads. Computed sections are left
+    to ``Panels.fill``.
 
     ``weight.blocks`` are uint8 [outputs, bytes of a row]; its inputs must be in order, and a
     multiple of ``BLOCK`` and of the layout's ``group``.
@@ -71,7 +71,7 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
     if _unit(weight.format, panels.layout) > _LONGEST:
         panels.fill(weight)
         return
-    if weight.format == TQ1_0:  # whose digits are computed; the layout is that of two bits
+    if weight.format == TQ1_0:  # its digits are computed; the layout has two bits
         weight = _in_two_bits(weight)
     blocks = array(weight.blocks)
     whole = len(blocks) // LANES * LANES
@@ -95,31 +95,31 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
 
 @cache
 def tables_of(format: BlockFormat, layout: Layout) -> Tables:
-    """Found by packing units that differ in one bit; random ones show whether that is all."""
+    """Build tables by packing units that differ in one bit; random units verify them."""
     unit = _unit(format, layout)
     nbytes = format.bytes_of(unit)
     blocks = torch.zeros(unit // format.values, format.nbytes, dtype=torch.uint8)
     factors = torch.zeros_like(blocks, dtype=torch.bool)
     # Scales of books are not computed from their factors.
     for at in () if layout.book else layout.supers:
-        blocks[:, at + 1] = _ONE  # what the reference divides by is never zero
+        blocks[:, at + 1] = _ONE  # the reference divides by it
         factors[:, at : at + 2] = True
     base, factors = blocks.flatten(), factors.flatten()
     bits = torch.eye(8 * nbytes, dtype=torch.uint8).unflatten(1, (nbytes, 8))
     bits = (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(0, 256, (_SAMPLES, nbytes), generator=generator).byte()
-    tried = torch.cat([base[None], base ^ bits, torch.where(factors, base, random)])
-    size = layout.sections(-(-len(tried) // LANES), unit // BLOCK)[-1]
-    panels = Panels(layout, torch.empty(size, dtype=torch.uint8), len(tried), unit)
-    panels.fill(QuantizedWeight(format, tried))
-    flips = np.unpackbits((tried ^ base).numpy(), axis=1, bitorder="little").astype(bool)
+    samples = torch.cat([base[None], base ^ bits, torch.where(factors, base, random)])
+    size = layout.sections(-(-len(samples) // LANES), unit // BLOCK)[-1]
+    panels = Panels(layout, torch.empty(size, dtype=torch.uint8), len(samples), unit)
+    panels.fill(QuantizedWeight(format, samples))
+    flips = np.unpackbits((samples ^ base).numpy(), axis=1, bitorder="little").astype(bool)
     of_base = np.unpackbits(base.numpy(), bitorder="little").astype(bool)
     words: dict[int, int] = {}
-    found: list[Moves | None] = []
+    moves: list[Moves | None] = []
     for number, section in enumerate(panels.sections()):
         by_unit = section.movedim(-1, 1).flatten(0, 1)
-        entries = by_unit[: len(tried)].numpy()
+        entries = by_unit[: len(samples)].numpy()
         one, random_ones = np.split(entries[1:], [8 * nbytes])
         changed = one ^ entries[0]
         if number < _SUPERS:
@@ -129,8 +129,8 @@ def tables_of(format: BlockFormat, layout: Layout) -> Tables:
         ]
         constants = entries[0] ^ np.bitwise_xor.reduce(changed[of_base])
         alike = np.array_equal(expected, random_ones)
-        found.append(_moves(changed, constants, nbytes, words) if alike else None)
-    return Tables(nbytes, np.array(list(words), np.int64), tuple(found))
+        moves.append(_moves(changed, constants, nbytes, words) if alike else None)
+    return Tables(nbytes, np.array(list(words), np.int64), tuple(moves))
 
 
 def _unit(format: BlockFormat, layout: Layout) -> int:
@@ -138,8 +138,8 @@ def _unit(format: BlockFormat, layout: Layout) -> int:
 
 
 def _moves(changed: np.ndarray, constants: np.ndarray, nbytes: int, words: dict[int, int]) -> Moves:
-    """The moves by which a bit of the unit changes entries, ``changed`` [bits, entries]. Adds to
-    ``words`` where they begin, with their numbers."""
+    """The moves for ``changed`` [bits, entries], the changes of entries by each bit of the unit.
+    Adds the offsets of the words that they use to ``words``."""
     firsts, fields = [0], []
     for entry in changed.T:
         masks: dict[tuple[int, int], int] = {}
@@ -166,7 +166,7 @@ def _in_two_bits(weight: QuantizedWeight) -> QuantizedWeight:
 
 @kernel(parallel=True)
 def _spread_digits(digits: np.ndarray, pairs: np.ndarray) -> None:
-    """The bytes of TQ1_0, each of which is a fraction to the base of three, as those of TQ2_0."""
+    """Convert the bytes of TQ1_0, which are fractions in base 3, to TQ2_0."""
     for row in prange(len(digits)):
         for block in range(digits.shape[1] // 54):
             source, target = digits[row, block * 54 :], pairs[row, block * 66 :]
@@ -220,21 +220,21 @@ def _move(
 ) -> None:
     width = blocks.shape[1]
     for panel in prange(len(blocks) // LANES):
-        taken = np.empty((len(words), LANES), np.uint32)
+        unit_words = np.empty((len(words), LANES), np.uint32)
         for unit in range(width // nbytes):
             begin = panel * LANES * width + unit * nbytes
             for word in range(len(words)):
-                take_words(blocks, begin + words[word], width, taken, word)
+                take_words(blocks, begin + words[word], width, unit_words, word)
             to = (first + panel) * (width // nbytes) + unit
-            _put(taken, code_firsts, code_fields, code_constants, codes, to)
-            _put(taken, scale_firsts, scale_fields, scale_constants, scales, to)
-            _put(taken, super_firsts, super_fields, super_constants, supers, to)
-            _put(taken, extra_firsts, extra_fields, extra_constants, extras, to)
+            _put(unit_words, code_firsts, code_fields, code_constants, codes, to)
+            _put(unit_words, scale_firsts, scale_fields, scale_constants, scales, to)
+            _put(unit_words, super_firsts, super_fields, super_constants, supers, to)
+            _put(unit_words, extra_firsts, extra_fields, extra_constants, extras, to)
 
 
 @kernel()
 def _put(
-    taken: np.ndarray,
+    unit_words: np.ndarray,
     firsts: np.ndarray,
     fields: np.ndarray,
     constants: np.ndarray,
@@ -244,4 +244,4 @@ def _put(
     count = len(constants)
     for number in range(count):
         first, end, at = firsts[number], firsts[number + 1], (unit * count + number) * LANES
-        put_moved_bits(taken, fields, first, end, constants[number], into, at)
+        put_moved_bits(unit_words, fields, first, end, constants[number], into, at)

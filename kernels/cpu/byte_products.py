@@ -1,10 +1,10 @@
-"""``x @ w.T`` of activations that are rounded to int8 with weights in panels of codes, and of bf16
-with those of e4m3.
+"""``x @ w.T`` of int8-rounded activations with weights in panels of codes, and of bf16 activations
+with panels of floats.
 
     x [*, in] fp32   w in panels (``block_layouts.py``)   ->   out [rows, outputs] fp32
 
-A product is computed for groups of rows, each with a weight of its own: one group for a linear, one
-for each chosen expert of a mixture. Rows are divided into tiles, whose sums stay in registers.
+A product is computed for groups of rows, each with its own weight: one group for a linear, one for
+each active expert of a mixture. Rows are divided into tiles, whose sums stay in registers.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .float_tile import FloatTile, round_block
 from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
 from .panel_rows import PanelRows
 
-_MOST = TILES[-1]
-# Dividing so few rows among threads takes longer than to round them.
+_MAX_TILE = TILES[-1]
+# Dividing this few rows among threads takes longer than rounding them.
 FEW = 4
-# Threads share a tile's inputs in so many parts.
+# Parts of a tile's inputs that threads round.
 _PARTS = 8
-# A thread takes panels of at most so many bytes at once, for all tiles: they stay in the L2 cache.
+# The largest number of bytes of panels that a thread multiplies at once: they stay in the L2 cache.
 _SHARE = 1 << 19
-# Where a group's rows are: its weight, its first tile and the one after its last.
+# Fields of a group: its weight, its first tile and the tile after its last.
 GROUP_FIELDS = 3
-# Where a tile's rows are: the first in ``sources`` and ``out``, their number, the number that it is
-# filled to, and the rows of all tiles before it.
+# Fields of a tile: its first row in ``sources`` and ``out``, the number of rows, the number with
+# padding, and the padded rows of all tiles before it.
 TILE_FIELDS = 4
 
 
-# What tiles need of activations: codes with scales and minus the zero times their sums; the same
-# with plain sums; or bf16.
+# Kinds of activations for tiles: codes with scales and sums times minus the zero; codes with scales
+# and plain sums; or bf16.
 _ZEROS, _SUMS, _ROUNDED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Which rows of x are multiplied by which weight: int64 arrays.
+    """The rows of x for each weight, as int64 arrays.
 
     ``sources`` are the rows of x in the order of ``out``.
     """
@@ -59,8 +59,8 @@ class RowPlan:
 @lru_cache(32)
 def plan_of_all(rows: int) -> RowPlan:
     """All rows, multiplied by one weight."""
-    firsts = np.arange(0, rows, _MOST)
-    counts = np.minimum(_MOST, rows - firsts)
+    firsts = np.arange(0, rows, _MAX_TILE)
+    counts = np.minimum(_MAX_TILE, rows - firsts)
     filled = np.array([filled_rows(count) for count in counts], np.int64)
     tiles = np.stack([firsts, counts, filled, firsts], axis=1)
     groups = np.array([[0, 0, len(tiles)]], np.int64)
@@ -78,7 +78,7 @@ class PanelWeights:
         self._inputs = inputs
         panels = -(-outputs // LANES)
         self._nbytes = self._layout.sections(panels, inputs // BLOCK)[-1]
-        # Torch's memory begins with a cache line, unlike numpy's.
+        # Torch's memory is aligned to cache lines, numpy's is not.
         self._data = torch.empty(count, self._nbytes, dtype=torch.uint8)
         # Without a bias, all weights have the same zeros.
         self._bias = np.zeros((1, panels * LANES), np.float32)
@@ -88,7 +88,7 @@ class PanelWeights:
         self.constants = self._constant_arguments()
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
-        """Bring a weight into panels."""
+        """Pack a weight into panels."""
         pack(self.panels(index), weight)
 
     def set_bias(self, index: int, bias: torch.Tensor) -> None:
@@ -99,8 +99,8 @@ class PanelWeights:
         self.constants = self._constant_arguments()
 
     def _constant_arguments(self) -> tuple[int, ...]:
-        """Those that ``multiply_groups`` gets first: to find them takes as long as a small
-        product."""
+        """The first arguments of ``multiply_groups``, stored because collecting them takes as long
+        as a small product."""
         layout, bias = self._layout, self._bias
         return (
             self._address,
@@ -136,7 +136,7 @@ class PanelLinear:
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """The first arguments of ``multiply_groups``, valid as long as this product is."""
+        """The first arguments of ``multiply_groups``, valid as long as this object exists."""
         return self._weights.constants
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +156,7 @@ class PanelLinear:
 
 @kernel()
 def filled_rows(rows: int) -> int:
-    """The rows of the smallest tile that has room for so many."""
+    """The size of the smallest tile with room for ``rows``."""
     for size in TILES:
         if size >= rows:
             return size
@@ -244,7 +244,7 @@ def multiply_groups(
                 offsets,
             )
     else:
-        # Threads write to no line together, and read the rows that they have written.
+        # Threads never write to the same line, and read the rows that they have written.
         parts = min(blocks, _PARTS)
         for item in prange(parts * len(tiles)):
             t, part = np.int64(item) // parts, np.int64(item) % parts  # as in decode_attention.py
@@ -252,12 +252,12 @@ def multiply_groups(
             _quantise(x, tiles[t], first, end, sources, kind, zero, groups, codes, scales, offsets)
     panels = (outputs + LANES - 1) // LANES
     step = out.shape[1]
-    # Each thread gets as many shares of every group.
+    # Each thread gets the same number of shares of every group.
     for item in prange(shares * len(row_groups)):
         group, share = row_groups[item % len(row_groups)], item // len(row_groups)
         weight = weights + group[0] * nbytes
         first, end = share * panels // shares, (share + 1) * panels // shares
-        # Arrays live on while this loop uses them, but not for the sake of their addresses.
+        # Addresses do not keep arrays alive; using the arrays in this loop does.
         codes_at, scales_at, offsets_at = codes.ctypes.data, scales.ctypes.data, offsets.ctypes.data
         out_at = out.ctypes.data
         for t in range(group[1], group[2]):

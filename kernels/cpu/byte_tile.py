@@ -13,33 +13,33 @@ from numba.extending import intrinsic
 from .block_layouts import BLOCK, LANES, LINE, SUPER, WORDS, Layout
 from .vector import call, loop
 
-# Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
+# Rows of the compiled tiles. Padding rows of a tile are computed but not written.
 TILES = (1, 2, 4, 6, 8, 12, 16)
-# Weights are requested so many bytes before they are multiplied.
+# Bytes by which weights are prefetched ahead.
 _AHEAD = 4096
-# LLVM's number for the L2 cache. Requests to the L1 cache wait in its few buffers for the memory,
-# and loads behind them: one row takes a fifth longer.
+# LLVM's constant for the L2 cache. Prefetches to the L1 cache would occupy its few fill buffers and
+# delay loads: one row would take a fifth longer.
 _TO_L2 = 2
 
-# Types of LLVM, and what a register has of them.
+# LLVM's types, and vectors of them that fill a register.
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 LINE_WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
 BYTES, _BITS = ir.VectorType(BYTE, LINE), ir.VectorType(ir.IntType(1), LINE)
-# Of the largest code of an activation.
+# The largest code of an activation.
 _LARGEST = 127
 
 
 @intrinsic
 def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place: Any) -> Any:
-    """A block of activations as int8 codes with one scale, written to ``place``. Returns the scale
-    and the sums of the codes of both halves.
+    """Write a block of activations as int8 codes with one scale to ``place``. Returns the scale and
+    the sums of the codes of both halves.
 
-    The largest magnitude is that of the bits as integers: if there is a NaN or an infinity, it is
-    the scale, and every product with the block is NaN.
+    Magnitudes are compared as integers, so that a NaN or an infinity becomes the scale, and every
+    product with the block is NaN.
     """
-    found = types.Tuple((types.float32, types.int32, types.int32))  # type: ignore[attr-defined]
-    signature = found(x, types.intp, codes, scales, types.intp)
+    result = types.Tuple((types.float32, types.int32, types.int32))  # type: ignore[attr-defined]
+    signature = result(x, types.intp, codes, scales, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emitter(builder)
@@ -54,14 +54,14 @@ def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place:
         ]
         larger = emit.call("llvm.umax.v16i32", LINE_WORDS, *sizes)
         largest = emit.call("llvm.vector.reduce.umax.v16i32", WORD, larger)
-        most = builder.bitcast(largest, FLOAT)
-        scale = builder.fmul(most, ir.Constant(FLOAT, 1 / _LARGEST))
-        inverse = builder.fdiv(ir.Constant(FLOAT, _LARGEST), most)
+        magnitude = builder.bitcast(largest, FLOAT)
+        scale = builder.fmul(magnitude, ir.Constant(FLOAT, 1 / _LARGEST))
+        inverse = builder.fdiv(ir.Constant(FLOAT, _LARGEST), magnitude)
         none = builder.icmp_unsigned("==", largest, WORD(0))
         factor = emit.everywhere(builder.select(none, ir.Constant(FLOAT, 0.0), inverse))
         sums = []
         for half, numbers in enumerate(halves):
-            # Rounds to the nearest; what is no number becomes the least integer, whose byte is 0.
+            # Rounds to nearest; NaN becomes the lowest integer, whose lowest byte is 0.
             rounded = emit.call(
                 "llvm.x86.avx512.mask.cvtps2dq.512",
                 LINE_WORDS,
@@ -82,20 +82,19 @@ def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place:
 
 @cache
 def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
-    """The intrinsic that multiplies a tile with a panel of a layout, by the loop that ``kind``
+    """The intrinsic that multiplies a tile with a panel of a layout, in the loop that ``kind``
     emits.
 
-    ``out = x @ panel + bias`` for a tile of ``rows``, which are one of ``TILES``.
+    ``out = x @ panel + bias`` for a tile of ``rows``, one of ``TILES``.
 
     Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
     tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of
     each group; or bf16 ``codes`` alone (``float_tile.py``). ``place`` rows are before this tile. Of
-    it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is
-    taken in the order of its inputs, whatever the tile: a row's product does not depend on its
-    neighbours.
+    it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is in
+    order of inputs for any tile, so a row's product does not depend on its neighbours.
     """
-    # With a second byte of each level, twice as many registers have codes.
-    most = TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
+    # With two bytes for each level, codes take twice as many registers.
+    max_rows = TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
 
     @intrinsic
     def multiply_tile(
@@ -129,19 +128,19 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
             numbers = ir.Constant(LINE_WORDS, list(range(LANES)))
             end = builder.append_basic_block("end")
             sizes = [builder.append_basic_block(f"rows{size}") for size in TILES]
-            chosen = builder.switch(args[0], sizes[-1])
+            cases = builder.switch(args[0], sizes[-1])
             for size, block in zip(TILES, sizes, strict=True):
-                chosen.add_case(LONG(size), block)
+                cases.add_case(LONG(size), block)
                 builder.position_at_end(block)
-                for first in range(0, size, most):
-                    some = range(first, min(size, first + most))
+                for first in range(0, size, max_rows):
+                    some = range(first, min(size, first + max_rows))
                     tile = kind(emit, layout, some, size)
                     tile.find_weight(weight, panels, panel, blocks)
                     tile.find_rows(codes, scales, offsets, builder.mul(place, blocks))
                     for row, total in zip(some, tile.sum(blocks), strict=True):
                         exists = builder.icmp_signed("<", LONG(row), count)
-                        most_lanes = builder.trunc(builder.select(exists, lanes, LONG(0)), WORD)
-                        mask = builder.icmp_signed("<", numbers, emit.everywhere(most_lanes))
+                        lane_count = builder.trunc(builder.select(exists, lanes, LONG(0)), WORD)
+                        mask = builder.icmp_signed("<", numbers, emit.everywhere(lane_count))
                         at = builder.mul(builder.mul(LONG(row), out_step), LONG(4))
                         emit.store_masked(builder.fadd(total, added), out, at, mask)
                 builder.branch(end)
@@ -174,9 +173,9 @@ def memory(context: Any, builder: Any, signature: Any, args: Any, index: int) ->
     return builder.bitcast(array.data, BYTE.as_pointer())
 
 
-def _bits_of(chosen: Iterable[int]) -> Any:
-    """Some bytes of each word."""
-    return ir.Constant(_BITS, [byte in chosen for byte in range(4)] * LANES)
+def _bits_of(selection: Iterable[int]) -> Any:
+    """A mask of some bytes of each word."""
+    return ir.Constant(_BITS, [byte in selection for byte in range(4)] * LANES)
 
 
 def all_of(kind: Any, number: float) -> Any:
@@ -201,9 +200,9 @@ class Emitter:
         return builder.bitcast(place, kind.as_pointer())
 
     def load(self, base: Any, offset: Any, kind: Any, more: int = 0, align: int = 1) -> Any:
-        loaded = self.builder.load(self._at(base, offset, kind, more))
-        loaded.align = align
-        return loaded
+        value = self.builder.load(self._at(base, offset, kind, more))
+        value.align = align
+        return value
 
     def store(self, value: Any, base: Any, offset: Any, more: int = 0) -> None:
         self.builder.store(value, self._at(base, offset, value.type, more)).align = 1
@@ -225,13 +224,13 @@ class Emitter:
 
     def halves(self, base: Any, offset: Any, more: int = 0) -> Any:
         """16 fp16 numbers in fp32."""
-        loaded = self.load(base, offset, ir.VectorType(SHORT, LANES), more)
-        return self.builder.fpext(self.builder.bitcast(loaded, ir.VectorType(HALF, LANES)), FLOATS)
+        value = self.load(base, offset, ir.VectorType(SHORT, LANES), more)
+        return self.builder.fpext(self.builder.bitcast(value, ir.VectorType(HALF, LANES)), FLOATS)
 
     def small(self, base: Any, offset: Any, more: int, *, signed: bool) -> Any:
         """16 bytes as words."""
-        loaded = self.load(base, offset, ir.VectorType(BYTE, LANES), more)
-        return (self.builder.sext if signed else self.builder.zext)(loaded, LINE_WORDS)
+        value = self.load(base, offset, ir.VectorType(BYTE, LANES), more)
+        return (self.builder.sext if signed else self.builder.zext)(value, LINE_WORDS)
 
 
 class Tile:
@@ -274,7 +273,7 @@ class Tile:
             self.book_at = builder.add(levels, LONG(LINE * layout.level_bytes))
 
     def find_rows(self, codes: Any, scales: Any, offsets: Any, first: Any) -> None:
-        """Find the tile's rows, before which are so many blocks of rows."""
+        """Find the tile's rows, which begin ``first`` blocks of rows into the arrays."""
         self.codes, self.x_scales, self.x_offsets = codes, scales, offsets
         self.first = first
 
@@ -327,8 +326,8 @@ class Tile:
         return builder.and_(line, all_of(LINE_WORDS, mask * 0x01010101))
 
     def _book_codes(self, at: Any) -> list[Any]:
-        """As ``_codes``, of rows of a codebook. Their bits are moved to where they are needed byte
-        by byte: a row's number to four bytes of a word."""
+        """Like ``_codes``, for rows of a codebook. Bits are moved into place byte by byte: a row's
+        number to four bytes of a word."""
         builder, layout = self.builder, self.layout
         lines = [builder.bitcast(line, BYTES) for line in self.load_lines(at)]
         masks = self._masks(at)
@@ -338,14 +337,14 @@ class Tile:
             for place, line in enumerate(lines[: layout.row_lines])
         ]
         signs = builder.sext(masks[-1], BYTES) if layout.moves else lines[-1]
-        width, sign_at = 16 // layout.chosen, len(layout.levels).bit_length() - 2
+        width, sign_at = 16 // layout.row_size, len(layout.levels).bit_length() - 2
         words = []
         for word in range(WORDS):
             first = 4 * word
-            line, place = divmod(first // layout.chosen, 4)
+            line, place = divmod(first // layout.row_size, 4)
             sources: dict[int, dict[int, int]] = {}
             for byte in range(4):
-                half, number = divmod((first + byte) % layout.chosen, layout.chosen // 2)
+                half, number = divmod((first + byte) % layout.row_size, layout.row_size // 2)
                 sources.setdefault(half, {})[byte] = 8 * place + width * number
             moved = [
                 (self._moved(rows[line][half], offsets), offsets)
@@ -356,11 +355,11 @@ class Tile:
                 bits = builder.select(_bits_of(offsets), each, bits)
             own = {byte: first + byte - sign_at for byte in range(4)}
             sign = self._moved(signs, own)
-            found = builder.or_(
+            value = builder.or_(
                 builder.and_(bits, all_of(BYTES, (1 << sign_at) - 1)),
                 builder.and_(sign, all_of(BYTES, 1 << sign_at)),
             )
-            words.append(builder.bitcast(found, LINE_WORDS))
+            words.append(builder.bitcast(value, LINE_WORDS))
         return words
 
     def _masks(self, at: Any) -> list[Any]:
@@ -381,25 +380,25 @@ class Tile:
         ]
 
     def _rows(self, line: Any, masks: list[Any]) -> list[Any]:
-        """The two bytes of each row of a line of numbers: an instruction finds seven bits of them,
-        and each other bit chooses between two halves of what is left."""
+        """The two bytes of each row for a line of row indices: one instruction looks up seven bits,
+        and each further bit selects between two halves of the remaining candidates."""
         builder, emit, layout = self.builder, self.emit, self.layout
         masks = [builder.icmp_signed("<", line, all_of(BYTES, 0)), *masks]
-        found = []
+        rows = []
         for half in range(2):
             table = [
                 emit.load(self.weight, self.book_at, BYTES, half * layout.book + more, align=LINE)
                 for more in range(0, layout.book, LINE)
             ]
-            left = [
+            candidates = [
                 emit.call("llvm.x86.avx512.vpermi2var.qi.512", BYTES, low, line, high)
                 for low, high in zip(table[::2], table[1::2], strict=True)
             ]
             for mask in masks:
-                pairs = zip(left[::2], left[1::2], strict=True)
-                left = [builder.select(mask, high, low) for low, high in pairs]
-            found += left
-        return found
+                pairs = zip(candidates[::2], candidates[1::2], strict=True)
+                candidates = [builder.select(mask, high, low) for low, high in pairs]
+            rows += candidates
+        return rows
 
     def _moved(self, source: Any, offsets: dict[int, int]) -> Any:
         """The bits of each lane from an offset on, in some bytes of it."""
@@ -416,11 +415,11 @@ class Tile:
     def _multiples(self, codes: list[Any], place: int) -> list[Any]:
         """A byte of the levels' multiples of their unit."""
         builder, emit, table = self.builder, self.emit, self.levels[place]
-        found = [
+        products = [
             emit.call("llvm.x86.avx512.pshuf.b.512", BYTES, table, builder.bitcast(word, BYTES))
             for word in codes
         ]
-        return [builder.bitcast(each, LINE_WORDS) for each in found]
+        return [builder.bitcast(each, LINE_WORDS) for each in products]
 
     def load_scales(self, at: Any) -> tuple[list[Any], list[Any]]:
         """Scales of a block's groups, and what is added for each activation, in fp32."""
@@ -428,18 +427,18 @@ class Tile:
         shared = builder.udiv(at, LONG(layout.sharing))
         record = LONG(layout.groups * layout.scale_bytes)
         base = builder.add(self.scales_at, builder.mul(shared, record))
-        found: tuple[list[Any], list[Any]] = [], []
+        pair: tuple[list[Any], list[Any]] = [], []
         for group in range(layout.groups):
             for number in range(2 if layout.minimums else 1):
-                found[number].append(self._scale(base, group * layout.scale_bytes, number))
+                pair[number].append(self._scale(base, group * layout.scale_bytes, number))
         if layout.supers:
             step = builder.mul(builder.udiv(at, LONG(SUPER)), LONG(layout.super_bytes))
             supers = builder.add(self.supers_at, step)
-            for number, each in enumerate(found):
+            for number, each in enumerate(pair):
                 if each:
                     factor = self.emit.halves(self.weight, supers, number * LANES * 2)
                     each[:] = [builder.fmul(one, factor) for one in each]
-        scales, added = found
+        scales, added = pair
         if layout.zeros:
             step = builder.mul(shared, LONG(LANES * layout.groups))
             zeros = builder.add(self.zeros_at, step)
@@ -491,11 +490,11 @@ class Tile:
                 else builder.and_(wide, all_of(LINE_WORDS, 15))
             )
             return builder.sitofp(half, FLOATS)
-        # A power of two, of which the least two are denormal.
+        # A power of two; the lowest two are denormal.
         normal = builder.shl(builder.sub(wide, all_of(LINE_WORDS, 1)), all_of(LINE_WORDS, 23))
         denormal = builder.shl(all_of(LINE_WORDS, 0x00200000), wide)
-        least = builder.icmp_unsigned("<", wide, all_of(LINE_WORDS, 2))
-        return builder.bitcast(builder.select(least, denormal, normal), FLOATS)
+        is_denormal = builder.icmp_unsigned("<", wide, all_of(LINE_WORDS, 2))
+        return builder.bitcast(builder.select(is_denormal, denormal, normal), FLOATS)
 
     def _add(
         self,
@@ -525,12 +524,16 @@ class Tile:
                 for word in range(group * each, (group + 1) * each)
             ]
             for place, bytes_of in enumerate(words):
-                found = products if place == 0 else all_of(LINE_WORDS, 0)
+                partial = products if place == 0 else all_of(LINE_WORDS, 0)
                 for word, x in zip(bytes_of[group * each :], xs, strict=False):
-                    found = emit.call("llvm.x86.avx512.vpdpbusd.512", LINE_WORDS, found, word, x)
+                    partial = emit.call(
+                        "llvm.x86.avx512.vpdpbusd.512", LINE_WORDS, partial, word, x
+                    )
                 if place:
-                    found = builder.add(products, builder.shl(found, all_of(LINE_WORDS, 8 * place)))
-                products = found
+                    partial = builder.add(
+                        products, builder.shl(partial, all_of(LINE_WORDS, 8 * place))
+                    )
+                products = partial
             factor = builder.fmul(scales[group], x_scale)
             total = emit.fma(builder.sitofp(products, FLOATS), factor, total)
             if added:

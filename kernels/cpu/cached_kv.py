@@ -1,4 +1,4 @@
-"""A component of a layer's cache as kernels take it: numbers, or codes of eight bits with scales.
+"""A component of a layer's cache for kernels: numbers, or 8-bit codes with scales.
 
 Shapes as in ``operators.py``.
 """
@@ -12,7 +12,7 @@ from ..scaled import LARGEST, SMALLEST, CachedKV, TensorScaledKV
 from .jit import array, kernel
 from .vector import narrow_scaled
 
-# Codes [K, N, D], the scale of each head and token [K, N] or none, and that of all codes.
+# Codes [K, N, D], the scale of each head and token [K, N] or empty, and the scale of all codes.
 CachedArrays = tuple[np.ndarray, np.ndarray, float]
 
 _NO_SCALES = np.empty((0, 0), np.float32)
@@ -37,7 +37,7 @@ def write_row(row: np.ndarray, cached: CachedArrays, head: int, slot: int) -> No
         for d in range(len(row)):
             into[d] = narrow_scaled(row[d], np.float32(scale), into[d])
         return
-    # As integers, so that a NaN is the largest.
+    # Compared as integers, so that a NaN is the largest.
     largest = np.int32(0)
     sizes = row.view(np.int32)
     for d in range(len(row)):

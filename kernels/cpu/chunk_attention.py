@@ -22,10 +22,10 @@ from .jit import WIDE, array, kernel
 from .score_weights import weigh_row
 from .vector import LANES, multiply_tile, narrow, widen, widen_scaled
 
-# Rows and panels whose sums stay in registers. AVX-512 would have room for more rows, but the
-# general registers, which hold the rows' addresses, run out.
+# Rows and panels whose sums stay in registers. AVX-512 has room for more rows, but the general
+# registers, for the rows' addresses, run out.
 _ROWS, _WIDTH = (8, 2) if WIDE else (6, 1)
-# Rows of a piece of work: the part of a panel that they share stays in the L1 cache.
+# Rows of a task: their common part of a panel stays in the L1 cache.
 _SHARE = 4 * _ROWS
 # Tokens of a block, whose K and V fit the L2 cache.
 _TOKENS = 256
@@ -40,16 +40,16 @@ def chunk_attention(
     out: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference's ``paged_attention``, which is used for windows that reach to later
+    """Like the reference's ``paged_attention``, which computes windows that include later
     tokens."""
     if not (params.causal or params.window is None):
         return paged_attention(
             q_THD, keys_KND, values_KND, sequences, params, out=out, sinks_H=sinks_H
         )
-    out = q_THD.new_empty(q_THD.shape) if out is None else out  # contiguous, whatever q is
+    out = q_THD.new_empty(q_THD.shape) if out is None else out  # contiguous, even if q is not
     q, keys, values = array(q_THD), cached_arrays(keys_KND), cached_arrays(values_KND)
     panels = keys[0][:0, 0, 0] if keys_KND.dtype.itemsize > 1 else np.empty(0, np.float32)
-    made, numbers = array(out), constants(params, sinks_H)
+    out_array, numbers = array(out), constants(params, sinks_H)
     for sequence in sequences:
         _attend(
             q[sequence.rows],
@@ -61,7 +61,7 @@ def chunk_attention(
             sequence.start,
             *numbers,
             params.causal,
-            made[sequence.rows],
+            out_array[sequence.rows],
         )
     return out
 
@@ -85,7 +85,7 @@ def _pack(
     for piece in prange(heads * blocks):
         head, block = piece // blocks, piece % blocks
         base = first + block * panels * lanes
-        # Those that a tile may read; others stay as they are.
+        # Only the panels that a tile may read are written.
         read = min(panels, ((end - base + lanes - 1) // lanes + _WIDTH - 1) // _WIDTH * _WIDTH)
         for t in range(read * lanes):
             token = base + t
@@ -140,7 +140,7 @@ def _attend(
             np.int64(piece) // shares,
             np.int64(piece) % shares,
         )  # as in decode_attention.py
-        # Later rows attend to more tokens; each thread gets as many early as late ones.
+        # Later rows attend to more tokens, so each thread gets equally many early and late rows.
         share = turn // 2 if turn % 2 == 0 else shares - 1 - turn // 2
         _attend_share(
             q,
@@ -186,13 +186,13 @@ def _attend_share(
         for d in range(dim):
             x[r, d] = widen(source[d]) * scale
     scores = np.empty((_SHARE, _TOKENS), np.float32)
-    highest = np.full(_SHARE, -np.inf, np.float32)
-    totals = np.zeros(_SHARE, np.float32)
+    m_i = np.full(_SHARE, -np.inf, np.float32)
+    l_i = np.zeros(_SHARE, np.float32)
     if len(sinks):  # a token before the first one, without a value
         for r in range(rows):
-            highest[r], totals[r] = sinks[head + (begin + r) % group], 1
-    sums = np.zeros((_SHARE, values.shape[1] * LANES), np.float32)
-    added = np.empty_like(sums)
+            m_i[r], l_i[r] = sinks[head + (begin + r) % group], 1
+    acc = np.zeros((_SHARE, values.shape[1] * LANES), np.float32)
+    added = np.empty_like(acc)
     whole = start + len(q_THD)
     end = start + (begin + rows - 1) // group + 1 if causal else whole
     for block in range(max(0, start + begin // group - window + 1) // _TOKENS, len(keys)):
@@ -202,34 +202,36 @@ def _attend_share(
             break
         for panel in range(0, (tokens + LANES - 1) // LANES, _WIDTH):
             for r in range(0, rows, _ROWS):
-                if panel * LANES < _seen(begin, r, rows, group, start, whole, causal) - base:
+                if panel * LANES < _visible(begin, r, rows, group, start, whole, causal) - base:
                     multiply_tile(_ROWS, _WIDTH, 0, keys[block], panel, x, r, scores, 0, dim)
         for r in range(rows):
-            seen = (start + (begin + r) // group + 1 if causal else whole) - base
-            last = max(0, min(tokens, seen))
-            first = min(last, max(0, seen - window))  # a later row's window may begin behind
+            visible = (start + (begin + r) // group + 1 if causal else whole) - base
+            last = max(0, min(tokens, visible))
+            first = min(last, max(0, visible - window))  # a later row's window may begin behind
             if soft_cap > 0 and last > first:
                 cap_scores(scores[r, first:last], soft_cap)
-            factor = weigh_row(scores, r, first, last, tokens, highest, totals)
+            factor = weigh_row(scores, r, first, last, tokens, m_i, l_i)
             if factor != 1:
-                for d in range(sums.shape[1]):
-                    sums[r, d] *= factor
+                for d in range(acc.shape[1]):
+                    acc[r, d] *= factor
         for panel in range(0, values.shape[1], _WIDTH):
             for r in range(0, rows, _ROWS):
-                seen = _seen(begin, r, rows, group, start, whole, causal) - base
-                count = max(0, min(tokens, seen))
+                visible = _visible(begin, r, rows, group, start, whole, causal) - base
+                count = max(0, min(tokens, visible))
                 multiply_tile(_ROWS, _WIDTH, 0, values[block], panel, scores, r, added, 0, count)
         for r in range(rows):
             for d in range(dim):
-                sums[r, d] += added[r, d]
+                acc[r, d] += added[r, d]
     for r in range(rows):
         into = out_THD[(begin + r) // group, head + (begin + r) % group]
         for d in range(dim):
-            into[d] = narrow(sums[r, d] / totals[r], into[d])
+            into[d] = narrow(acc[r, d] / l_i[r], into[d])
 
 
 @kernel()
-def _seen(begin: int, row: int, rows: int, group: int, start: int, whole: int, causal: bool) -> int:
-    """How many tokens the last row of a tile sees."""
+def _visible(
+    begin: int, row: int, rows: int, group: int, start: int, whole: int, causal: bool
+) -> int:
+    """The number of tokens visible to the last row of a tile."""
     last = begin + min(row + _ROWS, rows) - 1
     return start + last // group + 1 if causal else whole

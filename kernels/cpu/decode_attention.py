@@ -22,7 +22,7 @@ from .vector import LANES, narrow, widen
 AttentionConstants = tuple[int, float, float, np.ndarray]
 NO_WINDOW = 1 << 62
 NO_SINKS = np.empty(0, np.float32)
-# Query heads and tokens of a tile, whose sums stay in registers, and the tokens for one head.
+# Query heads and tokens of a tile, whose sums stay in registers, and tokens of a tile of one head.
 _HEADS, _TOKENS, _SINGLE = (2, 8, 16) if WIDE else (1, 4, 4)
 
 
@@ -70,9 +70,9 @@ def attend(
     sinks: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Without a soft cap it is zero, and without sinks there is none of them."""
+    """``soft_cap`` 0 means none; ``sinks`` may be empty."""
     for number in prange(len(rows) * len(keys[0])):
-        task = np.int64(number)  # numba's is unsigned: functions would be compiled for both
+        task = np.int64(number)  # prange is unsigned, and functions would be compiled for both
         _attend_head(q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out)
 
 
@@ -116,13 +116,13 @@ def _attend_head(
         for g in range(group):
             cap_scores(weights[g, :count], np.float32(soft_cap))
     # A sink is a token before the first one, without a value.
-    highest, totals = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32)
+    m_i, l_i = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32)
     if len(sinks):
         # One by one: an assignment of arrays compiles the text of an error for other shapes.
         for g in range(group):
-            highest[g], totals[g] = sinks[head * group + g], 1
+            m_i[g], l_i[g] = sinks[head * group + g], 1
     for g in range(group):
-        weigh_row(weights, g, 0, count, filled, highest, totals)
+        weigh_row(weights, g, 0, count, filled, m_i, l_i)
     if len(value_scales):
         _scale(weights, count, entry, block_size, first, value_scales[head])
     later = key_codes[following % heads]
@@ -130,22 +130,22 @@ def _attend_head(
     for g in range(group):
         source, target = queries[g], out[row, head * group + g]
         for d in range(dim):
-            target[d] = narrow(source[d] / totals[g] * np.float32(value_scale), target[d])
+            target[d] = narrow(source[d] / l_i[g] * np.float32(value_scale), target[d])
 
 
 @kernel()
 def _find(entry: np.ndarray, block_size: int, window: int, dim: int, places: np.ndarray) -> None:
-    """Where the tokens that a row sees begin in the cache of a head: as many as there are places,
-    the last one again after it."""
+    """Find the offsets in a head's cache of the tokens that a row attends to; the last one is
+    repeated in the remaining ``places``."""
     end, table = entry[1], entry[2:]
     token = max(0, end - window)
     count = min(end - token, len(places))
-    found = 0
-    while found < count:
+    number = 0
+    while number < count:
         slot = table[token // block_size] * block_size + token % block_size
-        for _ in range(min(block_size - token % block_size, count - found)):
-            places[found] = slot * dim
-            found, token, slot = found + 1, token + 1, slot + 1
+        for _ in range(min(block_size - token % block_size, count - number)):
+            places[number] = slot * dim
+            number, token, slot = number + 1, token + 1, slot + 1
     places[count:] = places[count - 1]
 
 
@@ -158,7 +158,7 @@ def _scale(
     first: int,
     scales: np.ndarray,
 ) -> None:
-    """Multiply the numbers of each token that a row sees, from ``first`` on, with its scale."""
+    """Multiply the numbers of each visible token, from ``first`` on, by its scale."""
     table = entry[2:]
     own = np.empty(count, np.float32)
     for t in range(count):
@@ -186,7 +186,7 @@ def _score(
 
 @kernel()
 def cap_scores(scores: np.ndarray, cap: np.float32) -> None:
-    """``cap * tanh(score / cap)``. What is no number stays none, which ``exp`` does not heed."""
+    """``cap * tanh(score / cap)``. NaN is preserved, which ``exp`` alone would not do."""
     twice = np.float32(2) / cap
     for t in range(len(scores)):
         score = scores[t]
@@ -204,7 +204,7 @@ def _sum(
     keys: np.ndarray,
     later: np.ndarray,
 ) -> None:
-    """Requests the keys at ``later`` places: those of the next head."""
+    """Also prefetches the next head's keys at ``later`` places."""
     group, dim = out.shape
     paired, whole = group // _HEADS * _HEADS, dim // (4 * LANES) * 4 * LANES
     for first in range(0, whole, 4 * LANES):

@@ -36,8 +36,8 @@ Parts = tuple[CompiledQueries, CompiledFeedForward | CompiledExpertLayer, Attent
 # The norm and the products that make logits of the last layer's output.
 Head = tuple[torch.Tensor, float, Sequence[PanelLinear]]
 
-# What layers differ in beside their weights: numbers, where the runs of each product begin, and the
-# addresses of their routers and caches.
+# What differs between layers besides weights: numbers, the first run of each product, and the
+# addresses of routers and caches.
 _LAYER = np.dtype(
     [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
     + [(name, np.float64) for name in ("key_scale", "value_scale")]
@@ -48,8 +48,8 @@ _LAYER = np.dtype(
 
 
 def alike(parts: Sequence[Parts]) -> bool:
-    """Return whether one call computes these layers: all have experts that are chosen in the same
-    way, or none has."""
+    """True if one call can compute these layers: none has experts, or all have experts with the
+    same routing."""
     feed_forwards = [part for _, part, _ in parts]
     experts = [each for each in feed_forwards if isinstance(each, CompiledExpertLayer)]
     if not experts:
@@ -61,10 +61,10 @@ class CompiledLayers:
     """See ``Operators.prepare_decoding``. The layers are ``alike``."""
 
     def __init__(self, layers: Sequence[Parts], head: Head | None = None) -> None:
-        self._parts = layers, head  # whose memory the runs have addresses of
+        self._parts = layers, head  # keeps the memory alive to which the runs point
         runs: list[np.ndarray] = []
         numbers, weights, corrections = [], [], []
-        # Of the first layer: what is the same in all of them.
+        # From the first layer, the same in all layers.
         self._experts: tuple[Any, ...] = ()
         for queries, part, (window, scale, soft_cap, sinks) in layers:
             norm, eps, qkv, width = queries.before
@@ -78,7 +78,7 @@ class CompiledLayers:
                 router = panels.ctypes.data
                 corrections.append(correction)
                 self._experts = self._experts or (panels, *routing)
-            of_cache = 0, 0, 0, 0  # known when there is one
+            of_cache = 0, 0, 0, 0  # set with the first cache
             numbers.append((*floats, 1, 1, width, window, mlp_width, *ends, router, *of_cache))
             runs += [*qkv, *o, *gate_up, *down]
             weights.append((norm, head_weight, sinks, mlp_norm))
@@ -86,7 +86,7 @@ class CompiledLayers:
             self._experts = *self._experts, np.stack(corrections)
         self._layers = np.array(numbers, _LAYER)
         self._weights = np.array(runs), *map(np.stack, zip(*weights, strict=True))
-        # Without a head, no runs, and outputs that are the last layer's.
+        # Without a head there are no runs, and the output is the last layer's.
         self._head = weights[0][0], 0.0, self._weights[0][:0]
         self._outputs = 0
         if head is not None:
@@ -94,7 +94,7 @@ class CompiledLayers:
             head_runs, self._outputs = runs_of(products)
             self._head = array(norm_weight), eps, head_runs
         self._caches: Sequence[LayerKV] = ()
-        # That of the first layer, if all of them are alike.
+        # The first layer's, if all layers have the same shapes and dtypes.
         self._cache: tuple[CachedArrays, CachedArrays] | None = None
 
     def __call__(
@@ -131,18 +131,18 @@ class CompiledLayers:
         return out
 
     def _take(self, caches: Sequence[LayerKV]) -> None:
-        """Note the addresses of caches, if they are alike."""
+        """Store the addresses of caches, if all have the same shapes and dtypes."""
         self._caches, self._cache = tuple(caches), None
-        found = [(cached_arrays(keys), cached_arrays(values)) for keys, values in caches]
+        arrays = [(cached_arrays(keys), cached_arrays(values)) for keys, values in caches]
         kinds = {
             tuple((each.shape, each.dtype) for component in layer for each in component[:2])
-            for layer in found
+            for layer in arrays
         }
         if len(kinds) > 1:
             return
-        self._cache = found[0]
+        self._cache = arrays[0]
         for number, name in enumerate(("key", "value")):
-            components = [layer[number] for layer in found]
+            components = [layer[number] for layer in arrays]
             self._layers[f"{name}s"] = [codes.ctypes.data for codes, _, _ in components]
             self._layers[f"{name}_scales"] = [scales.ctypes.data for _, scales, _ in components]
             self._layers[f"{name}_scale"] = [scale for _, _, scale in components]
@@ -167,8 +167,8 @@ def _attended(
     table: np.ndarray,
     block_size: int,
 ) -> np.ndarray:
-    """What a layer's rows attend to, [T, H D]. ``keys`` and ``values`` are those of one layer; the
-    others' have the same shape."""
+    """The result of a layer's attention, [T, H D]. ``keys`` and ``values`` of any layer give the
+    shape of all."""
     own_keys = (
         carray(pointer(layer.keys, keys[0]), keys[0].shape),
         carray(pointer(layer.key_scales, keys[1]), keys[1].shape),
@@ -226,7 +226,7 @@ def _finish(
     groups: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """The products of the normalised rows, or the rows if there are none."""
+    """The products of the normalised rows, or the rows themselves without products."""
     if len(runs) == 0:
         for row in range(len(x)):  # as in decode_attention.py
             for place in range(x.shape[1]):
@@ -320,7 +320,7 @@ def _decode_expert_layers(
     block_size: int,
     router_panels: np.ndarray,
     experts: int,
-    chosen: int,
+    top_k: int,
     softmax: bool,
     normalise: bool,
     scale: float,
@@ -330,7 +330,7 @@ def _decode_expert_layers(
     output_runs: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """``router_panels`` are those of one layer; the others' have the same shape."""
+    """``router_panels`` of any layer give the shape of all."""
     x = x.copy()
     for index in range(len(layers)):
         layer = layers[index]
@@ -366,7 +366,7 @@ def _decode_expert_layers(
             groups,
             carray(pointer(layer.router, router_panels), router_panels.shape),
             experts,
-            chosen,
+            top_k,
             softmax,
             normalise,
             scale,

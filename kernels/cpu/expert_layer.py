@@ -1,8 +1,8 @@
-"""A layer from its attention on, with experts, in one call: the output projection, the norm, the
-router, the chosen experts, and the sum with the layer's input.
+"""The part of a layer after attention, with experts, in one call: the output projection, the norm,
+the router, the selected experts, and the sum with the layer's input.
 
-With few rows, calls of operators between the products take as long as those, and the other threads
-fall asleep meanwhile. Each part calls the kernels of the operators that it is made of.
+With few rows, calling operators between the products takes as long as the products, and the other
+threads fall asleep. Each part calls the kernels of its operators.
 
 T rows, E experts, K of them for each row.
 """
@@ -27,7 +27,7 @@ from .linear import PACKED, PackedWeight, multiply_panels
 from .pointwise import add_rms_norm, silu_and_mul
 from .vector import LANES
 
-# The reference adds it to a sum of scores, which may all be zero.
+# The reference adds it to the sum of scores, which may be zero.
 _NO_SCORE = np.float32(1e-20)
 
 
@@ -44,7 +44,7 @@ class CompiledExpertLayer:
         experts: GroupedExperts,
     ) -> None:
         self._o, self._router, self._experts = o, router, experts
-        self._chosen = routing.chosen
+        self._top_k = routing.top_k
         none = norm_weight.new_empty(0)
         correction = array(none if routing.correction is None else routing.correction)
         softmax = routing.scoring == "softmax"
@@ -53,7 +53,7 @@ class CompiledExpertLayer:
         down, _ = runs_of(experts.down.runs)
         self.constants = runs_of(o)[0], array(norm_weight), eps, gate_up, width, down
         count = experts.gate_up.count
-        self.routing = router.panels, count, routing.chosen, *self._choice
+        self.routing = router.panels, count, routing.top_k, *self._choice
         # Layers of the same kind are computed in one call.
         self.kind = router.panels.shape, count, replace(routing, correction=None), len(correction)
 
@@ -75,7 +75,7 @@ class CompiledExpertLayer:
         return out
 
     def _composed(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The same for many rows, which the router takes packed."""
+        """The same for many rows, which the router packs."""
         normed, out = torch.empty(x.shape), torch.empty(x.shape)
         add_rms_norm(
             array(joined(self._o)(attended)),
@@ -84,10 +84,10 @@ class CompiledExpertLayer:
             array(normed),
             array(out),
         )
-        weights = torch.empty(len(x), self._chosen)
-        chosen = torch.empty(len(x), self._chosen, dtype=torch.int64)
-        choose(array(self._router(normed)), *self._choice, array(weights), array(chosen))
-        self._experts(normed, weights, chosen, out)
+        weights = torch.empty(len(x), self._top_k)
+        expert_ids = torch.empty(len(x), self._top_k, dtype=torch.int64)
+        choose(array(self._router(normed)), *self._choice, array(weights), array(expert_ids))
+        self._experts(normed, weights, expert_ids, out)
         return out
 
 
@@ -99,18 +99,19 @@ def choose(
     scale: float,
     correction: np.ndarray,
     weights_TK: np.ndarray,
-    chosen_TK: np.ndarray,
+    expert_ids_TK: np.ndarray,
 ) -> None:
-    """Write the experts with the best scores of each row, and their weights. Overwrites logits."""
+    """Write the experts with the best scores of each row, and their weights. Overwrites the
+    logits."""
     if len(logits_TE) <= FEW:
         for t in range(len(logits_TE)):
             _choose_row(
-                logits_TE[t], softmax, normalise, scale, correction, weights_TK[t], chosen_TK[t]
+                logits_TE[t], softmax, normalise, scale, correction, weights_TK[t], expert_ids_TK[t]
             )
     else:
         for t in prange(len(logits_TE)):
             _choose_row(
-                logits_TE[t], softmax, normalise, scale, correction, weights_TK[t], chosen_TK[t]
+                logits_TE[t], softmax, normalise, scale, correction, weights_TK[t], expert_ids_TK[t]
             )
 
 
@@ -122,7 +123,7 @@ def _choose_row(
     scale: float,
     correction: np.ndarray,
     weights: np.ndarray,
-    chosen: np.ndarray,
+    expert_ids: np.ndarray,
 ) -> None:
     if softmax:
         highest = scores.max()
@@ -136,15 +137,15 @@ def _choose_row(
             scores[e] = np.float32(1) / (np.float32(1) + exp(-scores[e]))
     ranked = scores + correction if len(correction) else scores.copy()
     total = np.float32(0)
-    for k in range(len(chosen)):
+    for k in range(len(expert_ids)):
         best = ranked.argmax()
         ranked[best] = -np.inf
-        chosen[k], weights[k] = best, scores[best]
+        expert_ids[k], weights[k] = best, scores[best]
         total += scores[best]
     factor = np.float32(scale)
     if normalise:
         factor /= total + _NO_SCORE
-    for k in range(len(chosen)):
+    for k in range(len(expert_ids)):
         weights[k] *= factor
 
 
@@ -178,10 +179,10 @@ def expert_layer(
     padded = np.empty((rows, len(router_panels) * LANES), np.float32)
     multiply_panels(router_panels, normed, padded)
     logits = padded[:, :experts].copy()
-    weights, chosen = np.empty((rows, width), np.float32), np.empty((rows, width), np.int64)
-    choose(logits, softmax, normalise, scale, correction, weights, chosen)
+    weights, expert_ids = np.empty((rows, width), np.float32), np.empty((rows, width), np.int64)
+    choose(logits, softmax, normalise, scale, correction, weights, expert_ids)
     count = rows * width
-    of_row, slots, expert_tiles, expert_groups = assign_rows(chosen, experts)
+    of_row, slots, expert_tiles, expert_groups = assign_rows(expert_ids, experts)
     hidden = np.empty((count, mlp_width), np.float32)
     multiply_runs(gate_up_runs, normed, of_row, expert_tiles, expert_groups, hidden)
     activated = np.empty((count, mlp_width // 2), np.float32)

@@ -1,4 +1,4 @@
-"""``exp`` in fp32, inlined and vectorised in innermost loops, where a call would not be."""
+"""``exp`` in fp32, which can be inlined and vectorised in innermost loops."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from .jit import kernel
 
-LEAST, _MOST = np.float32(-87.0), np.float32(89.0)
+MIN_X, _MAX_X = np.float32(-87.0), np.float32(89.0)
 LOG2_E = np.float32(1.4426950408889634)
-# ln 2 in two parts, the first with so few digits that its multiples are exact.
+# ln 2 in two parts; the first has few enough digits that its multiples are exact.
 HIGH, LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 # Cephes' expf (Moshier 1989): exp(r) = 1 + r + r^2 p(r) for |r| <= ln 2 / 2.
 _P0 = np.float32(1.9875691500e-4)
@@ -24,8 +24,8 @@ POLYNOMIAL = _P0, _P1, _P2, _P3, _P4, _P5
 
 @kernel()
 def exp(x: Any) -> Any:
-    """To two units in the last place; never less than ``exp(-87)``, and infinity from 88.4 on."""
-    x = min(max(x, LEAST), _MOST)
+    """Accurate to two units in the last place; at least ``exp(-87)``, and infinity from 88.4 on."""
+    x = min(max(x, MIN_X), _MAX_X)
     n = np.floor(x * LOG2_E + np.float32(0.5))
     r = x - n * HIGH - n * LOW
     p = ((((_P0 * r + _P1) * r + _P2) * r + _P3) * r + _P4) * r + _P5

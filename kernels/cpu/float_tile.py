@@ -1,8 +1,8 @@
 """LLVM intrinsics for products of weights in bf16 and e4m3: activations to bf16, and tiles.
 
-bf16 has each number of e4m3. Where a CPU multiplies pairs of bf16 (AVX512-BF16) an instruction has
-32 products; elsewhere both halves of a pair are widened to fp32. The second and third of four
-neighbouring activations change places, as codes become pairs by shifts of whole words.
+bf16 can represent every e4m3 number. A CPU with AVX512-BF16 computes 32 products in an instruction;
+others widen both halves of a pair to fp32. The second and third of four neighbouring activations
+are swapped, because codes become pairs by shifts of whole words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .byte_tile import BYTES, FLOATS, LINE_WORDS, LONG, SHORT, WORD, Emitter, Ti
 from .jit import moves_bits, multiplies_pairs
 
 _HALF_LINE = LANES // 2
-# Exponents of bf16 are larger by 120 than those of e4m3, and mantissas are four bits further up.
+# bf16's exponents are larger than e4m3's by 120, and its mantissas are four bits further up.
 _BIAS, _SHIFT = 120 << 7, 4
 _MAGNITUDE, _SIGN = 0x7F << _SHIFT, 0x8000
 # Numbers without an exponent, below 2^-6, in bf16: 0 to 7 times 2^-9.
@@ -57,12 +57,12 @@ def round_block(typing: Any, x: Any, at: Any, codes: Any, place: Any) -> Any:
             numbers = emit.load(source, begin, FLOATS, LINE * half)
             bits = builder.bitcast(numbers, LINE_WORDS)
             high = builder.lshr(bits, all_of(LINE_WORDS, 16))
-            # Half of the last place is added, less one bit where that is even.
+            # Add half of the last place, minus one bit if that place is even.
             odd = builder.and_(high, all_of(LINE_WORDS, 1))
-            least = builder.add(bits, builder.add(odd, all_of(LINE_WORDS, 0x7FFF)))
+            biased = builder.add(bits, builder.add(odd, all_of(LINE_WORDS, 0x7FFF)))
             quiet = builder.or_(high, all_of(LINE_WORDS, 0x40))
             wrong = builder.fcmp_unordered("uno", numbers, numbers)
-            rounded = builder.select(wrong, quiet, builder.lshr(least, all_of(LINE_WORDS, 16)))
+            rounded = builder.select(wrong, quiet, builder.lshr(biased, all_of(LINE_WORDS, 16)))
             first, third = (_every_other_pair(builder, rounded, which) for which in (0, 2))
             pairs = builder.or_(first, builder.shl(third, all_of(third.type, 16)))
             emit.store(pairs, target, to, LINE // 2 * half)
@@ -107,7 +107,7 @@ class FloatTile(Tile):
     def _pairs(self, line: Any) -> list[Any]:
         """The first and third codes of each word as bf16, and the second and fourth."""
         if moves_bits():
-            return self._found_pairs(line)
+            return self._table_pairs(line)
         builder = self.builder
         shorts = builder.bitcast(line, _SHORTS)
         low, high = all_of(_SHORTS, _SHIFT), all_of(_SHORTS, 8)
@@ -118,7 +118,7 @@ class FloatTile(Tile):
         ):
             magnitude = builder.and_(shifted, all_of(_SHORTS, _MAGNITUDE))
             normal = builder.add(magnitude, all_of(_SHORTS, _BIAS))
-            # The index has more bits, which are zero where it counts.
+            # Higher bits of the index are zero wherever the table is used.
             table = ir.Constant(_SHORTS, [*_SMALL] * (2 * LANES // len(_SMALL)))
             small = self.emit.call("llvm.x86.avx512.permvar.hi.512", _SHORTS, table, index)
             is_small = builder.icmp_unsigned("<", magnitude, all_of(_SHORTS, _FIRST_NORMAL))
@@ -129,8 +129,8 @@ class FloatTile(Tile):
             pairs.append(builder.bitcast(pair, LINE_WORDS))
         return pairs
 
-    def _found_pairs(self, line: Any) -> list[Any]:
-        """As ``_pairs``, by tables: an instruction finds 7 bits in 128 bytes."""
+    def _table_pairs(self, line: Any) -> list[Any]:
+        """Like ``_pairs``, with tables: one instruction looks up 7 bits in 128 bytes."""
         builder = self.builder
         codes = builder.bitcast(line, BYTES)
         low, high = (

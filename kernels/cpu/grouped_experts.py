@@ -1,6 +1,6 @@
-"""Experts of a mixture whose weights are in panels: all of a layer's in one product for each half.
+"""Experts of a mixture with weights in panels: one product for each half of all experts.
 
-T rows, K experts of each, S = T K rows of all experts, in the experts' order.
+T rows, K experts of each, S = T K rows of all experts, in order of experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .jit import array, kernel
 from .vector import narrow, widen
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
-_MOST = TILES[-1]
+_MAX_TILE = TILES[-1]
 
 
 class GroupedWeights:
@@ -57,7 +57,7 @@ class GroupedWeights:
 
 class GroupedExperts:
     """See ``signatures.Experts``. Each expert's weights are read once for all of its rows, and a
-    row's results are added in the order of its choices."""
+    row's results are added in the order of its experts."""
 
     def __init__(
         self,
@@ -76,22 +76,22 @@ class GroupedExperts:
         self(x, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), torch.zeros_like(x))
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
+        self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor
     ) -> None:
         """See ``signatures.Experts``."""
         if len(x):
-            plan, slots = assign(array(chosen), self.gate_up.count)
+            plan, slots = assign(array(expert_ids), self.gate_up.count)
             hidden = self._act_and_mul(self.gate_up.multiply(x.float(), plan), self.activation)
             in_order = replace(plan, sources=np.arange(len(hidden)))
-            found = self.down.multiply(hidden, in_order)
-            add_weighted(array(found), array(weights), slots, array(out))
+            results = self.down.multiply(hidden, in_order)
+            add_weighted(array(results), array(weights), slots, array(out))
 
 
 def quantised_alike(
     weights: Sequence[Weight], takes: Callable[[QuantizedWeight], bool]
 ) -> list[tuple[QuantizedWeight, ...]] | None:
-    """The experts' weights, if all of them have the same runs of formats that a backend takes."""
-    found = []
+    """The experts' weights, if all have the same runs of supported formats; else ``None``."""
+    experts = []
     for weight in weights:
         runs = tuple(
             run
@@ -100,76 +100,76 @@ def quantised_alike(
         )
         if len(runs) < len(weight):
             return None
-        found.append(runs)
-    kinds = {tuple((run.format, run.blocks.shape) for run in runs) for runs in found}
-    return found if len(kinds) == 1 else None
+        experts.append(runs)
+    kinds = {tuple((run.format, run.blocks.shape) for run in runs) for runs in experts}
+    return experts if len(kinds) == 1 else None
 
 
-def assign(chosen: np.ndarray, experts: int) -> tuple[RowPlan, np.ndarray]:
-    """The rows of each chosen expert, and the places [T, K] that a row's results are at."""
-    sources, slots, tiles, groups = assign_rows(chosen, experts)
+def assign(expert_ids: np.ndarray, experts: int) -> tuple[RowPlan, np.ndarray]:
+    """The rows of each active expert, and the places [T, K] of each row's results."""
+    sources, slots, tiles, groups = assign_rows(expert_ids, experts)
     return RowPlan(sources, tiles, groups), slots
 
 
 @kernel()
 def assign_rows(
-    chosen: np.ndarray, experts: int
+    expert_ids: np.ndarray, experts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The sources, slots, tiles and groups of ``assign``."""
-    rows, width = chosen.shape
-    active = min(chosen.size, experts)
-    sources, slots = np.empty(chosen.size, np.int64), np.empty((rows, width), np.int64)
-    tiles = np.empty((chosen.size // _MOST + active, TILE_FIELDS), np.int64)
+    rows, width = expert_ids.shape
+    active = min(expert_ids.size, experts)
+    sources, slots = np.empty(expert_ids.size, np.int64), np.empty((rows, width), np.int64)
+    tiles = np.empty((expert_ids.size // _MAX_TILE + active, TILE_FIELDS), np.int64)
     groups = np.empty((active, GROUP_FIELDS), np.int64)
     ends = np.zeros(experts, np.int64)
     for row in range(rows):
         for k in range(width):
-            ends[chosen[row, k]] += 1
-    used, found, first, place = 0, 0, 0, 0
+            ends[expert_ids[row, k]] += 1
+    tile_count, group_count, first, place = 0, 0, 0, 0
     for expert in range(experts):
         end = first + ends[expert]
         if end > first:
-            groups[found, 0], groups[found, 1] = expert, used
-            for begin in range(first, end, _MOST):
-                number = min(_MOST, end - begin)
+            groups[group_count, 0], groups[group_count, 1] = expert, tile_count
+            for begin in range(first, end, _MAX_TILE):
+                number = min(_MAX_TILE, end - begin)
                 filled = filled_rows(number)
-                tiles[used, 0], tiles[used, 1] = begin, number
-                tiles[used, 2], tiles[used, 3] = filled, place
+                tiles[tile_count, 0], tiles[tile_count, 1] = begin, number
+                tiles[tile_count, 2], tiles[tile_count, 3] = filled, place
                 place += filled
-                used += 1
-            groups[found, 2] = used
-            found += 1
+                tile_count += 1
+            groups[group_count, 2] = tile_count
+            group_count += 1
         ends[expert] = first
         first = end
     for row in range(rows):
         for k in range(width):
-            slot = ends[chosen[row, k]]
-            ends[chosen[row, k]] = slot + 1
+            slot = ends[expert_ids[row, k]]
+            ends[expert_ids[row, k]] = slot + 1
             slots[row, k] = slot
             sources[slot] = row
-    return sources, slots, tiles[:used], groups[:found]
+    return sources, slots, tiles[:tile_count], groups[:group_count]
 
 
 @kernel(parallel=True, exact=True)
 def add_weighted(
-    found: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray
+    results: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray
 ) -> None:
     if len(out) <= FEW:
         for t in range(len(out)):
-            _add_row(found, weights[t], slots[t], out[t])
+            _add_row(results, weights[t], slots[t], out[t])
     else:
         for t in prange(len(out)):
-            _add_row(found, weights[t], slots[t], out[t])
+            _add_row(results, weights[t], slots[t], out[t])
 
 
 @kernel(exact=True)
-def _add_row(found: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray) -> None:
+def _add_row(results: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray) -> None:
     width = len(out)
     total = np.empty(width, np.float32)
     for c in range(width):
         total[c] = widen(out[c])
     for k in range(len(slots)):
-        result, weight = found[slots[k]], widen(weights[k])
+        result, weight = results[slots[k]], widen(weights[k])
         for c in range(width):
             total[c] += weight * result[c]
     for c in range(width):

@@ -22,12 +22,12 @@ from ..errors import KernelUnavailableError
 from ..fp8 import FP8
 
 if TYPE_CHECKING:
-    from .kept_code import KernelStore
+    from .code_store import KernelStore
 
 log = logging.getLogger("tandem.kernels")
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 # True if the CPU has the registers of AVX-512: 32 of them, each as wide as a panel.
 WIDE = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -37,9 +37,9 @@ _AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, FP8: t
 
 @cache
 def prepare() -> None:
-    """Set numba up. Call it once torch's threads are set, before any kernel is imported. Raises
+    """Set up numba. Call after torch's threads are set and before importing any kernel. Raises
     ``KernelUnavailableError``."""
-    # numba reads the count when it is imported, and sets it in OpenMP, that is in torch, as well.
+    # numba reads the count on import, and sets it in OpenMP, which it shares with torch.
     os.environ["NUMBA_NUM_THREADS"] = str(torch.get_num_threads())
     try:
         import numba
@@ -78,7 +78,7 @@ def _features() -> set[str]:
 @cache
 def _store() -> KernelStore | None:
     """The place of compiled code; ``None`` for a user without one, as in some containers."""
-    from .kept_code import KernelStore  # imports numba
+    from .code_store import KernelStore  # imports numba
 
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(root):
@@ -95,30 +95,32 @@ def _store() -> KernelStore | None:
 def kernel(
     *, parallel: bool = False, exact: bool = False, variant: str = ""
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Compile on the first call with arguments of these types, and keep the code on disk if there
-    is a folder for it (``kept_code.py``).
+    """Compile on the first call with arguments of these types, and store the code on disk if there
+    is a folder for it (``code_store.py``).
 
-    Sums may be reordered, so that they are vectorised, unless ``exact``; NaN and infinity are
-    preserved. What a function has from around it has to be told by a ``variant``.
+    Sums may be reordered for vectorisation unless ``exact``; NaN and infinity are preserved.
+    ``variant`` must identify everything that a function captures from its surroundings.
     """
     import numba
 
-    from .kept_code import KernelCache
+    from .code_store import KernelCache
 
     options: dict[str, Any] = {
         "parallel": parallel,
         "nogil": True,
         "error_model": "numpy",
-        # Said for each function: without a word, numba gives a function its caller's.
+        # Set for each function: by default numba uses the caller's setting.
         "fastmath": False if exact else {"reassoc", "contract", "nsz", "arcp"},
     }
 
     def compiled(function: Callable[..., Any]) -> Any:
-        made = numba.njit(**options)(function)
-        # The sources of other functions are not in the version of the kernels.
+        dispatcher = numba.njit(**options)(function)
+        # The version of the kernels does not cover functions from elsewhere.
         if function.__module__.startswith(f"{__package__}.") and (store := _store()) is not None:
-            made._cache = KernelCache(function, store, variant)  # as numba does for cache=True
-        return made
+            dispatcher._cache = KernelCache(
+                function, store, variant
+            )  # as numba does for cache=True
+        return dispatcher
 
     return compiled
 
@@ -126,39 +128,39 @@ def kernel(
 def compile_address(
     function: Callable[..., None], arguments: int, *, variant: str = ""
 ) -> tuple[int, object]:
-    """The address of a function of integers, for a kernel to call, and what has to be kept as long.
-    So the kernel is compiled once for functions that differ."""
+    """The address of a function of integers for a kernel to call, and an object that keeps it
+    valid. The kernel is compiled only once for all such functions."""
     from numba.core.ccallback import CFunc
     from numba.types import intp, void
 
-    from .kept_code import KernelCache
+    from .code_store import KernelCache
 
     options = {"nogil": True, "error_model": "numpy", "fastmath": False}
-    made: Any = CFunc(function, ((intp,) * arguments, void), {}, options)
+    c_function: Any = CFunc(function, ((intp,) * arguments, void), {}, options)
     if (store := _store()) is not None:
-        made._cache = KernelCache(function, store, variant)
-    made.compile()
-    return made.address, made
+        c_function._cache = KernelCache(function, store, variant)
+    c_function.compile()
+    return c_function.address, c_function
 
 
 def array(x: torch.Tensor) -> np.ndarray:
-    """A tensor's memory as kernels take it: contiguous, half types and fp8 as integers."""
+    """A tensor's memory for kernels: contiguous, with half types and fp8 as integers."""
     x = x.contiguous()
     bits = _AS_INTEGERS.get(x.dtype)
     return (x if bits is None else x.view(bits)).numpy()
 
 
-class Same(Generic[Given, Made]):
-    """What is made of things that are given again and again, as all layers are given the arrays of
-    a step: a conversion takes a microsecond."""
+class Same(Generic[In, Out]):
+    """Caches conversions of the last inputs. All layers get the same arrays of a step, and each
+    conversion takes a microsecond."""
 
-    def __init__(self, make: Callable[[Given], Made]) -> None:
+    def __init__(self, make: Callable[[In], Out]) -> None:
         self._make = make
-        self._given: tuple[Given, ...] = ()
-        self._made: tuple[Made, ...] = ()
+        self._inputs: tuple[In, ...] = ()
+        self._outputs: tuple[Out, ...] = ()
 
-    def __call__(self, *given: Given) -> tuple[Made, ...]:
-        """What is made of each."""
-        if len(given) != len(self._given) or not all(map(is_, given, self._given)):
-            self._given, self._made = given, tuple(map(self._make, given))
-        return self._made
+    def __call__(self, *inputs: In) -> tuple[Out, ...]:
+        """The converted inputs."""
+        if len(inputs) != len(self._inputs) or not all(map(is_, inputs, self._inputs)):
+            self._inputs, self._outputs = inputs, tuple(map(self._make, inputs))
+        return self._outputs

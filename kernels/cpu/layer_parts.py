@@ -1,7 +1,7 @@
-"""A layer's products and what lies between them, in one call.
+"""A layer's products and the operators between them, in one call.
 
 With few rows, a call and the conversion of its arguments take as long as a small operator's work.
-Each part calls the kernels of the operators that it is made of, so its results have their bits.
+Each part calls the kernels of its operators, so results are bit-identical.
 
 Shapes as in ``operators.py``; activations are fp32.
 """
@@ -33,8 +33,8 @@ class CompiledQueries:
         head_eps: float,
         of_step: Same[torch.Tensor, np.ndarray],
     ) -> None:
-        """All layers of a model have the same ``of_step``."""
-        self._products = qkv  # whose memory the runs have addresses of
+        """``of_step`` is shared by all layers of a model."""
+        self._products = qkv  # keeps the memory alive to which the runs point
         runs, self.width = runs_of(qkv)
         none = norm_weight.new_empty(0, 0)
         head_weight = array(none if head_weight_RD is None else head_weight_RD)
@@ -83,7 +83,7 @@ class CompiledFeedForward:
         gate_up: Sequence[PanelLinear],
         down: Sequence[PanelLinear],
     ) -> None:
-        self._products = o, gate_up, down  # whose memory the runs have addresses of
+        self._products = o, gate_up, down  # keeps the memory alive to which the runs point
         gate_up_runs, width = runs_of(gate_up)
         norm = array(norm_weight)
         self.constants = runs_of(o)[0], norm, eps, gate_up_runs, width, runs_of(down)[0]
@@ -104,7 +104,7 @@ class CompiledFeedForward:
 
 
 def runs_of(products: Sequence[PanelLinear | PanelWeights]) -> tuple[np.ndarray, int]:
-    """The arguments of a product in runs, a row for each, and how many outputs it has."""
+    """The arguments of a product in runs, a row for each run, and its number of outputs."""
     rows, column = [], 0
     for each in products:
         rows.append((*each.constants, column))

@@ -2,8 +2,8 @@
 
     x [rows, in] fp32   w [out, in] fp32, bf16 or fp16   ->   [rows, out] fp32
 
-The tile of sums that stays in registers has the shape of FBGEMM's (Khudia et al. 2021, "FBGEMM").
-A row's product is the same, bit for bit, in any batch.
+The tile of sums that stays in registers has the shape of FBGEMM's (Khudia et al. 2021, "FBGEMM"). A
+row's product is bit-identical in any batch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numba import prange
 from .jit import array, kernel
 from .vector import LANES, multiply_tile
 
-# With two registers a row and panel, as many rows as sixteen registers hold.
+# As many rows as fit sixteen registers, with two registers for a row and panel.
 _ROWS = 6
-# Panels that a thread takes at once. Few rows, which leave registers free, are multiplied by both
-# together: with twice as many sums in flight, memory latency is hidden better.
+# Panels that a thread multiplies at once. Few rows, which leave registers free, are multiplied by
+# both together: twice as many sums in flight hide memory latency better.
 _STRIP = 2
-# The least number of rows to be packed: unpacked, those of a tile may be so far apart that all map
-# to the same sets of the L1 cache.
+# The lowest number of rows to pack. Unpacked rows of a tile may all map to the same sets of the L1
+# cache.
 PACKED = 32
-# Inputs that all packed rows are multiplied by before the next ones: their part of a panel and of a
-# tile fits the L1 cache.
+# Inputs of all packed rows that are multiplied at a time: their part of a panel and of a tile fits
+# the L1 cache.
 _INPUTS = 512
-# Panels that packed rows are multiplied by before the next inputs: they fit the L2 cache.
+# Panels that packed rows are multiplied by at a time: they fit the L2 cache.
 _GROUP = 16
 
 

@@ -63,7 +63,7 @@ class CompiledOperators(Operators):
     """
 
     def __init__(self) -> None:
-        # A cache's dtype is known later than the products before it.
+        # The cache's dtype is known only after these products are prepared.
         self._compiles_queries = self._compiles_experts = False
         self._of_step = Same(array)
 
@@ -75,7 +75,7 @@ class CompiledOperators(Operators):
         return activations
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Takes any number of rows. With bf16, activations are rounded to that."""
+        """Supports any number of rows. With bf16 weights, activations are rounded to bf16."""
         if isinstance(in_blocks := _in_blocks(weight), QuantizedWeight):
             _compile_panels()
             return PanelLinear(in_blocks, bias)
@@ -95,7 +95,8 @@ class CompiledOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        """Takes any number of rows. Activations are rounded to int8 if the CPU multiplies bytes."""
+        """Supports any number of rows. Activations are rounded to int8 if the CPU multiplies
+        bytes."""
         if has_panels(weight):
             _compile_panels()
             return PanelLinear(weight, bias)
@@ -167,7 +168,7 @@ class CompiledOperators(Operators):
         return CompiledFeedForward(first, norm_weight, eps, second, third)
 
     def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """oneDNN's product takes three times as long with one row of so small a weight."""
+        """Packed, since oneDNN takes three times as long for one row of so small a weight."""
         _compile_linear(weight.dtype)
         packed = PackedWeight(weight)
         return packed if bias is None else lambda x: packed(x).add_(bias)
@@ -302,24 +303,24 @@ class CompiledOperators(Operators):
 
 def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:
     """The products, if all of them multiply bytes."""
-    found = [each for each in products if isinstance(each, PanelLinear)]
-    return found if len(found) == len(products) else []
+    panels = [each for each in products if isinstance(each, PanelLinear)]
+    return panels if len(panels) == len(products) else []
 
 
 @cache
 def _blocked(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN's products are faster: with AVX-512, at any number of rows."""
+    """True if oneDNN's products are faster: with AVX-512, for any number of rows."""
     return WIDE and linear.multiplies(dtype)
 
 
 @cache
 def _in_pairs(dtype: torch.dtype) -> bool:
-    """Return whether numbers are multiplied in panels, as quantised weights are."""
+    """True if plain weights are multiplied in panels, like quantised weights."""
     return WIDE and dtype == torch.bfloat16 and multiplies_bytes()
 
 
 def _in_blocks(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
-    """Numbers that are multiplied in panels as the blocks that these are made of."""
+    """A weight as blocks, if its numbers are multiplied in panels."""
     if isinstance(weight, QuantizedWeight) or not _in_pairs(weight.dtype):
         return weight
     if weight.shape[1] % BLOCK:
@@ -335,12 +336,12 @@ def _compile_linear(dtype: torch.dtype) -> None:
 
 
 def has_panels(weight: QuantizedWeight) -> bool:
-    """Return whether a weight is multiplied in panels."""
+    """True if a weight is multiplied in panels."""
     return has_layout(weight) and _in_panels_here(weight.format)
 
 
 def _in_panels_here(format: BlockFormat) -> bool:
-    """Return whether this CPU multiplies weights of a format in panels."""
+    """True if this CPU multiplies weights of a format in panels."""
     if not multiplies_bytes() or layout_of(format) is None:
         return False
     return moves_bits() or format not in CODEBOOK_FORMATS

@@ -1,5 +1,5 @@
-"""Rows of a weight in panels as numbers: embeddings. torch's operators, some thirty of them, take a
-twentieth of the step of a small model."""
+"""Rows of a weight in panels as numbers, for embeddings. With torch, some thirty operators would
+take a twentieth of the step of a small model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .block_layouts import BLOCK, SUPER, WORDS, Panels
 from .jit import array, kernel
 from .vector import widen
 
-# Scales that are a number each. Others share bytes.
+# Kinds of scales that are one number each; others share bytes.
 _SINGLE = {"fp16", "bf16", "fp32", "int8"}
 
 
 class PanelRows:
-    """As ``Panels.rows``, which is used for codes that stand for other numbers."""
+    """Like ``Panels.rows``, which is still used for codes with levels."""
 
     def __init__(self, panels: Panels) -> None:
         self._panels = panels
@@ -70,14 +70,14 @@ def _decode(
     out: np.ndarray,
 ) -> None:
     """``codes`` are the bytes [panels, blocks, lines, LANES, 4], ``scales`` [panels, blocks or
-    fewer, groups, scale and minimum, LANES], of which each ``supers`` [panels, super-blocks, scale
-    and minimum, LANES] are the factors of, if there are any."""
+    fewer, groups, scale and minimum, LANES], with factors ``supers`` [panels, super-blocks, scale
+    and minimum, LANES], if there are any."""
     lanes, groups, numbers = codes.shape[3], scales.shape[2], scales.shape[3]
-    found = np.empty(BLOCK, np.uint8)
+    block_codes = np.empty(BLOCK, np.uint8)
     for row in range(len(outputs)):
         panel, lane = outputs[row] // lanes, outputs[row] % lanes
         for block in range(codes.shape[1]):
-            found[:] = 0
+            block_codes[:] = 0
             first = 0
             for width, position in planes:
                 mask = np.uint8((1 << width) - 1)
@@ -86,7 +86,7 @@ def _decode(
                     right = np.uint8(width * (word // width))
                     for byte in range(4):
                         bits = np.uint8(plane[byte] >> right) & mask
-                        found[4 * word + byte] |= np.uint8(bits << np.uint8(position))
+                        block_codes[4 * word + byte] |= np.uint8(bits << np.uint8(position))
                 first += width
             for group in range(groups):
                 scale = widen(scales[panel, block // sharing, group, 0, lane])
@@ -99,5 +99,5 @@ def _decode(
                         minimum *= widen(supers[panel, block // SUPER, 1, lane])
                 each = BLOCK // groups
                 for code in range(group * each, (group + 1) * each):
-                    value = np.float32(np.int32(found[code]) - zero) * scale
+                    value = np.float32(np.int32(block_codes[code]) - zero) * scale
                     out[row, block * BLOCK + code] = value + minimum

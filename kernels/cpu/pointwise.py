@@ -1,7 +1,7 @@
 """Norms, activations, and rotary embedding with the write to the cache.
 
-For few rows a call of one of torch's operators takes longer than its work, and each of these would
-be five to twenty calls; for many rows they would read memory as often.
+With torch, each of these would be five to twenty operators. For few rows, calling an operator takes
+longer than its work; for many rows, each would read memory again.
 
 Shapes as in ``operators.py``; activations have one dtype, the cache another. Sums are fp32.
 """
@@ -16,7 +16,7 @@ from .exponential import exp
 from .jit import kernel
 from .vector import narrow, widen
 
-# Dividing this many rows or fewer among threads takes longer than their work.
+# Up to this many rows, dividing them among threads takes longer than their work.
 _FEW = 4
 
 
@@ -106,7 +106,7 @@ def rope_and_cache_kv(
     slots_T: np.ndarray,
     q_THD: np.ndarray,
 ) -> None:
-    """As ``Operators.rope_and_cache_kv``; an empty ``norm_weight`` means no norm."""
+    """See ``Operators.rope_and_cache_kv``; an empty ``norm_weight`` means no norm."""
     if len(q_THD) <= _FEW:
         for t in range(len(q_THD)):
             turn = cos[t, 0], sin[t, 0]

@@ -1,4 +1,4 @@
-"""``x @ w.T`` with the weight as the blocks of its format, for CPUs that do not multiply bytes.
+"""``x @ w.T`` with the weight in the blocks of its format, for CPUs that do not multiply bytes.
 
     x [rows, in] fp32   w [out, bytes of a row] uint8   ->   [rows, out] fp32
 
@@ -18,19 +18,19 @@ from ..quantized import QuantizedWeight
 from .jit import array, kernel
 from .vector import LANES, decode_codes, widen
 
-# The most rows that are multiplied output by output.
+# Up to this many rows are multiplied output by output.
 FEW = 16
-# Outputs that a thread takes at once.
+# Outputs that a thread multiplies at once.
 _STRIP = 16
 # Weights that are decoded at a time for many rows: 4 MB.
 _PIECE = 1 << 20
 
-# The formats that are decoded here, by the kernels' numbers for them.
+# The formats that are decoded here, with the kernels' numbers for them.
 DECODED = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
 
 
 class BlockLinear:
-    """The product with a quantised weight, whose bytes stay as they are."""
+    """The product with a quantised weight in its original bytes."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -143,7 +143,7 @@ def _decode_q6_k(blocks: np.ndarray, weights: np.ndarray) -> None:
         begin = block * 210
         scale = _half(blocks, begin + 208)
         for group in range(16):
-            # Halves have four quarters of two groups each.
+            # A half has four quarters with two groups each.
             half, quarter, part = group // 8, group // 2 % 4, group % 2 * 16
             low = begin + half * 64 + quarter % 2 * 32 + part
             high = begin + 128 + half * 32 + part

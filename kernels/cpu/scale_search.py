@@ -1,4 +1,4 @@
-"""Compiled searches for the scales of quantised weights: the bits of ``block_encoding.Searches``.
+"""Compiled searches for scales of quantised weights, bit-identical to ``block_encoding``.
 
 G groups of n values are searched at a time, each a lane: arrays are [n, G], so that loops over
 lanes are vectorised while each group's sums keep their order.
@@ -14,18 +14,18 @@ from ..block_encoding import SUMS, Searches
 from .jit import array, kernel
 
 _LANES = 64
-# Compiled code has only what its own folder has.
+# Repeated here, because the code on disk is versioned by this folder's sources.
 _SUMS = 4
 assert _SUMS == SUMS
 _ZERO, _ONE = np.float32(0), np.float32(1)
-# What changes no sum, not even the sign of a zero.
+# The neutral element of sums: even the sign of a zero is preserved.
 _NOTHING = np.float32(-0.0)
 
 
 def with_minimum(
     x: torch.Tensor,
     importance: torch.Tensor,
-    most: int,
+    max_code: int,
     first: float,
     steps: int,
     *,
@@ -33,26 +33,26 @@ def with_minimum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``block_encoding.Searches``."""
     scales, minimums = x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1])
-    factors = np.array([first + 0.1 * step + most for step in range(steps + 1)], np.float32)
+    factors = np.array([first + 0.1 * step + max_code for step in range(steps + 1)], np.float32)
     values, weights = _groups(x), _groups(importance)
     into = array(scales).reshape(-1), array(minimums).reshape(-1)
-    _with_minimum(values, weights, np.float32(most), factors, absolute, *into)
+    _with_minimum(values, weights, np.float32(max_code), factors, absolute, *into)
     return scales, minimums
 
 
-def symmetric(x: torch.Tensor, most: int) -> torch.Tensor:
+def symmetric(x: torch.Tensor, max_code: int) -> torch.Tensor:
     """See ``block_encoding.Searches``."""
     scales = x.new_empty(x.shape[:-1])
     steps = (0, *range(-9, 0), *range(1, 10))
-    factors = np.array([-(most + 0.1 * step) for step in steps], np.float32)
-    _symmetric(_groups(x), np.float32(most), factors, array(scales).reshape(-1))
+    factors = np.array([-(max_code + 0.1 * step) for step in steps], np.float32)
+    _symmetric(_groups(x), np.float32(max_code), factors, array(scales).reshape(-1))
     return scales
 
 
-def one_by_one(x: torch.Tensor, most: int) -> torch.Tensor:
+def one_by_one(x: torch.Tensor, max_code: int) -> torch.Tensor:
     """See ``block_encoding.Searches``."""
     scales = x.new_empty(x.shape[:-1])
-    _one_by_one(_groups(x), np.float32(most), array(scales).reshape(-1))
+    _one_by_one(_groups(x), np.float32(max_code), array(scales).reshape(-1))
     return scales
 
 
@@ -65,18 +65,18 @@ def _groups(x: torch.Tensor) -> np.ndarray:
 
 @kernel(exact=True)
 def _take(x: np.ndarray, begin: int) -> np.ndarray:
-    """Groups as lanes; those after the last are zero."""
+    """Groups as lanes; missing groups are zero."""
     count, n = min(_LANES, len(x) - begin), x.shape[1]
-    taken = np.zeros((n, _LANES), np.float32)
+    values = np.zeros((n, _LANES), np.float32)
     for lane in range(count):
         for i in range(n):
-            taken[i, lane] = x[begin + lane, i]
-    return taken
+            values[i, lane] = x[begin + lane, i]
+    return values
 
 
 @kernel(exact=True)
 def _joined(sums: np.ndarray, total: np.ndarray) -> None:
-    """``block_encoding.sum_of``, of the sums [_SUMS, G] of every _SUMS-th term."""
+    """``block_encoding.sum_of``, from the sums [_SUMS, G] of every _SUMS-th term."""
     for lane in range(_LANES):
         total[lane] = (sums[0, lane] + sums[2, lane]) + (sums[1, lane] + sums[3, lane])
 
@@ -90,7 +90,7 @@ def _inverse(x: np.float32) -> np.float32:
 def _with_minimum(
     x: np.ndarray,
     importance: np.ndarray,
-    most: np.float32,
+    max_code: np.float32,
     factors: np.ndarray,
     absolute: bool,
     scales: np.ndarray,
@@ -99,7 +99,7 @@ def _with_minimum(
     for part in prange((len(x) + _LANES - 1) // _LANES):
         begin = part * _LANES
         _some_with_minimum(
-            _take(x, begin), _take(importance, begin), most, factors, absolute,
+            _take(x, begin), _take(importance, begin), max_code, factors, absolute,
             scales[begin : begin + _LANES], minimums[begin : begin + _LANES],
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ def _with_minimum(
 def _some_with_minimum(
     x: np.ndarray,
     importance: np.ndarray,
-    most: np.float32,
+    max_code: np.float32,
     factors: np.ndarray,
     absolute: bool,
     scales: np.ndarray,
@@ -119,8 +119,8 @@ def _some_with_minimum(
     terms = np.empty((3, _SUMS, _LANES), np.float32)
     total, sum_x = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     sum_l, sum_l2 = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
-    sum_xl, found = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
-    least, inverse = np.zeros(_LANES, np.float32), np.empty(_LANES, np.float32)
+    sum_xl, new_error = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    lowest, inverse = np.zeros(_LANES, np.float32), np.empty(_LANES, np.float32)
     scale, minimum = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     best, a, b = (
         np.empty(_LANES, np.float32),
@@ -131,7 +131,7 @@ def _some_with_minimum(
     for i in range(n):
         for lane in range(_LANES):
             largest[lane] = max(largest[lane], x[i, lane])
-            least[lane] = min(least[lane], x[i, lane])
+            lowest[lane] = min(lowest[lane], x[i, lane])
     terms[:] = _NOTHING
     for i in range(n):
         for lane in range(_LANES):
@@ -140,13 +140,13 @@ def _some_with_minimum(
     _joined(terms[0], total)
     _joined(terms[1], sum_x)
     for lane in range(_LANES):
-        spread = largest[lane] - least[lane]
+        spread = largest[lane] - lowest[lane]
         inverse[lane] = _inverse(spread)
-        scale[lane], minimum[lane] = spread / most, least[lane]
-    _round_codes(x, least, inverse, most, most, codes)
+        scale[lane], minimum[lane] = spread / max_code, lowest[lane]
+    _round_codes(x, lowest, inverse, max_code, max_code, codes)
     _error(x, importance, scale, minimum, codes, absolute, terms[0], best)
     for factor in factors:
-        _round_codes(x, least, inverse, factor, most, codes)
+        _round_codes(x, lowest, inverse, factor, max_code, codes)
         terms[:] = _NOTHING
         for i in range(n):
             for lane in range(_LANES):
@@ -166,13 +166,13 @@ def _some_with_minimum(
             positive = offset > _ZERO
             a[lane] = xl * _inverse(l2) if positive else (w * xl - wx * l) * over
             b[lane] = _ZERO if positive else offset
-        _error(x, importance, a, b, codes, absolute, terms[0], found)
+        _error(x, importance, a, b, codes, absolute, terms[0], new_error)
         for lane in range(_LANES):
             determinant = total[lane] * sum_l2[lane] - sum_l[lane] * sum_l[lane]
-            better = determinant > _ZERO and found[lane] < best[lane]
+            better = determinant > _ZERO and new_error[lane] < best[lane]
             scale[lane] = a[lane] if better else scale[lane]
             minimum[lane] = b[lane] if better else minimum[lane]
-            best[lane] = found[lane] if better else best[lane]
+            best[lane] = new_error[lane] if better else best[lane]
     for lane in range(len(scales)):
         scales[lane], minimums[lane] = scale[lane], -minimum[lane]
 
@@ -180,16 +180,16 @@ def _some_with_minimum(
 @kernel(exact=True)
 def _round_codes(
     x: np.ndarray,
-    least: np.ndarray,
+    lowest: np.ndarray,
     inverse: np.ndarray,
     factor: np.float32,
-    most: np.float32,
+    max_code: np.float32,
     codes: np.ndarray,
 ) -> None:
     for i in range(len(x)):
         for lane in range(_LANES):
-            code = np.rint(factor * inverse[lane] * (x[i, lane] - least[lane]))
-            codes[i, lane] = min(max(code, _ZERO), most)
+            code = np.rint(factor * inverse[lane] * (x[i, lane] - lowest[lane]))
+            codes[i, lane] = min(max(code, _ZERO), max_code)
 
 
 @kernel(exact=True)
@@ -213,15 +213,17 @@ def _error(
 
 
 @kernel(parallel=True, exact=True)
-def _symmetric(x: np.ndarray, most: np.float32, factors: np.ndarray, scales: np.ndarray) -> None:
+def _symmetric(
+    x: np.ndarray, max_code: np.float32, factors: np.ndarray, scales: np.ndarray
+) -> None:
     for part in prange((len(x) + _LANES - 1) // _LANES):
         begin = part * _LANES
-        _some_symmetric(_take(x, begin), most, factors, scales[begin : begin + _LANES])
+        _some_symmetric(_take(x, begin), max_code, factors, scales[begin : begin + _LANES])
 
 
 @kernel(exact=True)
 def _some_symmetric(
-    x: np.ndarray, most: np.float32, factors: np.ndarray, scales: np.ndarray
+    x: np.ndarray, max_code: np.float32, factors: np.ndarray, scales: np.ndarray
 ) -> None:
     inverse = _inverse_of_largest(x)
     terms = np.empty((2, _SUMS, _LANES), np.float32)
@@ -232,24 +234,24 @@ def _some_symmetric(
         for i in range(len(x)):
             for lane in range(_LANES):
                 one = x[i, lane]
-                code = min(max(np.rint(factor * inverse[lane] * one), -most), most - _ONE)
+                code = min(max(np.rint(factor * inverse[lane] * one), -max_code), max_code - _ONE)
                 terms[0, i % _SUMS, lane] += one * one * one * code
                 terms[1, i % _SUMS, lane] += one * one * (code * code)
         _joined(terms[0], sum_lx)
         _joined(terms[1], sum_l2)
         for lane in range(_LANES):
-            found = sum_lx[lane] * _inverse(sum_l2[lane])
-            reached = found * sum_lx[lane]
-            better = reached > best[lane]
-            scale[lane] = found if better else scale[lane]
-            best[lane] = reached if better else best[lane]
+            new_scale = sum_lx[lane] * _inverse(sum_l2[lane])
+            score = new_scale * sum_lx[lane]
+            better = score > best[lane]
+            scale[lane] = new_scale if better else scale[lane]
+            best[lane] = score if better else best[lane]
     for lane in range(len(scales)):
         scales[lane] = scale[lane]
 
 
 @kernel(exact=True)
 def _inverse_of_largest(x: np.ndarray) -> np.ndarray:
-    """The inverse of the first of the largest magnitudes."""
+    """The inverse of the number with the largest magnitude, the first one if several."""
     largest = x[0].copy()
     for i in range(1, len(x)):
         for lane in range(_LANES):
@@ -261,14 +263,14 @@ def _inverse_of_largest(x: np.ndarray) -> np.ndarray:
 
 
 @kernel(parallel=True, exact=True)
-def _one_by_one(x: np.ndarray, most: np.float32, scales: np.ndarray) -> None:
+def _one_by_one(x: np.ndarray, max_code: np.float32, scales: np.ndarray) -> None:
     for part in prange((len(x) + _LANES - 1) // _LANES):
         begin = part * _LANES
-        _some_one_by_one(_take(x, begin), most, scales[begin : begin + _LANES])
+        _some_one_by_one(_take(x, begin), max_code, scales[begin : begin + _LANES])
 
 
 @kernel(exact=True)
-def _some_one_by_one(x: np.ndarray, most: np.float32, scales: np.ndarray) -> None:
+def _some_one_by_one(x: np.ndarray, max_code: np.float32, scales: np.ndarray) -> None:
     n, inverse = len(x), _inverse_of_largest(x)
     codes = np.empty((n, _LANES), np.float32)
     terms = np.full((2, _SUMS, _LANES), _NOTHING)
@@ -276,7 +278,7 @@ def _some_one_by_one(x: np.ndarray, most: np.float32, scales: np.ndarray) -> Non
     for i in range(n):
         for lane in range(_LANES):
             one = x[i, lane]
-            code = min(max(np.rint(-most * inverse[lane] * one), -most), most - _ONE)
+            code = min(max(np.rint(-max_code * inverse[lane] * one), -max_code), max_code - _ONE)
             codes[i, lane] = code
             terms[0, i % _SUMS, lane] += one * one * one * code
             terms[1, i % _SUMS, lane] += one * one * (code * code)
@@ -290,7 +292,7 @@ def _some_one_by_one(x: np.ndarray, most: np.float32, scales: np.ndarray) -> Non
                 lx, l2 = sum_lx[lane], sum_l2[lane]
                 less_lx, less_l2 = lx - weight * one * code, l2 - weight * (code * code)
                 new = np.rint(one * less_l2 * _inverse(less_lx))
-                new = min(max(new, -most), most - _ONE)
+                new = min(max(new, -max_code), max_code - _ONE)
                 new_lx = less_lx + weight * one * new
                 new_l2 = less_l2 + weight * (new * new)
                 better = (

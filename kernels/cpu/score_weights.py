@@ -1,5 +1,5 @@
-"""The softmax of rows of scores, a register at a time: a loop whose length varies is vectorised in
-part, and what is left of it takes as long as the rest."""
+"""The softmax of rows of scores, a register at a time. The compiler would vectorise a loop of
+variable length only in part, and the remainder would take as long as the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .exponential import HIGH, LEAST, LOG2_E, LOW, POLYNOMIAL
+from .exponential import HIGH, LOG2_E, LOW, MIN_X, POLYNOMIAL
 from .vector import LANES, call, constant, everywhere, fma, loop
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -22,24 +22,24 @@ _ROUNDING = 12582912.0
 def weigh_row(
     typing: Any, scores: Any, row: Any, first: Any, last: Any, end: Any, highest: Any, totals: Any
 ) -> Any:
-    """A row's scores from ``first`` to ``last``, if any, become weights, and its others before
-    ``end`` zeros. Returns the factor of what has been summed with the weights of earlier tokens.
+    """Turn a row's scores from ``first`` to ``last`` into weights, and its others before ``end``
+    into zeros. Returns the factor for sums with the weights of earlier tokens.
 
     scores [*, N] fp32, where N is a multiple of ``LANES``; highest and totals [*] fp32 are kept:
-    the highest score so far, which the weights are in relation to, and the sum of the weights. What
-    is no number stays none.
+    the highest score so far, to which the weights are relative, and the sum of the weights. NaN is
+    preserved.
     """
     at = types.intp
     signature = types.float32(scores, at, at, at, at, highest, totals)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, row, first, last, end, _, _ = args
-        matrix, most, sums = (
+        matrix, m_array, sums = (
             context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 5, 6)
         )
         start = builder.mul(row, builder.extract_value(matrix.shape, 1))
         begin, stop = _down(builder, first), _up(builder, last)
-        highest_at, total_at = (builder.gep(each.data, [row]) for each in (most, sums))
+        highest_at, total_at = (builder.gep(each.data, [row]) for each in (m_array, sums))
         before = builder.load(highest_at)
         low, high = (everywhere(builder, builder.trunc(each, _WORD)) for each in (first, last))
 
@@ -47,20 +47,20 @@ def weigh_row(
             element = builder.gep(matrix.data, [builder.add(start, at)])
             return builder.bitcast(element, _LANES.as_pointer())
 
-        def seen(at: Any) -> Any:
+        def visible(at: Any) -> Any:
             lanes = ir.Constant(_NUMBERS, list(range(LANES)))
             numbers = builder.add(lanes, everywhere(builder, builder.trunc(at, _WORD)))
             after = builder.icmp_signed(">=", numbers, low)
             return builder.and_(after, builder.icmp_signed("<", numbers, high))
 
         def find(at: Any, largest: list[Any]) -> list[Any]:
-            found = builder.select(seen(at), _load(builder, place(at)), largest[0])
-            higher = builder.fcmp_ordered(">", found, largest[0])
-            return [builder.select(higher, found, largest[0])]
+            values = builder.select(visible(at), _load(builder, place(at)), largest[0])
+            higher = builder.fcmp_ordered(">", values, largest[0])
+            return [builder.select(higher, values, largest[0])]
 
         def weigh(at: Any, total: list[Any]) -> list[Any]:
             weights = _exponential(builder, builder.fsub(_load(builder, place(at)), tops))
-            weights = builder.select(seen(at), weights, nothing)
+            weights = builder.select(visible(at), weights, nothing)
             builder.store(weights, place(at)).align = 4
             return [builder.fadd(total[0], weights)]
 
@@ -79,9 +79,9 @@ def weigh_row(
         [total] = loop(builder, begin, stop, LANES, [nothing], weigh)
         loop(builder, _LONG(0), begin, LANES, [], clear)
         loop(builder, stop, end, LANES, [], clear)
-        kept = builder.fmul(builder.load(total_at), factor)
+        scaled_total = builder.fmul(builder.load(total_at), factor)
         name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-        added = call(builder, name, _FLOAT, kept, total, fastmath=("reassoc",))
+        added = call(builder, name, _FLOAT, scaled_total, total, fastmath=("reassoc",))
         builder.store(added, total_at)
         builder.store(top, highest_at)
         return factor
@@ -98,9 +98,9 @@ def _up(builder: Any, number: Any) -> Any:
 
 
 def _load(builder: Any, place: Any) -> Any:
-    loaded = builder.load(place)
-    loaded.align = 4
-    return loaded
+    value = builder.load(place)
+    value.align = 4
+    return value
 
 
 def _exponential(builder: Any, x: Any) -> Any:
@@ -113,8 +113,8 @@ def _exponential(builder: Any, x: Any) -> Any:
         )
         return builder.call(multiply_add, list(parts))
 
-    multiply_add, least = fma(builder), constant(_LANES, float(LEAST))
-    x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
+    multiply_add, min_x = fma(builder), constant(_LANES, float(MIN_X))
+    x = builder.select(builder.fcmp_ordered("<", x, min_x), min_x, x)
     shifted = fused(x, LOG2_E, _ROUNDING)
     n = builder.fsub(shifted, constant(_LANES, _ROUNDING))
     r = fused(n, -LOW, fused(n, -HIGH, x))

@@ -1,9 +1,9 @@
-"""A core for each thread of the kernels, where these have as many threads as there are cores.
+"""Binding of each kernel thread to a core, if there is a core for each.
 
-The threads of a loop wait for each other, two hundred times in a step. Linux wakes a thread on the
-core where it slept or on that of the thread that wakes it, unless another one is idle: beside any
-other process two threads of a loop soon take turns on one core, and stay there, because they sleep
-too much to be moved. Each loop then takes as long as a thread looks before it sleeps.
+The threads of a loop wait for each other two hundred times in a step. Linux wakes a thread on the
+core where it slept or on the core of the waking thread, unless another core is idle. Beside any
+other process, two threads of a loop soon share a core, and stay there, because they sleep too much
+to be migrated. Each loop then takes as long as a thread polls before it sleeps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .jit import kernel
 
 
 def usable_cores() -> list[int]:
-    """The cores that the calling thread may run on; none where a system does not bind threads."""
+    """The cores on which the calling thread may run; empty if the system cannot bind threads."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def bind(cores: Sequence[int]) -> None:
-    """Bind the calling thread, and the others that share its loops, to one of the cores each.
+    """Bind the calling thread and the other threads of its loops to one core each.
 
-    There is a core for each thread. Threads that it starts later are bound to its own core.
+    Threads that it starts later are bound to its own core.
     """
     bits = np.zeros((len(cores), (max(cores) // 64 + 1) * 64), np.uint8)
     bits[range(len(cores)), cores] = 1

@@ -1,4 +1,4 @@
-"""LLVM intrinsics for attention of few queries: tokens are read where they lie in the cache."""
+"""LLVM intrinsics for attention of few queries, which read tokens in place in the cache."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def score_tokens(
     """``scores[head + h, token + t] = q[head + h] . keys[places[token + t]]`` for literal numbers
     of heads and of tokens, whose product is at most ``LANES``.
 
-    q [*, D] fp32, keys [*, D], places int64: where a token's key begins, in elements. For the first
-    head, the tokens' values [*, D] are requested, which are read next.
+    q [*, D] fp32, keys [*, D], places int64: the offset of a token's key in elements. For the first
+    head, the tokens' values [*, D] are prefetched, which are read next.
     """
     if not all(isinstance(kind, types.IntegerLiteral) for kind in (heads, count)):
         return None
@@ -44,34 +44,34 @@ def score_tokens(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, q_, head_, keys_, places_, token_, scores_, values_ = args
         arrays = (q, q_), (keys, keys_), (places, places_), (scores, scores_), (values, values_)
-        made = [context.make_array(kind)(context, builder, value) for kind, value in arrays]
-        dim = builder.extract_value(made[0].shape, 1)
-        width = builder.extract_value(made[3].shape, 1)
-        queries, found = [], []
+        views = [context.make_array(kind)(context, builder, value) for kind, value in arrays]
+        dim = builder.extract_value(views[0].shape, 1)
+        width = builder.extract_value(views[3].shape, 1)
+        queries, targets = [], []
         for h in range(heads.literal_value):
             number = builder.add(head_, _LONG(h))
-            queries.append(builder.gep(made[0].data, [builder.mul(number, dim)]))
+            queries.append(builder.gep(views[0].data, [builder.mul(number, dim)]))
             start = builder.add(builder.mul(number, width), token_)
-            found.append(builder.gep(made[3].data, [start]))
+            targets.append(builder.gep(views[3].data, [start]))
         starts = [
-            _load_place(builder, made[2].data, builder.add(token_, _LONG(t)))
+            _load_place(builder, views[2].data, builder.add(token_, _LONG(t)))
             for t in range(count.literal_value)
         ]
-        rows, later = ([builder.gep(made[n].data, [start]) for start in starts] for n in (1, 4))
+        rows, later = ([builder.gep(views[n].data, [start]) for start in starts] for n in (1, 4))
         with builder.if_then(builder.icmp_signed("==", head_, _LONG(0))):
             _request(builder, later, dim)
 
         def add(at: Any, lanes: Any, sums: list[Any]) -> list[Any]:
             wide = [_load(builder, row, at, lanes, keys.dtype) for row in rows]
-            given = [_load(builder, query, at, lanes, types.float32) for query in queries]
-            pairs = ((x, w) for x in given for w in wide)
+            factors = [_load(builder, query, at, lanes, types.float32) for query in queries]
+            pairs = ((x, w) for x in factors for w in wide)
             emit = fma(builder)
             return [builder.call(emit, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
 
         zeros = [constant(_LANES, 0.0)] * (len(queries) * len(rows))
         sums = _over_dim(builder, dim, zeros, add)
         total = _totals(builder, sums)
-        for h, into in enumerate(found):
+        for h, into in enumerate(targets):
             mine = [h * len(rows) + t for t in range(len(rows))]
             part = _lanes(builder, total, mine)
             builder.store(part, builder.bitcast(into, part.type.as_pointer())).align = 4
@@ -99,8 +99,8 @@ def sum_tokens(
     ``count`` tokens, for a literal number of heads, and a literal number of registers from
     ``first`` on, of which those beyond the last dimension are neither read nor written.
 
-    weights [*, T] fp32, values [*, D], out [*, D] fp32; places as of ``score_tokens``. For the
-    first head, the tokens at ``later`` places in ``keys`` are requested.
+    weights [*, T] fp32, values [*, D], out [*, D] fp32; places as in ``score_tokens``. For the
+    first head, the tokens at ``later`` places in ``keys`` are prefetched.
     """
     if not all(isinstance(kind, types.IntegerLiteral) for kind in (heads, width)):
         return None
@@ -113,15 +113,15 @@ def sum_tokens(
             *((weights, weights_), (values, values_), (places, places_), (out, out_)),
             *((keys, keys_), (later, later_)),
         )
-        made = [context.make_array(kind)(context, builder, value) for kind, value in arrays]
-        tokens = builder.extract_value(made[0].shape, 1)
-        dim = builder.extract_value(made[3].shape, 1)
+        views = [context.make_array(kind)(context, builder, value) for kind, value in arrays]
+        tokens = builder.extract_value(views[0].shape, 1)
+        dim = builder.extract_value(views[3].shape, 1)
         starts, into = [], []
         for h in range(heads.literal_value):
             number = builder.add(head_, _LONG(h))
-            starts.append(builder.gep(made[0].data, [builder.mul(number, tokens)]))
+            starts.append(builder.gep(views[0].data, [builder.mul(number, tokens)]))
             start = builder.add(builder.mul(number, dim), first_)
-            into.append(builder.gep(made[3].data, [start]))
+            into.append(builder.gep(views[3].data, [start]))
         # Only one register may reach beyond the last dimension.
         registers = width.literal_value
         lanes = builder.sub(dim, first_) if registers == 1 else None
@@ -129,14 +129,14 @@ def sum_tokens(
         asks = builder.icmp_signed("==", head_, _LONG(0))
 
         def add(token: Any, sums: list[Any]) -> list[Any]:
-            place = builder.add(_load_place(builder, made[2].data, token), first_)
-            row = builder.gep(made[1].data, [place])
+            place = builder.add(_load_place(builder, views[2].data, token), first_)
+            row = builder.gep(views[1].data, [place])
             with builder.if_then(asks):
-                place = builder.add(_load_place(builder, made[5].data, token), first_)
-                _request(builder, [builder.gep(made[4].data, [place])], _LONG(registers * LANES))
+                place = builder.add(_load_place(builder, views[5].data, token), first_)
+                _request(builder, [builder.gep(views[4].data, [place])], _LONG(registers * LANES))
             wide = [_load(builder, row, step, lanes, values.dtype) for step in steps]
-            given = [everywhere(builder, builder.load(builder.gep(w, [token]))) for w in starts]
-            pairs = ((x, w) for x in given for w in wide)
+            factors = [everywhere(builder, builder.load(builder.gep(w, [token]))) for w in starts]
+            pairs = ((x, w) for x in factors for w in wide)
             emit = fma(builder)
             return [builder.call(emit, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
 
@@ -155,7 +155,7 @@ def _load_place(builder: Any, places: Any, token: Any) -> Any:
 
 
 def _request(builder: Any, rows: list[Any], count: Any) -> None:
-    """Have so many elements of each row brought to the L2 cache, or a few more."""
+    """Prefetch ``count`` elements of each row, or a few more, to the L2 cache."""
 
     def add(at: Any, sums: list[Any]) -> list[Any]:
         for row in rows:
@@ -169,7 +169,7 @@ def _request(builder: Any, rows: list[Any], count: Any) -> None:
 
 
 def _over_dim(builder: Any, dim: Any, started: list[Any], add: Any) -> list[Any]:
-    """The sums over all dimensions, the last of which may fill a register in part."""
+    """The sums over all dimensions; the last register may be partly filled."""
     whole = builder.and_(dim, _LONG(-LANES))
     sums = loop(builder, _LONG(0), whole, LANES, started, lambda at, sums: add(at, None, sums))
     before = builder.block
@@ -180,19 +180,19 @@ def _over_dim(builder: Any, dim: Any, started: list[Any], add: Any) -> list[Any]
     ended = builder.block
     builder.branch(after)
     builder.position_at_end(after)
-    found = []
+    merged = []
     for early, late in zip(sums, added, strict=True):
         phi = builder.phi(_LANES)
         phi.add_incoming(early, before)
         phi.add_incoming(late, ended)
-        found.append(phi)
-    return found
+        merged.append(phi)
+    return merged
 
 
 def _mask(builder: Any, lanes: Any) -> Any:
     numbers = ir.Constant(ir.VectorType(_WORD, LANES), list(range(LANES)))
-    most = everywhere(builder, builder.trunc(lanes, _WORD))
-    return builder.icmp_signed("<", numbers, most)
+    count = everywhere(builder, builder.trunc(lanes, _WORD))
+    return builder.icmp_signed("<", numbers, count)
 
 
 def _load(builder: Any, row: Any, at: Any, lanes: Any, kind: Any) -> Any:
@@ -201,17 +201,17 @@ def _load(builder: Any, row: Any, at: Any, lanes: Any, kind: Any) -> Any:
     vector = ir.VectorType(place.type.pointee, LANES)
     pointer = builder.bitcast(place, vector.as_pointer())
     if lanes is None:
-        loaded = builder.load(pointer)
-        loaded.align = 1
+        value = builder.load(pointer)
+        value.align = 1
     else:
         name = "f32" if kind == types.float32 else f"i{kind.bitwidth}"
-        loaded = call(
+        value = call(
             builder,
             f"llvm.masked.load.v{LANES}{name}.p0",
             vector,
             *(pointer, _WORD(1), _mask(builder, lanes), ir.Constant(vector, None)),
         )
-    return widened(builder, loaded, kind)
+    return widened(builder, value, kind)
 
 
 def _store(builder: Any, value: Any, row: Any, at: Any, lanes: Any) -> None:
@@ -225,7 +225,7 @@ def _store(builder: Any, value: Any, row: Any, at: Any, lanes: Any) -> None:
 
 
 def _totals(builder: Any, vectors: list[Any]) -> Any:
-    """The sum of the lanes of each of some vectors, whose number is a power of two."""
+    """The sum of the lanes of each vector; the number of vectors is a power of two."""
     count = len(vectors)
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
@@ -239,7 +239,7 @@ def _totals(builder: Any, vectors: list[Any]) -> Any:
 
 
 def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
-    """The sums of neighbouring lanes of two vectors, those of the left one first."""
+    """The sums of neighbouring lanes of two vectors, the left vector first."""
     kind = ir.VectorType(_WORD, LANES)
     places = range(2 * LANES)
     halves = (
@@ -251,5 +251,5 @@ def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
 
 def _lanes(builder: Any, vector: Any, places: Sequence[int]) -> Any:
     """Some lanes of a vector."""
-    chosen = ir.Constant(ir.VectorType(_WORD, len(places)), list(places))
-    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), chosen)
+    selection = ir.Constant(ir.VectorType(_WORD, len(places)), list(places))
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), selection)

@@ -41,8 +41,8 @@ def narrow(typing: Any, value: Any, like: Any) -> Any:
 
 @intrinsic
 def narrow_scaled(typing: Any, value: Any, scale: Any, like: Any) -> Any:
-    """``value / scale`` as ``narrow``, where elements are codes of eight bits: others have no
-    scale, and a division takes time."""
+    """Like ``narrow``, of ``value / scale`` if elements are 8-bit codes. Others have no scale, and
+    a division takes time."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         is_code = like in (types.int8, types.uint8)
@@ -54,8 +54,8 @@ def narrow_scaled(typing: Any, value: Any, scale: Any, like: Any) -> Any:
 
 @intrinsic
 def widen_scaled(typing: Any, bits: Any, scale: Any, like: Any) -> Any:
-    """An element as one of the type of ``like``, which is its own, or fp32 for codes of eight bits
-    that ``scale`` is to be multiplied with."""
+    """An element as the type of ``like``: its own, or fp32 for an 8-bit code, which is multiplied
+    by ``scale``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if bits == like:
@@ -68,7 +68,7 @@ def widen_scaled(typing: Any, bits: Any, scale: Any, like: Any) -> Any:
 
 @intrinsic
 def pointer(typing: Any, address: Any, like: Any) -> Any:
-    """An address, as that of elements of the type of an array's."""
+    """An address as a pointer to elements of the type of an array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -89,14 +89,14 @@ def take_words(typing: Any, data: Any, at: Any, stride: Any, into: Any, row: Any
             for kind, index in ((data, 0), (into, 3))
         )
         lanes, place = ir.VectorType(_WORD, LANES), args[1]
-        found = ir.Constant(lanes, ir.Undefined)
+        words = ir.Constant(lanes, ir.Undefined)
         for lane in range(LANES):
             word = builder.load(builder.bitcast(builder.gep(source, [place]), _WORD.as_pointer()))
             word.align = 1
-            found = builder.insert_element(found, word, _WORD(lane))
+            words = builder.insert_element(words, word, _WORD(lane))
             place = builder.add(place, args[2])
         to = builder.gep(target, [builder.mul(args[4], _LONG(LANES))])
-        builder.store(found, builder.bitcast(to, lanes.as_pointer())).align = 4
+        builder.store(words, builder.bitcast(to, lanes.as_pointer())).align = 4
         return context.get_dummy_value()
 
     return signature, generate
@@ -122,7 +122,7 @@ def put_pairs(typing: Any, data: Any, at: Any, stride: Any, into: Any, place: An
         for _ in range(LANES):
             row = builder.load(builder.bitcast(builder.gep(source, [at]), shorts.as_pointer()))
             row.align = 1
-            rows.append(builder.bitcast(_chosen(builder, row, row, order), lanes))
+            rows.append(builder.bitcast(_shuffle(builder, row, row, order), lanes))
             at = builder.add(at, args[2])
         _transpose(builder, rows)
         to = builder.mul(args[4], _LONG(LANES * LANES))
@@ -135,7 +135,7 @@ def put_pairs(typing: Any, data: Any, at: Any, stride: Any, into: Any, place: An
 
 
 def _transpose(builder: Any, rows: list[Any]) -> None:
-    """As many registers as they have lanes: squares of twice the side exchange quarters."""
+    """Transpose a square of registers in place: squares of twice the side exchange quarters."""
     lanes = range(len(rows))
     for side in (2**power for power in range(len(rows).bit_length() - 1)):
         for first in lanes:
@@ -145,10 +145,10 @@ def _transpose(builder: Any, rows: list[Any]) -> None:
             upper = [lane + len(rows) - side if lane & side else lane for lane in lanes]
             lower = [lane + len(rows) if lane & side else lane + side for lane in lanes]
             pair = rows[first], rows[second]
-            rows[first], rows[second] = (_chosen(builder, *pair, each) for each in (upper, lower))
+            rows[first], rows[second] = (_shuffle(builder, *pair, each) for each in (upper, lower))
 
 
-def _chosen(builder: Any, left: Any, right: Any, places: Sequence[int]) -> Any:
+def _shuffle(builder: Any, left: Any, right: Any, places: Sequence[int]) -> Any:
     """Elements of two vectors, one after the other."""
     kind = ir.VectorType(_WORD, len(places))
     return builder.shuffle_vector(left, right, ir.Constant(kind, list(places)))
@@ -191,9 +191,9 @@ def put_moved_bits(
             builder.load(builder.gep(table, [builder.add(row, _LONG(n))])) for n in range(4)
         )
         place_ = builder.mul(builder.zext(word, _LONG), _LONG(LANES))
-        found = builder.load(builder.bitcast(builder.gep(source, [place_]), lanes.as_pointer()))
-        found.align = 4
-        moved = builder.lshr(found, everywhere(builder, right))
+        word_bits = builder.load(builder.bitcast(builder.gep(source, [place_]), lanes.as_pointer()))
+        word_bits.align = 4
+        moved = builder.lshr(word_bits, everywhere(builder, right))
         moved = builder.shl(moved, everywhere(builder, left))
         added = builder.xor(total, builder.and_(moved, everywhere(builder, mask)))
         field.add_incoming(args[2], before)
@@ -212,7 +212,7 @@ def put_moved_bits(
 
 
 def widened(builder: Any, bits: Any, kind: Any) -> Any:
-    """A scalar or a vector of ``kind`` in fp32; see ``jit.array`` for those of 16 bits."""
+    """A scalar or a vector of ``kind`` in fp32; see ``jit.array`` for 16-bit types."""
     if kind == types.float32:
         return bits
     if kind == types.int8:
@@ -248,7 +248,7 @@ def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
     if kind == types.uint8:
         return _narrowed_fp8(builder, value)
     assert kind == types.uint16, kind
-    # Half of the last place is added, less one bit where that is even: ties go to even.
+    # Add half of the last place, minus one bit if that place is even: ties go to even.
     bits = builder.bitcast(value, _WORD)
     odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, _WORD(0x7FFF))), _WORD(16))
@@ -343,7 +343,7 @@ def decode_codes(
 
 
 def fma(builder: Any) -> Any:
-    """The function of three vectors."""
+    """LLVM's fused multiply-add of vectors."""
     return cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
     )
@@ -408,8 +408,8 @@ def multiply_tile(
 
     panels [*, inputs, LANES], x [*, inputs] fp32, out [*, panels * LANES] fp32. If ``packed``, a
     literal too, x has the rows of one tile after the other, each tile as [inputs, rows]. A tile of
-    the first inputs is overwritten. The sums stay in registers, and each is taken in
-    the order of its inputs, whatever the tile: a row's product does not depend on its neighbours.
+    the first inputs is overwritten. The sums stay in registers, and each is in order of inputs for
+    any tile, so a row's product does not depend on its neighbours.
     """
     if not all(isinstance(kind, types.IntegerLiteral) for kind in (rows, width, packed)):
         return None
@@ -419,9 +419,9 @@ def multiply_tile(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, _, panels_, panel_, x_, row_, out_, first_, count_ = args
         weights = context.make_array(panels)(context, builder, panels_)
-        left = context.make_array(x)(context, builder, x_)
+        x_array = context.make_array(x)(context, builder, x_)
         into = context.make_array(out)(context, builder, out_)
-        inputs = builder.extract_value(left.shape, 1)
+        inputs = builder.extract_value(x_array.shape, 1)
         outputs = builder.extract_value(into.shape, 1)
         tile = _Tile(builder, panels.dtype, rows.literal_value if packed.literal_value else 1)
         lanes = _LONG(LANES)
@@ -432,7 +432,7 @@ def multiply_tile(
             w_at.append(builder.gep(weights.data, [builder.mul(start, lanes)]))
         for r in range(rows.literal_value):
             number = builder.add(row_, _LONG(r))
-            x_at.append(builder.gep(left.data, [tile.x_start(row_, r, inputs, first_)]))
+            x_at.append(builder.gep(x_array.data, [tile.x_start(row_, r, inputs, first_)]))
             for p in range(width.literal_value):
                 column = builder.mul(builder.add(panel_, _LONG(p)), lanes)
                 start = builder.add(builder.mul(number, outputs), column)
@@ -510,6 +510,6 @@ class _Tile:
 
     def _load(self, pointer: Any) -> Any:
         lanes = ir.VectorType(pointer.type.pointee, LANES)
-        loaded = self.builder.load(self.builder.bitcast(pointer, lanes.as_pointer()))
-        loaded.align = 2
-        return loaded
+        value = self.builder.load(self.builder.bitcast(pointer, lanes.as_pointer()))
+        value.align = 2
+        return value

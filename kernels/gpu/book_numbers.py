@@ -1,9 +1,9 @@
-"""Numbers of a codebook's rows, inside of Triton's kernels.
+"""Triton functions that look up the rows of a codebook.
 
-A row is looked up in the activations' dtype, two numbers in a word. So a book has 4 to 32 KB, which
-stay in the L1 caches of a GPU. A sign is a bit of a number.
+Rows are stored in the activations' dtype, two numbers in a word, so a book has 4 to 32 KB, which
+stay in a GPU's L1 caches. A sign is a bit of a number.
 
-P threads of all tiles and warps, each of which has its part of a record (``packed_rows.py``).
+P threads of all tiles and warps, each with its part of a record (``packed_rows.py``).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .code_numbers import INTERPRETED, two
 def read_record(
     record: tl.tensor,
     lane: tl.tensor,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
     FINE: tl.constexpr,
     MOVES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """A thread's rows in the first span and in the second, which share a word unless rows are
-    short; signs, high bits and scales. All are [P], and rows again where there are none."""
-    ROWS: tl.constexpr = 32 * (8 // CHOSEN)
+    """A thread's row indices in the first and the second span, which share a word unless rows have
+    four numbers; signs, high bits and scales. All are [P]; missing fields repeat the indices."""
+    ROWS: tl.constexpr = 32 * (8 // ROW_SIZE)
     HIGH: tl.constexpr = ROWS if MOVES else ROWS + 32
     SCALES: tl.constexpr = 4 * HIGH + 32 * ((BITS - 7) // 2)
-    # Not the order of threads: Triton would have each of them read its neighbours' words as well.
+    # Not in thread order, in which Triton would let each thread read its neighbours' words as well.
     place = lane % 4 * 8 + lane // 4
     rows = tl.load(record + place)
     others, signs, high = rows, rows, rows
-    if CHOSEN == 4:
+    if ROW_SIZE == 4:
         others = tl.load(record + 32 + place)
     if not MOVES:
         signs = tl.load(record + ROWS + place)
@@ -50,16 +50,16 @@ def read_record(
 def book_numbers(
     entry: tl.tuple,
     table: tl.tensor,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
     MOVES: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
     """[P, span, step, second, h, upper]."""
-    a = _of_output(entry, table, 0, 0, CHOSEN, BITS, MOVES, DTYPE)
-    b = _of_output(entry, table, 0, 1, CHOSEN, BITS, MOVES, DTYPE)
-    c = _of_output(entry, table, 1, 0, CHOSEN, BITS, MOVES, DTYPE)
-    d = _of_output(entry, table, 1, 1, CHOSEN, BITS, MOVES, DTYPE)
+    a = _of_output(entry, table, 0, 0, ROW_SIZE, BITS, MOVES, DTYPE)
+    b = _of_output(entry, table, 0, 1, ROW_SIZE, BITS, MOVES, DTYPE)
+    c = _of_output(entry, table, 1, 0, ROW_SIZE, BITS, MOVES, DTYPE)
+    d = _of_output(entry, table, 1, 1, ROW_SIZE, BITS, MOVES, DTYPE)
     # [P, step, upper, second, h, span]
     return tl.join(tl.join(a, b), tl.join(c, d)).permute(0, 5, 1, 3, 4, 2)
 
@@ -70,21 +70,21 @@ def _of_output(
     table: tl.tensor,
     SPAN: tl.constexpr,
     H: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
     MOVES: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """The numbers of an output in a span, [P, step, upper, second]."""
+    """The numbers of one output in one span, [P, step, upper, second]."""
     rows, others, signs, high, _ = entry
     FIRST: tl.constexpr = 8 * SPAN + H
-    if CHOSEN == 8:
-        words = _row(rows, high, table, 2 * SPAN + H, CHOSEN, BITS)
+    if ROW_SIZE == 8:
+        words = _row(rows, high, table, 2 * SPAN + H, ROW_SIZE, BITS)
         numbers = _signed(words, signs, FIRST, MOVES, DTYPE).reshape(words.shape[0], 2, 2, 2)
     else:
         word = others if SPAN else rows
-        lower = _row(word, high, table, 4 * SPAN + H, CHOSEN, BITS)
-        upper = _row(word, high, table, 4 * SPAN + 2 + H, CHOSEN, BITS)
+        lower = _row(word, high, table, 4 * SPAN + H, ROW_SIZE, BITS)
+        upper = _row(word, high, table, 4 * SPAN + 2 + H, ROW_SIZE, BITS)
         lower = _signed(lower, signs, FIRST, MOVES, DTYPE)
         upper = _signed(upper, signs, FIRST + 4, MOVES, DTYPE)
         numbers = tl.join(lower, upper).permute(0, 3, 1, 2)
@@ -99,7 +99,7 @@ def _signed(
     MOVES: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """Two numbers in each word, [P, words, second], with their signs."""
+    """The two numbers of each word with their signs, [P, words, second]."""
     if not MOVES:
         pair = FIRST + 2 * tl.arange(0, words.shape[1])
         words ^= (signs[:, None] << pair[None, :]) & -0x7FFF8000
@@ -115,11 +115,11 @@ def _row(
     high: tl.tensor,
     table: tl.tensor,
     NUMBER: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """The words of a row of a thread, [P, 4 or 2]."""
-    WORDS: tl.constexpr = CHOSEN // 2
+    """The words of one of a thread's rows, [P, 4 or 2]."""
+    WORDS: tl.constexpr = ROW_SIZE // 2
     ABOVE: tl.constexpr = BITS - 8
     index = (rows.to(tl.uint32, bitcast=True) >> 8 * (NUMBER % 4)) & 255
     if ABOVE:

@@ -1,7 +1,7 @@
-"""Codes of a quantised weight as numbers of the activations' dtype, inside of Triton's kernels.
+"""Triton functions that convert codes of a quantised weight to the activations' dtype.
 
-All of them exactly: or-ed into the mantissa of a power of two, from which that power is subtracted,
-or looked up. ``packed_codes`` has the order of codes in a word.
+Conversion is exact: codes are or-ed into the mantissa of a power of two, which is then subtracted,
+or looked up in a table. ``packed_codes.py`` defines the order of codes in a word.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def two(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The two numbers in a word, which stays as it is: LLVM would compute its halves apart."""
+    """The two numbers in a word. Assembly, since LLVM would compute the halves separately."""
     if INTERPRETED:
         low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
     else:
@@ -26,14 +26,14 @@ def two(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def fours(low: tl.tensor, high: tl.tensor, selectors: tl.tensor) -> tl.tensor:
-    """The bytes of two words by four indices of 4 bits: an instruction."""
+    """Select four bytes of two words by four 4-bit indices, in one instruction."""
     if INTERPRETED:
-        found = tl.zeros_like(selectors)
+        result = tl.zeros_like(selectors)
         for place in tl.static_range(4):
             index = selectors >> 4 * place & 7
             word = tl.where(index < 4, low, high)
-            found |= (word >> 8 * (index & 3) & 255) << 8 * place
-        return found
+            result |= (word >> 8 * (index & 3) & 255) << 8 * place
+        return result
     return tl.inline_asm_elementwise(
         "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selectors], tl.int32, True, 1
     )
@@ -47,7 +47,7 @@ def _placed(
     NUMBERS: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """Two codes of 4 bits as numbers, or larger or smaller by what ``_exact`` removes."""
+    """Two 4-bit codes as numbers, up to the offset or factor that ``_exact`` removes."""
     if NUMBERS == "e2m1":
         return two(floats_placed(word.to(tl.uint32, bitcast=True), PLACE, DTYPE), DTYPE)
     magic: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
@@ -56,8 +56,8 @@ def _placed(
 
 @triton.jit
 def floats_placed(word: tl.tensor, PLACE: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """Two codes of e2m1: the signs, and exponent and mantissa over the lowest bits of a larger
-    exponent. ``packed_codes._E2M1_BITS`` has where they are."""
+    """Two e2m1 codes: signs, exponents and mantissas, moved into place from the positions in
+    ``packed_codes._E2M1_BITS``."""
     if tl.bfloat16 == DTYPE:
         if PLACE == 3:
             bits = (word << 4) & 0x81808180 | (word >> 4) & 0x00400040
@@ -79,8 +79,8 @@ def floats_placed(word: tl.tensor, PLACE: tl.constexpr, DTYPE: tl.constexpr) -> 
 
 
 @triton.jit
-def _chosen(table: tl.tensor, index: tl.tensor, half: tl.tensor) -> tl.tensor:
-    """Four bytes of 16 in four words."""
+def _select_bytes(table: tl.tensor, index: tl.tensor, half: tl.tensor) -> tl.tensor:
+    """Select four of 16 bytes, which are in four words."""
     a, b = tl.load(table), tl.load(table + 1)
     c, d = tl.load(table + 2), tl.load(table + 3)
     lower = fours(_like(a, index), _like(b, index), index)
@@ -88,11 +88,11 @@ def _chosen(table: tl.tensor, index: tl.tensor, half: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _looked_up(
+def _look_up(
     index: tl.tensor, half: tl.tensor, table: tl.tensor, DTYPE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The numbers of four codes, the first two and the others."""
-    low, high = _chosen(table, index, half), _chosen(table + 4, index, half)
+    """The numbers of four codes: the first two, and the other two."""
+    low, high = _select_bytes(table, index, half), _select_bytes(table + 4, index, half)
     first, second = tl.full(low.shape, 0x5140, tl.int32), tl.full(low.shape, 0x7362, tl.int32)
     # LLVM can't see through ``fours``, and takes halves of its words for the words themselves.
     return two(fours(low, high, first), DTYPE), two(fours(low, high, second), DTYPE)
@@ -111,7 +111,7 @@ def _bytes_placed(
     NUMBERS: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """As ``_placed``, of codes that take a byte."""
+    """Like ``_placed``, for codes of a byte."""
     if NUMBERS == "e4m3":
         moved = word << 8 * (1 - H)
         down: tl.constexpr = 4 if tl.bfloat16 == DTYPE else 1
@@ -122,7 +122,7 @@ def _bytes_placed(
 
 @triton.jit
 def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
-    """Remove from placed codes what they are placed in."""
+    """Remove the offset or factor of placed codes."""
     DTYPE: tl.constexpr = placed.dtype
     if INTERPRETED and tl.bfloat16 == DTYPE:
         placed = placed.to(tl.float32)  # numpy has no bfloat16
@@ -147,14 +147,15 @@ def numbers(
     ZERO: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """The codes of words, as [..., second, h, upper] or, of bytes, [..., second, h]."""
+    """The codes of words as numbers: [..., second, h, upper], or for byte codes [..., second,
+    h]."""
     if HALVES:
         if NUMBERS == "levels":
             index = word & 0x77777777
-            # Those of the lower or of the upper half of the table.
+            # Selects between the lower and the upper half of the table.
             half = (word >> 1) & mask | 0x32103210
-            a, b = _looked_up(index, half, table, DTYPE)
-            c, d = _looked_up(index >> 16, half >> 16, table, DTYPE)
+            a, b = _look_up(index, half, table, DTYPE)
+            c, d = _look_up(index >> 16, half >> 16, table, DTYPE)
         else:
             a = _placed(word, mask, 0, NUMBERS, DTYPE)
             b = _placed(word, mask, 1, NUMBERS, DTYPE)
@@ -162,7 +163,7 @@ def numbers(
             d = _placed(word, mask, 3, NUMBERS, DTYPE)
         codes = _exact(tl.join(tl.join(a, b), tl.join(c, d)), NUMBERS, ZERO)
     else:
-        # No mantissa of bfloat16 has 8 bits beside the place of another number.
+        # bfloat16's mantissa has no room for 8 bits.
         PLACED: tl.constexpr = tl.float16 if WHOLE and NUMBERS == "int" else DTYPE
         a = _bytes_placed(word, mask, 0, NUMBERS, PLACED)
         b = _bytes_placed(word, mask, 1, NUMBERS, PLACED)

@@ -1,9 +1,9 @@
-"""Trial of the Triton decode kernel, before it is relied on.
+"""Trial of the Triton decode kernel, before it is used.
 
-Triton compiles it on the machine that runs it, and needs a C compiler there and a folder from which
-libraries can be loaded. What is compiled depends on the ``AttentionConfig`` alone, so no step
-compiles anything again. On torch's ``meta`` device the kernels are launched, which tests record,
-and compute nothing.
+Triton compiles kernels on the machine that runs them, and needs a C compiler and a folder from
+which libraries can be loaded. The compiled code depends only on the ``AttentionConfig``, so no step
+compiles again. On torch's ``meta`` device kernels are launched, for tests to record, but compute
+nothing.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def triton_decode(
 
 
 def works(config: AttentionConfig, *, required: bool = False) -> bool:
-    """Return whether the decode kernel compiles and is correct on this device.
+    """True if the decode kernel compiles and is correct on this device.
 
-    Raises ``KernelUnavailableError`` if it is ``required`` on a GPU and is not.
+    Raises ``KernelUnavailableError`` if it is ``required`` on a GPU but does not work.
     """
     if config.device.type == "cpu":
         return False
@@ -67,12 +67,12 @@ def problem(config: AttentionConfig) -> str:
 
 
 def limit(config: AttentionConfig) -> float:
-    """The rounding error allowed in results of magnitude one."""
+    """The allowed rounding error of results of magnitude 1."""
     return 1e-3 if config.dtype == config.cache_dtype == torch.float32 else 0.05
 
 
 def largest_error(config: AttentionConfig) -> float:
-    """The largest difference from the reference, over sequences of one part and of several."""
+    """The largest difference from the reference, for sequences with one split and with several."""
     lengths = (1, 19, 1100)
     size, device = config.block_size, config.device
     blocks = list(range(-(-max(lengths) // size)))[::-1]
@@ -93,11 +93,13 @@ def largest_error(config: AttentionConfig) -> float:
     sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
     sinks_H = None if sinks_H is None else sinks_H.to(device)
     decode = partial(triton_decode, sinks_H=sinks_H)
-    got = batched_attention(q_THD, keys, values, metadata, config.params, decode, paged_attention)
+    actual = batched_attention(
+        q_THD, keys, values, metadata, config.params, decode, paged_attention
+    )
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
-    return float((got.float() - expected.float()).abs().nan_to_num(torch.inf).max())
+    return float((actual.float() - expected.float()).abs().nan_to_num(torch.inf).max())
 
 
 def _cached(x: torch.Tensor, dtype: torch.dtype) -> CachedKV:

@@ -1,7 +1,7 @@
-"""Experts of a mixture on a GPU: a launch that plans their rows, and one for each half of all of
-them, however many there are. Nothing waits for the host.
+"""Experts of a mixture on a GPU: one launch plans their rows, and one computes each half of all
+experts. Nothing waits for the host.
 
-T rows, K experts of each, S = T K rows of all experts in the experts' order.
+T rows, K experts of each, S = T K rows of all experts, in order of experts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .row_blocks import RowBlocks, row_blocks
 from .trials import passes, too_far
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
-# Inputs of plain weights, as ``grouped_product`` reads them.
+# Inputs of plain weights are a multiple of this (``grouped_product.py``).
 _ALIGNED = 16
-# Rows of plans that are tried: of one program, and of as many as there can be, with several steps.
-_TRIED = 3, 3000
+# Rows of the plans in the trial: for one program, and for the maximum number with several steps.
+_TRIAL_ROWS = 3, 3000
 
 
 @dataclass(frozen=True, slots=True)
 class StackedWeights:
-    """A weight of each expert: numbers [E, O, I], or runs of outputs in a format each."""
+    """The weights of all experts, in runs of outputs: numbers [E, O, I], or packed codes."""
 
     experts: int
     runs: tuple[torch.Tensor | PackedCodes, ...]
@@ -38,8 +38,8 @@ class StackedWeights:
 
     def multiply(self, x: torch.Tensor, plan: RowBlocks) -> torch.Tensor:
         """The products [S, outputs] of the plan's rows."""
-        found = [_product(x, run, plan) for run in self.runs]
-        out = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        products = [_product(x, run, plan) for run in self.runs]
+        out = products[0] if len(products) == 1 else torch.cat(products, dim=1)
         return out if self.bias_EO is None else out + self.bias_EO[plan.owners].to(out.dtype)
 
 
@@ -58,17 +58,17 @@ class TritonExperts:
         self._activation = activation
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
+        self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor
     ) -> None:
         """See ``signatures.Experts``."""
         from .grouped_product import ROWS, add_weighted
         from .row_plan import plan_rows
 
         if len(x):
-            plan = plan_rows(chosen, self._gate_up.experts, ROWS)
+            plan = plan_rows(expert_ids, self._gate_up.experts, ROWS)
             hidden = self._act_and_mul(self._gate_up.multiply(x, plan), self._activation)
-            found = self._down.multiply(hidden, plan.of_products())
-            add_weighted(found, weights, plan, out)
+            results = self._down.multiply(hidden, plan.of_products())
+            add_weighted(results, weights, plan, out)
 
 
 def _product(x: torch.Tensor, weights: torch.Tensor | PackedCodes, plan: RowBlocks) -> torch.Tensor:
@@ -81,8 +81,8 @@ def _product(x: torch.Tensor, weights: torch.Tensor | PackedCodes, plan: RowBloc
 
 
 def stackable(weights: list[Weight], dtype: torch.dtype) -> bool:
-    """Return whether the experts' weights are alike, and kernels multiply them with activations of
-    ``dtype``."""
+    """True if all experts have the same kinds of weights, and kernels multiply them with
+    activations of ``dtype``."""
     kinds = {tuple(_kind(run) for run in weight) for weight in weights}
     return len(kinds) == 1 and all(_takes(run, dtype, len(weights)) for run in weights[0])
 
@@ -101,34 +101,32 @@ def _takes(run: torch.Tensor | QuantizedWeight, dtype: torch.dtype, experts: int
 
 
 def stack(weights: list[Weight], biases: list[torch.Tensor] | None) -> StackedWeights:
-    """Stack weights that are ``stackable``. Empties the list, so that a copy of one run is in
-    memory at once."""
+    """Stack ``stackable`` weights. Empties the list, so that only one run is in memory twice."""
     experts, runs = len(weights), [list(each) for each in zip(*weights, strict=True)]
     weights.clear()
-    made = tuple(_stacked(run) for run in runs)
-    return StackedWeights(experts, made, torch.stack(biases) if biases else None)
+    stacks = tuple(_stacked(run) for run in runs)
+    return StackedWeights(experts, stacks, torch.stack(biases) if biases else None)
 
 
 def _stacked(runs: list[torch.Tensor | QuantizedWeight]) -> torch.Tensor | PackedCodes:
     count, first = len(runs), runs[0]
     runs.reverse()
-    taken = (runs.pop() for _ in range(count))
+    rest = (runs.pop() for _ in range(count))
     if not isinstance(first, torch.Tensor):
         return stack_packed(
-            (pack(each) for each in taken if isinstance(each, QuantizedWeight)), count
+            (pack(each) for each in rest if isinstance(each, QuantizedWeight)), count
         )
-    made = first.new_empty(count, *first.shape)
-    for into, each in zip(made, taken, strict=True):
+    stacked = first.new_empty(count, *first.shape)
+    for into, each in zip(stacked, rest, strict=True):
         assert isinstance(each, torch.Tensor)
         into.copy_(each)
-    return made
+    return stacked
 
 
 @cache
 def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, experts: int) -> bool:
-    """Return whether the plan of rows for so many experts and their products, with weights of a
-    format or plain ones, compile and are correct on this device; log why if they are not. Tries a
-    kernel for each size of blocks."""
+    """True if the kernels for this number of experts, with weights of a format or plain ones,
+    compile and are correct on this device; logs the reason if not. Tries each size of blocks."""
     if device.type == "cpu" or dtype not in (torch.float16, torch.bfloat16):
         return False
     if kind is not None and not quantized_trial.works(kind, dtype, device):
@@ -137,8 +135,8 @@ def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, ex
     def trial() -> str:
         from .grouped_product import ROWS
 
-        if wrong := first_difference(experts, device):
-            return wrong
+        if difference := first_difference(experts, device):
+            return difference
         worst = max(largest_error(kind, dtype, device, size) for size in ROWS)
         return too_far(worst, quantized_trial.limit(dtype), "their")
 
@@ -146,22 +144,22 @@ def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, ex
 
 
 def first_difference(experts: int, device: torch.device) -> str:
-    """How Triton's plans of rows differ from torch's; empty if they do not. Some experts have many
+    """The difference between Triton's plans of rows and torch's, if any. Some experts have many
     more rows than others."""
     from .grouped_product import ROWS
     from .row_plan import plan_rows
 
     generator = torch.Generator().manual_seed(0)
-    for rows in _TRIED:
+    for rows in _TRIAL_ROWS:
         scores = torch.rand(rows, experts, generator=generator)
         scores *= torch.linspace(0.7, 1, experts)
-        chosen = scores.topk(min(experts, 8), sorted=False).indices.to(device)
-        found = plan_rows(chosen, experts, ROWS)
+        expert_ids = scores.topk(min(experts, 8), sorted=False).indices.to(device)
+        plan = plan_rows(expert_ids, experts, ROWS)
         if device.type == "meta":  # nothing is computed there
             continue
-        expected = row_blocks(chosen, experts, ROWS)
+        expected = row_blocks(expert_ids, experts, ROWS)
         for name in ("blocks", "sources", "numbers", "owners", "places"):
-            if not torch.equal(getattr(found, name), getattr(expected, name)):
+            if not torch.equal(getattr(plan, name), getattr(expected, name)):
                 return f"{name} of their rows differ"
     return ""
 
@@ -169,8 +167,8 @@ def first_difference(experts: int, device: torch.device) -> str:
 def largest_error(
     kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, rows: int
 ) -> float:
-    """The largest difference from the reference, for results of magnitude one, with so many rows of
-    which three experts have two thirds each."""
+    """The largest difference from the reference, for results of magnitude 1: ``rows`` rows, of
+    which each of three experts computes two thirds."""
     from .grouped_product import ROWS, add_weighted
     from .row_plan import plan_rows
 
@@ -184,14 +182,16 @@ def largest_error(
         )
         weights, dense = stack_packed(packed, 3), torch.stack(values)
     x = torch.randn(rows, dense.shape[2], generator=generator).to(device, dtype)
-    chosen = torch.rand(rows, 3, generator=generator).topk(2).indices.to(device)
+    expert_ids = torch.rand(rows, 3, generator=generator).topk(2).indices.to(device)
     shares = torch.rand(rows, 2, generator=generator).to(device)
-    plan = plan_rows(chosen, 3, ROWS)
+    plan = plan_rows(expert_ids, 3, ROWS)
     out = torch.zeros(rows, 99, device=device, dtype=dtype)
     add_weighted(_product(x, weights, plan), shares, plan, out)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     each = torch.einsum("ti,eoi->teo", x.float(), dense.float())
-    expected = each.gather(1, chosen[..., None].expand(-1, -1, 99)).mul(shares[..., None]).sum(1)
+    expected = (
+        each.gather(1, expert_ids[..., None].expand(-1, -1, 99)).mul(shares[..., None]).sum(1)
+    )
     size = dense.float().norm(dim=2).max()
     return float(((out.float() - expected) / size).abs().nan_to_num(torch.inf).max())

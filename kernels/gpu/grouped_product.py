@@ -1,5 +1,5 @@
-"""Triton kernels for the experts of a mixture: products with plain weights, and the sum of what the
-experts of a row have found. Products with quantised weights are in ``quantized_linear.py``.
+"""Triton kernels for the experts of a mixture: products with plain weights, and the weighted sum of
+experts' results. Products with quantised weights are in ``quantized_linear.py``.
 
 T rows, K experts of each, S = T K rows of all experts in the experts' order, I inputs, O outputs.
 """
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .row_blocks import RowBlocks
 
-# Rows of a block, each with the outputs of a program and the inputs of a step of it.
+# By rows of a block: the outputs of a program, and the inputs of one of its steps.
 ROWS = {8: (64, 128), 32: (64, 64), 64: (128, 64)}
 _SIZE = 1024
 _ALIGNED = 16
@@ -45,13 +45,13 @@ def multiply_experts(
 
 
 def add_weighted(
-    found_SC: torch.Tensor, weights_TK: torch.Tensor, plan: RowBlocks, out_TC: torch.Tensor
+    results_SC: torch.Tensor, weights_TK: torch.Tensor, plan: RowBlocks, out_TC: torch.Tensor
 ) -> None:
-    """Add to ``out`` what the experts of each row have found, in the order of its choices."""
-    rows, chosen = weights_TK.shape
-    width = found_SC.shape[1]
+    """Add the weighted results of each row's experts to ``out``, in the order of ``weights``."""
+    rows, top_k = weights_TK.shape
+    width = results_SC.shape[1]
     _add_weighted[(rows, triton.cdiv(width, _SIZE))](
-        found_SC, weights_TK.contiguous(), plan.places, out_TC, width, chosen, SIZE=_SIZE
+        results_SC, weights_TK.contiguous(), plan.places, out_TC, width, top_k, SIZE=_SIZE
     )
 
 
@@ -69,7 +69,7 @@ def _multiply_plain(
     INPUTS: tl.constexpr,
 ) -> None:
     """Multiply a block of rows with some of an expert's outputs."""
-    inputs = sixteenths * 16  # which tells Triton what they are a multiple of
+    inputs = sixteenths * 16  # tells Triton that they are a multiple of 16
     block = blocks + 3 * tl.program_id(1)
     expert, first, count = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -89,29 +89,29 @@ def _multiply_plain(
         x = tl.load(x_at + at, mask=inside[:, None] & (row < count)[None, :], other=0)
         acc = tl.dot(weight, x, acc)
     out_at = (first + row).to(tl.int64)[None, :] * outputs + output[:, None]
-    kept = (output < outputs)[:, None] & (row < count)[None, :]
-    tl.store(out_SO + out_at, acc.to(out_SO.dtype.element_ty), mask=kept)
+    out_mask = (output < outputs)[:, None] & (row < count)[None, :]
+    tl.store(out_SO + out_at, acc.to(out_SO.dtype.element_ty), mask=out_mask)
 
 
-@triton.jit(do_not_specialize=["width", "chosen"])
+@triton.jit(do_not_specialize=["width", "top_k"])
 def _add_weighted(
-    found_SC: tl.tensor,
+    results_SC: tl.tensor,
     weights_TK: tl.tensor,
     places_TK: tl.tensor,
     out_TC: tl.tensor,
     width: tl.tensor,
-    chosen: tl.tensor,
+    top_k: tl.tensor,
     SIZE: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     there = at < width
     acc = tl.zeros((SIZE,), tl.float32)
-    for number in range(chosen):
-        place = tl.load(places_TK + row * chosen + number)
-        weight = tl.load(weights_TK + row * chosen + number).to(tl.float32)
-        found = tl.load(found_SC + place * width + at, mask=there, other=0)
-        acc += weight * found.to(tl.float32)
+    for number in range(top_k):
+        place = tl.load(places_TK + row * top_k + number)
+        weight = tl.load(weights_TK + row * top_k + number).to(tl.float32)
+        result = tl.load(results_SC + place * width + at, mask=there, other=0)
+        acc += weight * result.to(tl.float32)
     out_at = out_TC + row * width + at
     out = tl.load(out_at, mask=there, other=0).to(tl.float32) + acc
     tl.store(out_at, out.to(out_TC.dtype.element_ty), mask=there)

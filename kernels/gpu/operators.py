@@ -1,4 +1,4 @@
-"""GPU operators: the reference's, with decoding rows attended by one Triton kernel."""
+"""GPU operators: Triton kernels, and the reference for everything else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .scaled_linear import scaled_linear
 
 
 class _SlicedLinear:
-    """Torch's product with decoded slices of a weight."""
+    """A product by torch with decoded slices of a weight."""
 
     def __init__(
         self, weight: GroupedCodes | PackedCodes | QuantizedWeight, bias: torch.Tensor | None
@@ -41,7 +41,7 @@ class _SlicedLinear:
 
 
 class _TritonLinear(_SlicedLinear):
-    """Triton's product with codes."""
+    """A product by Triton with codes."""
 
     def __init__(self, codes: PackedCodes, bias: torch.Tensor | None) -> None:
         super().__init__(codes, bias)
@@ -55,7 +55,7 @@ class _TritonLinear(_SlicedLinear):
 
 
 class GpuOperators(Operators):
-    """Without a working Triton, sequences decode one by one; with ``triton_required``,
+    """Sequences decode one by one if Triton does not work; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
     decode_kernel = staticmethod(decode_trial.triton_decode)
@@ -64,21 +64,21 @@ class GpuOperators(Operators):
         self._triton_required = triton_required
 
     def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
-        """Where Triton works."""
+        """True for formats with a Triton kernel."""
         return quantized_trial.has_kernel(format, dtype)
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        """Keeps codes in the order in which the kernel reads them; without it, codes and scales
-        apart, so that a GPU reads whole words, unless there is a codebook: that would be several
-        times the memory."""
+        """Stores codes in the kernel's order. Without a kernel, codes and scales are separated, so
+        that a GPU reads whole words, except with a codebook, where that would need several times
+        the memory."""
         if scaled := scaled_linear(weight, bias, dtype):
             return scaled
         if quantized_trial.works(weight.format, dtype, weight.blocks.device):
             return _TritonLinear(pack(weight), bias)
-        kept = weight if weight.format in CODEBOOK_FORMATS else grouped_codes(weight)
-        return _SlicedLinear(kept, bias)
+        codes = weight if weight.format in CODEBOOK_FORMATS else grouped_codes(weight)
+        return _SlicedLinear(codes, bias)
 
     def prepare_experts(
         self,
@@ -89,7 +89,7 @@ class GpuOperators(Operators):
         gate_up_biases: list[torch.Tensor] | None = None,
         down_biases: list[torch.Tensor] | None = None,
     ) -> Experts:
-        """Experts that are alike are computed together, in a launch for each half."""
+        """Experts of the same kind are computed together, in one launch for each half."""
         if stackable(gate_up, dtype) and stackable(down, dtype):
             halves = stack(gate_up, gate_up_biases), stack(down, down_biases)
             return TritonExperts(*halves, self.act_and_mul, activation)

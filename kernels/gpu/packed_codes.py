@@ -1,6 +1,6 @@
-"""Codes of a quantised weight in the order in which tensor cores take them (``tiles.py``).
+"""Codes of a quantised weight in the order of the tensor cores (``tiles.py``).
 
-H, the times that a thread reads 16 bytes of a chunk: 1 for codes of 4 bits, 2 for those of a byte.
+H, the number of 16-byte reads of a thread for a chunk: 1 for 4-bit codes, 2 for bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import gcd
 import torch
 import torch.nn.functional as F
 
-from ..block_codes import ChosenRows, choose_rows
+from ..block_codes import CodebookRows, read_rows
 from ..block_formats import (
     CODEBOOK_FORMATS,
     CODEBOOKS,
@@ -28,39 +28,39 @@ from ..block_formats import (
 from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
-from .packed_rows import records, taken_apart
-from .tiles import CHUNK, SPAN, TILE, picked
+from .packed_rows import records, unpack_rows
+from .tiles import CHUNK, SPAN, TILE, select_half
 
-# Chunks after the last one of all, which warps without work of their own read too.
+# Padding chunks at the end, which warps without work read.
 SPARE = 8
-# Bits, and the least of the codes, where these do not use all of the 4 or 8 that they take.
+# Bits and lowest code of formats that use fewer than their 4 or 8 bits.
 _NARROW = {Q2_K: (2, 0), Q5_0: (5, -16), Q5_1: (5, 0), Q5_K: (5, 0), Q6_K: (6, -32)}
-# Floats with a sign, two bits of an exponent and one of a mantissa.
+# The values of e2m1: sign, two bits of exponent, one of mantissa.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-# Where a word has sign, exponent and mantissa of each of its first four codes: a shift or rotation
-# leaves all of three, and two shifts those of the last one, in the bits of bfloat16. Those of the
-# other four are 16 bits away.
+# The positions in a word of sign, exponent and mantissa of its first four codes: one shift or
+# rotation moves each of the first three, two shifts move the last one, into the bits of bfloat16.
+# The other four codes are 16 bits further.
 _E2M1_BITS = ((15, 8, 7, 6), (21, 14, 13, 12), (9, 2, 1, 0), (11, 4, 3, 10))
 _DOUBLED = tuple(2 * each for each in _E2M1)
-# Weights that are brought into order at a time.
+# Weights that are reordered at a time.
 _PIECE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """``factor * (scale * (number - zero) + minimum)``, where codes are numbers less the least one.
+    """``factor * (scale * (number - zero) + minimum)``, where codes are numbers minus the lowest
+    one.
 
-    ``words`` are int32 [tiles, chunks, H, 32 threads, 4]. Of 4 bits, a word has eight codes in the
-    order of [second input, upper, h], where h is 1 for output g + 8, and upper for the inputs from
-    2t + 8 on; of bytes, four in the order of [second input, h]. So a shift and a mask leave two
-    codes in the mantissas of two numbers. Those of e2m1 have their bits at other places;
-    those of a table are in the order of [upper, h, second input], as four at a time are looked
-    up. ``scales``, and ``minimums``, have two fp16, for outputs g and g + 8: int32 [tiles, chunks
-    or groups, 8, groups of a chunk]. Of four groups of a chunk, those of the first 16 of each 32
-    inputs come first: a thread needs either these or the others. Scales that fp16 does not hold
-    are relative to a power of two of their output, ``factors``, fp32 [O]. Rows of a codebook have
-    records (``packed_rows.py``) in ``words``, int32 [tiles, chunks, words of a record], which also
-    have the finer scales.
+    ``words`` are int32 [tiles, chunks, H, 32 threads, 4]. A word has eight 4-bit codes in the order
+    [second input, upper, h], where h is 1 for output g + 8 and upper is 1 for inputs from 2t + 8
+    on, or four bytes in the order [second input, h]. So a shift and a mask move two codes into the
+    mantissas of two numbers. The bits of e2m1 codes are at other positions, and indices of a table
+    are in the order [upper, h, second input], since four are looked up at a time. ``scales`` and
+    ``minimums`` have pairs of fp16 for outputs g and g + 8: int32 [tiles, chunks or groups, 8,
+    groups of a chunk]. With four groups in a chunk, those of the first 16 of each 32 inputs come
+    first, since a thread needs either these or the others. Scales beyond fp16's range are relative
+    to a power of two of their output, ``factors``, fp32 [O]. For codebooks, ``words`` has records
+    (``packed_rows.py``), int32 [tiles, chunks, words of a record], which include the finer scales.
     """
 
     words: torch.Tensor
@@ -70,12 +70,12 @@ class PackedCodes:
     inputs: int
     # Inputs that share a scale: 16, 32 or a multiple of 64.
     group: int
-    # What codes stand for: "int", "e4m3", "e2m1", "levels" of a table, or "rows" of a codebook.
+    # The type of codes: "int", "e4m3", "e2m1", "levels" of a table, or "rows" of a codebook.
     numbers: str
     bits: int = 0
     zero: int = 0
     levels: tuple[float, ...] | None = None
-    # The format whose codebook it is.
+    # The format of the codebook, if any.
     book: BlockFormat | None = None
 
     @property
@@ -94,20 +94,20 @@ class PackedCodes:
     def part(self, outputs: slice | torch.Tensor) -> GroupedCodes:
         """Some of the outputs, with codes in order."""
         device = self.words.device
-        chosen = torch.arange(self.outputs, device=device)[outputs]
-        tile, h, g = chosen // TILE, chosen % TILE // 8, chosen % 8
-        factors, groups = self.factors[chosen][:, None], -(-self.inputs // self.group)
+        indices = torch.arange(self.outputs, device=device)[outputs]
+        tile, h, g = indices // TILE, indices % TILE // 8, indices % 8
+        factors, groups = self.factors[indices][:, None], -(-self.inputs // self.group)
 
         def of_groups(pairs: torch.Tensor) -> torch.Tensor:
             halves = pairs[tile, :, g].view(torch.float16).unflatten(-1, (-1, 2))
-            found = picked(halves, h)
+            own = select_half(halves, h)
             if self.group == 16:
-                found = _turned(found)
-            return found.flatten(1)[:, :groups].float() * factors
+                own = _turned(own)
+            return own.flatten(1)[:, :groups].float() * factors
 
         scales = of_groups(self.scales)
         if self.book is not None:
-            codes, odd = taken_apart(self.book, self.words[tile], g, h)
+            codes, odd = unpack_rows(self.book, self.words[tile], g, h)
             group = CODEBOOKS[self.book].group
             scales = scales.repeat_interleave(self.group // group, dim=1) * odd
             return GroupedCodes(codes, scales, None, group)
@@ -123,15 +123,15 @@ class PackedCodes:
             codes = (
                 torch.stack([words & 15, words >> 4], dim=-1).flatten(2).unflatten(2, (*steps, 2))
             )
-            codes = picked(codes.transpose(-1, -2), h)
+            codes = select_half(codes.transpose(-1, -2), h)
         elif self.halves:
             # [..., second, upper, h]
             codes = (
                 torch.stack([words & 15, words >> 4], dim=-1).flatten(2).unflatten(2, (*steps, 2))
             )
-            codes = picked(codes, h).transpose(-1, -2)
+            codes = select_half(codes, h).transpose(-1, -2)
         else:
-            codes = picked(words.flatten(2).unflatten(2, (*steps, 2)), h)
+            codes = select_half(words.flatten(2).unflatten(2, (*steps, 2)), h)
         # [outputs, chunks, span, t, step, upper, second]
         codes = codes.permute(0, 2, 3, 1, 4, 5, 6).flatten(1)[:, : self.inputs]
         minimums = None if self.minimums is None else of_groups(self.minimums)
@@ -145,26 +145,26 @@ class PackedCodes:
 
 
 def takes(format: BlockFormat) -> bool:
-    """True for formats of which ``pack`` takes weights."""
+    """True for formats that ``pack`` supports."""
     return not isinstance(format, GroupFormat) or gcd(format.values, CHUNK) >= 16
 
 
 def pack(weight: QuantizedWeight) -> PackedCodes:
-    """The codes in order, for keeping. Needs a little of the weight's size meanwhile."""
+    """Pack a weight piece by piece, which needs little extra memory."""
     step = max(TILE, _PIECE // weight.inputs // TILE * TILE)
     pieces = (weight.part(slice(at, at + step)) for at in range(0, weight.outputs, step))
     if weight.format in CODEBOOK_FORMATS:
-        return _joined([_ordered_rows(_chosen_rows(piece)) for piece in pieces])
+        return _joined([_ordered_rows(_codebook_rows(piece)) for piece in pieces])
     return _joined([_ordered(weight.format, grouped_codes(piece)) for piece in pieces])
 
 
-def _chosen_rows(weight: QuantizedWeight) -> ChosenRows:
-    return choose_rows(weight.format, weight.blocks.unflatten(1, (-1, weight.format.nbytes)))
+def _codebook_rows(weight: QuantizedWeight) -> CodebookRows:
+    return read_rows(weight.format, weight.blocks.unflatten(1, (-1, weight.format.nbytes)))
 
 
-def pack_codes(format: BlockFormat, codes: GroupedCodes | ChosenRows) -> PackedCodes:
-    """As ``pack``, of the codes of a format."""
-    if isinstance(codes, ChosenRows):
+def pack_codes(format: BlockFormat, codes: GroupedCodes | CodebookRows) -> PackedCodes:
+    """Like ``pack``, for unpacked codes of a format."""
+    if isinstance(codes, CodebookRows):
         return _joined([_ordered_rows(codes)])
     return _joined([_ordered(format, codes)])
 
@@ -173,8 +173,8 @@ def stack_packed(parts: Iterable[PackedCodes], count: int) -> PackedCodes:
     """Weights of the same format and shape, one behind the other."""
     each = iter(parts)
     part = next(each)
-    held = part.words.new_zeros(count * part.words.numel() + SPARE * part.words[0, 0].numel())
-    words = held[: count * part.words.numel()].view(count, *part.words.shape)
+    memory = part.words.new_zeros(count * part.words.numel() + SPARE * part.words[0, 0].numel())
+    words = memory[: count * part.words.numel()].view(count, *part.words.shape)
     scales, factors = (like.new_empty(count, *like.shape) for like in (part.scales, part.factors))
     minimums = None if part.minimums is None else torch.empty_like(scales)
     for index, part in enumerate(chain([part], each)):  # noqa: B020
@@ -203,14 +203,14 @@ def _joined(parts: list[PackedCodes]) -> PackedCodes:
 
 
 def _with_spare(data: torch.Tensor, spare: int) -> torch.Tensor:
-    """The same, in memory that goes on after it."""
-    held = data.new_zeros(data.numel() + spare)
-    held[: data.numel()] = data.flatten()
-    return held[: data.numel()].view(data.shape)
+    """A copy that is followed by ``spare`` zeros in memory."""
+    memory = data.new_zeros(data.numel() + spare)
+    memory[: data.numel()] = data.flatten()
+    return memory[: data.numel()].view(data.shape)
 
 
 def _range(format: BlockFormat, codes: GroupedCodes) -> tuple[int, int]:
-    """Bits of the codes that are multiplied as integers, and the least one."""
+    """Bits and lowest value of codes that are multiplied as integers."""
     if format in _NARROW:
         return _NARROW[format]
     if isinstance(format, GroupFormat) and format.bits < 8:
@@ -219,27 +219,27 @@ def _range(format: BlockFormat, codes: GroupedCodes) -> tuple[int, int]:
 
 
 def _turned(scales: torch.Tensor) -> torch.Tensor:
-    """Scales [..., 4] of groups of 16 by span and half, as by half and span, or the other way."""
+    """Scales [..., 4] of groups of 16, from [span, half] order to [half, span] or back."""
     return scales.unflatten(-1, (2, 2)).transpose(-1, -2).flatten(-2)
 
 
 def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
-    bits, least = _range(format, codes)
+    bits, lowest = _range(format, codes)
     group = codes.group if codes.group % CHUNK == 0 else gcd(codes.group, CHUNK)
-    scales, minimums, zero = codes.scales, codes.minimums, codes.zero - least
+    scales, minimums, zero = codes.scales, codes.minimums, codes.zero - lowest
     factors = torch.ones(codes.outputs, device=scales.device)
     if minimums is not None and minimums.dtype != torch.float16:
         # The minimum of the middle code is smaller, and so is what rounding it adds.
         middle = 1 << bits - 1
         minimums = minimums.float() + scales.float() * (middle - zero)
         zero = middle
-    kept = [scales] if minimums is None else [scales, minimums]
-    if any(each.dtype != torch.float16 for each in kept):
-        kept = [each.float() for each in kept]
-        largest = torch.stack([each.abs().amax(1) for each in kept]).amax(0)
+    parts = [scales] if minimums is None else [scales, minimums]
+    if any(each.dtype != torch.float16 for each in parts):
+        parts = [each.float() for each in parts]
+        largest = torch.stack([each.abs().amax(1) for each in parts]).amax(0)
         factors = torch.exp2(torch.frexp(largest).exponent.float())
-        kept = [each / factors[:, None] for each in kept]
-    pairs = [_pairs(each, codes.group, group, codes.inputs) for each in kept]
+        parts = [each / factors[:, None] for each in parts]
+    pairs = [_pairs(each, codes.group, group, codes.inputs) for each in parts]
     numbers = "int"
     if codes.codes.dtype == FP8:
         numbers, zero = "e4m3", 0
@@ -249,7 +249,7 @@ def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
     elif codes.levels is not None:
         numbers = "levels"
     return PackedCodes(
-        words=_words(_unsigned(codes, least), codes.halves, numbers),
+        words=_words(_unsigned(codes, lowest), codes.halves, numbers),
         scales=pairs[0],
         minimums=pairs[1] if minimums is not None else None,
         factors=factors,
@@ -262,30 +262,30 @@ def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
     )
 
 
-def _ordered_rows(found: ChosenRows) -> PackedCodes:
-    """The scale of all of a block is kept as others are, relative to the largest of its output, so
-    that fp16 also has its products with odd scales."""
-    scales, group = found.scale.flatten(1).float(), found.format.values
+def _ordered_rows(rows: CodebookRows) -> PackedCodes:
+    """Block scales are relative to the largest one of their output, so that products with odd
+    scales also fit fp16."""
+    scales, group = rows.scale.flatten(1).float(), rows.format.values
     factors = torch.exp2(torch.frexp(scales.abs().amax(1)).exponent.float())
     return PackedCodes(
-        words=records(found),
+        words=records(rows),
         scales=_pairs(scales / factors[:, None], group, group, scales.shape[1] * group),
         minimums=None,
-        factors=factors * CODEBOOKS[found.format].part,
+        factors=factors * CODEBOOKS[rows.format].part,
         inputs=scales.shape[1] * group,
         group=group,
         numbers="rows",
-        book=found.format,
+        book=rows.format,
     )
 
 
-def _unsigned(codes: GroupedCodes, least: int) -> torch.Tensor:
-    """uint8 [O, I]: codes less the least one, or the bytes of floats."""
+def _unsigned(codes: GroupedCodes, lowest: int) -> torch.Tensor:
+    """uint8 [O, I]: codes minus the lowest one, or the bytes of floats."""
     if codes.halves:
         return torch.cat([codes.codes & 15, codes.codes >> 4], dim=-1).flatten(1)
     if codes.codes.dtype == FP8:
         return codes.codes.view(torch.uint8)
-    return codes.codes.view(torch.uint8) - least % 256
+    return codes.codes.view(torch.uint8) - lowest % 256
 
 
 def _words(codes: torch.Tensor, halves: bool, numbers: str) -> torch.Tensor:
@@ -296,18 +296,18 @@ def _words(codes: torch.Tensor, halves: bool, numbers: str) -> torch.Tensor:
         # [tiles, chunks, g, t, span, step, and the order of a word]
         order = (7, 1, 8) if numbers == "levels" else (8, 7, 1)
         codes = codes.permute(0, 3, 2, 5, 4, 6, *order)
-        held = codes[..., 0] | codes[..., 1] << 4
-        words = held.reshape(*held.shape[:2], 1, 32, 16).view(torch.int32)
+        packed = codes[..., 0] | codes[..., 1] << 4
+        words = packed.reshape(*packed.shape[:2], 1, 32, 16).view(torch.int32)
         return _moved_bits(words) if numbers == "e2m1" else words
     # [tiles, chunks, span, step, g, t, upper, second, h]
     codes = codes.permute(0, 3, 4, 6, 2, 5, 7, 8, 1)
     # Of four steps, a thread reads two at once.
-    held = codes.reshape(*codes.shape[:2], 2, 2, 32, 8).transpose(3, 4)
-    return held.reshape(*held.shape[:3], 32, 16).view(torch.int32)
+    packed = codes.reshape(*codes.shape[:2], 2, 2, 32, 8).transpose(3, 4)
+    return packed.reshape(*packed.shape[:3], 32, 16).view(torch.int32)
 
 
 def _moved_bits(words: torch.Tensor, *, back: bool = False) -> torch.Tensor:
-    """Words of codes of 4 bits with their bits where ``_E2M1_BITS`` has them, or back in order."""
+    """Move the bits of words of e2m1 codes to the positions in ``_E2M1_BITS``, or back."""
     masks: dict[int, int] = {}
     for code, bits in enumerate(_E2M1_BITS):
         for number, to in enumerate(bits):

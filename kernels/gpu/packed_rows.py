@@ -18,9 +18,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..block_codes import ChosenRows, codebook
+from ..block_codes import CodebookRows, codebook
 from ..block_formats import CODEBOOKS, BlockFormat, Codebook
-from .tiles import CHUNK, SPAN, TILE, picked
+from .tiles import CHUNK, SPAN, TILE, select_half
 
 _SPANS = CHUNK // SPAN
 _THREADS = 32
@@ -28,7 +28,7 @@ _THREADS = 32
 
 def field_bytes(book: Codebook) -> tuple[int, int, int, int]:
     """The bytes of a record's rows, signs, high bits and scales."""
-    rows = CHUNK // book.chosen * TILE
+    rows = CHUNK // book.row_size * TILE
     signs = 0 if book.moves else CHUNK // 8 * TILE
     high = -(-(_runs(book) * (book.bits - 8) + 4 * book.moves) // 8) * _THREADS
     return rows, signs, high, TILE * SPAN // book.group
@@ -36,18 +36,18 @@ def field_bytes(book: Codebook) -> tuple[int, int, int, int]:
 
 def _runs(book: Codebook) -> int:
     """Rows that a thread has of a chunk."""
-    return CHUNK * TILE // book.chosen // _THREADS
+    return CHUNK * TILE // book.row_size // _THREADS
 
 
-def records(found: ChosenRows) -> torch.Tensor:
+def records(codes: CodebookRows) -> torch.Tensor:
     """int32 [tiles, chunks, words of a record]."""
-    book = CODEBOOKS[found.format]
+    book = CODEBOOKS[codes.format]
     # [tiles, chunks, t, g, rows of a thread]
-    rows = _by_threads(found.rows.flatten(1), 8 // book.chosen).flatten(4).int()
+    rows = _by_threads(codes.rows.flatten(1), 8 // book.row_size).flatten(4).int()
     low = (rows & 255).byte().flatten(2, 3).unflatten(-1, (-1, 4))
     fields = [low.transpose(2, 3)]
-    if found.signs is not None:
-        bits = found.signs.flatten(1)[..., None] >> _places(8, found.signs) & 1
+    if codes.signs is not None:
+        bits = codes.signs.flatten(1)[..., None] >> _places(8, codes.signs) & 1
         # [tiles, chunks, t, g, span, step and upper, second, h]
         pairs = _by_threads(bits.flatten(1), 8).unflatten(5, (-1, 2))
         fields.append(_packed(pairs.movedim(6, 4).flatten(5).flip(5).flatten(4)))
@@ -55,18 +55,18 @@ def records(found: ChosenRows) -> torch.Tensor:
     if above:
         bits = (rows >> 8)[..., None] >> _places(above, rows) & 1
         single = [bits.flatten(4)]
-        if found.down is not None:
-            single.append(_by_threads(found.down.flatten(1), 1).flatten(4))
+        if codes.down is not None:
+            single.append(_by_threads(codes.down.flatten(1), 1).flatten(4))
         bits = torch.cat(single, dim=-1).byte()
         fields.append(_packed(F.pad(bits, (0, -bits.shape[-1] % 8))))
-    halves = _by_outputs(found.scales.flatten(1).byte() >> 1, SPAN // book.group)
+    halves = _by_outputs(codes.scales.flatten(1).byte() >> 1, SPAN // book.group)
     # [tiles, chunks, g, groups of a span, h]
     halves = halves.permute(0, 3, 2, 5, 1, 4)
     fields.append(halves[..., 0] | halves[..., 1] << 4)
     return torch.cat([each.flatten(2) for each in fields], dim=2).contiguous().view(torch.int32)
 
 
-def taken_apart(
+def unpack_rows(
     format: BlockFormat, words: torch.Tensor, g: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes int8 [O, I] and odd scales [O, groups] of the outputs g + 8 h of records [O, chunks,
@@ -89,12 +89,12 @@ def taken_apart(
         moved = 1 - 2 * down.to(torch.int8)
         codes = (8 * codes.unflatten(1, (-1, 8)) + moved[..., None]).flatten(1)
     else:
-        found = _bits(signs.unflatten(2, (4, 8, -1))[each, :, :, g])
-        pairs = found.unflatten(3, (2, 16)).flip(4).unflatten(4, (_SPANS, 4, 2))
+        sign_bits = _bits(signs.unflatten(2, (4, 8, -1))[each, :, :, g])
+        pairs = sign_bits.unflatten(3, (2, 16)).flip(4).unflatten(4, (_SPANS, 4, 2))
         # [O, chunks, t, span, step and upper, second, h]
         negative = _in_order(pairs.movedim(3, 5).flatten(3), h)
         codes = codes * (1 - 2 * negative.to(torch.int8))
-    halves = picked(halves.unflatten(2, (8, -1, 2))[each, :, g], h)
+    halves = select_half(halves.unflatten(2, (8, -1, 2))[each, :, g], h)
     # [O, chunks, span, groups of a span]
     halves = torch.stack([halves & 15, halves >> 4], dim=2)
     return codes, 2 * halves.flatten(1) + 1
@@ -113,7 +113,7 @@ def _by_threads(each: torch.Tensor, count: int) -> torch.Tensor:
 
 def _in_order(each: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     """[O, chunks, t, those of a thread by span and h], as [O, ...]."""
-    mine = picked(each.unflatten(3, (_SPANS, -1, 2)), h)
+    mine = select_half(each.unflatten(3, (_SPANS, -1, 2)), h)
     return mine.transpose(2, 3).flatten(1)
 
 

@@ -68,13 +68,13 @@ def constants(weight: PackedCodes, rows: int, *, grouped: bool = False) -> dict[
         # Numbers that are moved have a minimum from their scale.
         "HAS_MINIMUM": weight.minimums is not None or (book is not None and book.moves),
         # Of a codebook: numbers of a row, bits of a row's number, inputs that share an odd scale.
-        "CHOSEN": 0 if book is None else book.chosen,
+        "ROW_SIZE": 0 if book is None else book.row_size,
         "BITS": 0 if book is None else book.bits,
         "FINE": 0 if book is None else book.group,
         # Words of a tile's chunk.
         "LENGTH": weight.words[0, 0].numel(),
         "GROUPED": grouped,
-        "ROWS": next(most for most in ROWS if rows <= most),
+        "ROWS": next(size for size in ROWS if rows <= size),
         "WARPS": _WARPS,
         "TILES": _TILES,
     }
@@ -138,7 +138,7 @@ def _launch(
     fixed = constants(weight, rows if plan is None else plan.rows, grouped=plan is not None)
     programs, steps = triton.cdiv(outputs, TILE * _TILES), triton.cdiv(weight.chunks, _WARPS)
     # As many programs as work for one row, whatever the batch.
-    working = programs * (1 if plan is None else plan.chosen)
+    working = programs * (1 if plan is None else plan.top_k)
     of_part = triton.cdiv(steps, max(1, min(_BUSY // (_WARPS * working), steps)))
     parts = triton.cdiv(steps, of_part)
     out_RO = x_RI.new_empty(rows, outputs)
@@ -182,8 +182,8 @@ def _table(weight: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
 @cache
 def _levels(levels: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The low bytes of 16 numbers of ``dtype``, four in a word, then the high ones."""
-    found = torch.tensor(levels, dtype=dtype).view(torch.uint8).view(16, 2).T.contiguous()
-    return found.view(torch.int32).flatten().to(device)
+    halves = torch.tensor(levels, dtype=dtype).view(torch.uint8).view(16, 2).T.contiguous()
+    return halves.view(torch.int32).flatten().to(device)
 
 
 @cache
@@ -207,14 +207,14 @@ def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
 def _read(
     word_at: tl.tensor,
     lane: tl.tensor,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
     FINE: tl.constexpr,
     MOVES: tl.constexpr,
 ) -> tl.tensor:
     """A thread's words, or all that a record of rows has of it."""
-    if CHOSEN:
-        read = read_record(word_at, lane, CHOSEN, BITS, FINE, MOVES)
+    if ROW_SIZE:
+        read = read_record(word_at, lane, ROW_SIZE, BITS, FINE, MOVES)
     else:
         read = tl.load(word_at)
     return read
@@ -318,7 +318,7 @@ def _multiply(
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
     FINE: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -334,7 +334,7 @@ def _multiply(
     GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     MINE: tl.constexpr = 2 if GROUPS > 1 else 1
     HALF: tl.constexpr = 1 if HALVES else 2
-    READS_MINIMUM: tl.constexpr = HAS_MINIMUM and not CHOSEN
+    READS_MINIMUM: tl.constexpr = HAS_MINIMUM and not ROW_SIZE
     first = tl.program_id(1) * part
     last = tl.minimum(first + part, chunks)
     expert, first_row, count = 0, 0, rows
@@ -351,7 +351,7 @@ def _multiply(
     tile = before + _tile(of_tile, outputs, TILES)
     lane = thread
     word_at = words + (tile.to(tl.int64) * chunks + first + of_warp) * LENGTH
-    if not CHOSEN:
+    if not ROW_SIZE:
         word_at = (word_at + at * 128 + lane * 4)[:, None] + tl.arange(0, 4)[None, :]
     # [tiles, warps, 32] and a thread's groups
     _, of_tile, scale_warp, thread = _places(1, TILES, WARPS)
@@ -370,7 +370,7 @@ def _multiply(
     x_at = x_RI + x_at[:, None] + tl.arange(0, 8)[None, :]
 
     sums = tl.zeros((WARPS, TILES * 16, ROWS), tl.float32)
-    word = _read(word_at, lane, CHOSEN, BITS, FINE, HAS_MINIMUM)
+    word = _read(word_at, lane, ROW_SIZE, BITS, FINE, HAS_MINIMUM)
     scale = _of_step(scales + scale_at, first + scale_warp, last, GROUP)
     minimum = scale
     if READS_MINIMUM:
@@ -378,7 +378,7 @@ def _multiply(
     for step in range(first, last, WARPS):
         # Those of the next step are on their way meanwhile. There is memory after the last ones.
         word_at += WARPS * LENGTH
-        following = _read(word_at, lane, CHOSEN, BITS, FINE, HAS_MINIMUM)
+        following = _read(word_at, lane, ROW_SIZE, BITS, FINE, HAS_MINIMUM)
         x = tl.load(x_at + (tl.minimum(step + x_warp, last - 1) * 64)[:, None])
         following_scale = _of_step(scales + scale_at, step + WARPS + scale_warp, last, GROUP)
         following_minimum = following_scale
@@ -387,8 +387,8 @@ def _multiply(
                 minimums + scale_at, step + WARPS + scale_warp, last, GROUP
             )
         factor, added = two(scale, tl.float16), two(minimum, tl.float16)
-        if CHOSEN:
-            codes = book_numbers(word, table, CHOSEN, BITS, HAS_MINIMUM, DTYPE)
+        if ROW_SIZE:
+            codes = book_numbers(word, table, ROW_SIZE, BITS, HAS_MINIMUM, DTYPE)
             factor *= odd_scales(word)
             if HAS_MINIMUM:
                 added = factor * moves(word, BITS)
@@ -427,17 +427,17 @@ def _multiply(
     output = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
     factor = tl.load(factors + expert * outputs + output, mask=output < outputs, other=0)
     column = tl.arange(0, ROWS)
-    kept = (output < outputs)[:, None] & (column < count)[None, :]
+    out_mask = (output < outputs)[:, None] & (column < count)[None, :]
     column += first_row
     total = total * factor[:, None]
     if tl.num_programs(1) > 1:
         out_at = (tl.program_id(1).to(tl.int64) * rows + column)[None, :] * outputs + output[
             :, None
         ]
-        tl.store(sums_PRO + out_at, total, mask=kept)
+        tl.store(sums_PRO + out_at, total, mask=out_mask)
     else:
         out_at = column[None, :].to(tl.int64) * outputs + output[:, None]
-        tl.store(out_RO + out_at, total.to(DTYPE), mask=kept)
+        tl.store(out_RO + out_at, total.to(DTYPE), mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["mask", "first_tile", "outputs", "inputs", "chunks", "places"])
@@ -460,7 +460,7 @@ def _decode(
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
     BITS: tl.constexpr,
     FINE: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -475,11 +475,11 @@ def _decode(
     flat = tl.arange(0, CHUNKS * HALF * 32)
     chunk = tl.minimum(first + flat // (HALF * 32), chunks - 1)
     word_at = words + ((first_tile + tile).to(tl.int64) * chunks + chunk) * LENGTH
-    if not CHOSEN:
+    if not ROW_SIZE:
         word_at = (word_at + flat % (HALF * 32) * 4)[:, None] + tl.arange(0, 4)[None, :]
-    word = _read(word_at, flat % 32, CHOSEN, BITS, FINE, HAS_MINIMUM)
-    if CHOSEN:
-        codes = book_numbers(word, table, CHOSEN, BITS, HAS_MINIMUM, DTYPE).to(tl.float32)
+    word = _read(word_at, flat % 32, ROW_SIZE, BITS, FINE, HAS_MINIMUM)
+    if ROW_SIZE:
+        codes = book_numbers(word, table, ROW_SIZE, BITS, HAS_MINIMUM, DTYPE).to(tl.float32)
         if HAS_MINIMUM:
             codes += moves(word, BITS).to(tl.float32).reshape(CHUNKS * 32, 2, 1, 1, 2, 1)
         codes *= odd_scales(word).to(tl.float32).reshape(CHUNKS * 32, 2, 1, 1, 2, 1)
@@ -504,15 +504,15 @@ def _decode(
     pair_at = pair_at + place[None, :] + (row % 8 * GROUPS)[:, None] + of_chunk[None, :]
     output = tile * 16 + row
     factor = tl.load(factors + first_tile * 16 + output, mask=output < outputs, other=0)
-    found = codes * _of_half(tl.load(scales + pair_at), row)[:, :, None]
-    if HAS_MINIMUM and not CHOSEN:
-        found += _of_half(tl.load(minimums + pair_at), row)[:, :, None]
-    found *= factor[:, None, None]
+    values = codes * _of_half(tl.load(scales + pair_at), row)[:, :, None]
+    if HAS_MINIMUM and not ROW_SIZE:
+        values += _of_half(tl.load(minimums + pair_at), row)[:, :, None]
+    values *= factor[:, None, None]
     within = tl.arange(0, 64 // GROUPS)
     column = (first * 64 + group * (64 // GROUPS))[:, None] + within[None, :]
-    kept = (output < outputs)[:, None, None] & (column < inputs)[None, :, :]
+    out_mask = (output < outputs)[:, None, None] & (column < inputs)[None, :, :]
     out_at = output.to(tl.int64)[:, None, None] * inputs + column[None, :, :]
-    tl.store(out_OI + out_at, found.to(DTYPE), mask=kept)
+    tl.store(out_OI + out_at, values.to(DTYPE), mask=out_mask)
 
 
 @triton.jit

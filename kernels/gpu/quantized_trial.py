@@ -1,4 +1,4 @@
-"""Trial of the Triton product with quantised weights, before it is relied on."""
+"""Trial of the Triton product with quantised weights, before it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from ..block_codes import choose_rows
+from ..block_codes import read_rows
 from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..fp8 import FP8
 from ..quantized import QuantizedWeight, grouped_codes
@@ -16,7 +16,7 @@ from .packed_codes import PackedCodes, pack_codes, takes
 from .tiles import CHUNK
 from .trials import passes, too_far
 
-# Inputs of which the kernels of all numbers of rows divide some between programs.
+# Enough inputs for the kernels of all row counts to divide them between programs.
 INPUTS = 32 * CHUNK
 
 
@@ -28,16 +28,15 @@ def triton_multiply(x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
 
 
 def has_kernel(kind: BlockFormat, dtype: torch.dtype) -> bool:
-    """Return whether there is a kernel for activations of this dtype and weights of a format."""
+    """True if there is a kernel for activations of this dtype and weights of a format."""
     return takes(kind) and dtype in (torch.float16, torch.bfloat16)
 
 
 @cache
 def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the product compiles and is correct on this device; log why if it is not.
+    """True if the product compiles and is correct on this device; logs the reason if not.
 
-    Tries a kernel for each number of rows that has one of its own, and the one that decodes: no
-    step compiles another.
+    Tries the kernel of each row count and the one that decodes, so that no step compiles another.
     """
     if device.type == "cpu" or not has_kernel(kind, dtype):
         return False
@@ -53,20 +52,20 @@ def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def limit(dtype: torch.dtype) -> float:
-    """The rounding error allowed in results of magnitude one."""
+    """The allowed rounding error of results of magnitude 1."""
     return 0.02 if dtype == torch.bfloat16 else 0.004
 
 
 def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, rows: int) -> float:
-    """The largest difference from the reference, for results of magnitude one."""
+    """The largest difference from the reference, for results of magnitude 1."""
     generator = torch.Generator().manual_seed(0)
     packed, dense = random_codes(kind, device, generator)
     x = torch.randn(rows, packed.inputs, generator=generator).to(device, dtype)
-    found = triton_multiply(x, packed)
+    actual = triton_multiply(x, packed)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     size = dense.norm(dim=1).max()
-    difference = found.float() / size - F.linear(x.float(), dense) / size
+    difference = actual.float() / size - F.linear(x.float(), dense) / size
     return float(difference.abs().nan_to_num(torch.inf).max())
 
 
@@ -82,14 +81,14 @@ def random_codes(
         return torch.rand(scales.shape, generator=generator).to(scales)
 
     if kind in CODEBOOK_FORMATS:
-        rows = choose_rows(kind, blocks.unflatten(1, (-1, kind.nbytes)))
+        rows = read_rows(kind, blocks.unflatten(1, (-1, kind.nbytes)))
         rows = replace(rows, scale=scales_like(rows.scale))
-        return pack_codes(kind, rows), rows.taken_apart().values()
+        return pack_codes(kind, rows), rows.to_codes().values()
     weight = grouped_codes(QuantizedWeight(kind, blocks))
     scales = scales_like(weight.scales)
     minimums = None if weight.minimums is None else -scales.to(weight.minimums)
     codes = weight.codes
-    if codes.dtype == FP8:  # of which some bytes are no number
+    if codes.dtype == FP8:  # some bytes are NaN
         codes = torch.randn(codes.shape, generator=generator).to(codes)
     weight = replace(weight, codes=codes, scales=scales, minimums=minimums)
     return pack_codes(kind, weight), weight.values()

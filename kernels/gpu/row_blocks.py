@@ -1,9 +1,9 @@
 """The rows that each expert of a mixture computes, in blocks for programs of a kernel.
 
-Everything is found on the device, and shapes depend on numbers of rows alone: nothing waits for the
-host. So there are as many blocks as there can be at most, and those without rows come last.
+Everything is computed on the device, and shapes depend only on the number of rows, so nothing waits
+for the host. There is always the maximum number of blocks; empty ones come last.
 
-T rows, K experts of each, S = T K rows of all experts in the experts' order, B blocks.
+T rows, K experts of each, S = T K rows of all experts, in order of experts, B blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# The most rows of x for each of a block's, below which blocks are shorter: experts have few rows.
+# Blocks are chosen for experts with up to this many times the average number of rows.
 _USUAL = 2
 
 
@@ -25,7 +25,7 @@ class RowBlocks:
 
     rows: int
     experts: int
-    chosen: int
+    top_k: int
     blocks: torch.Tensor
     sources: torch.Tensor
     numbers: torch.Tensor
@@ -33,36 +33,36 @@ class RowBlocks:
     places: torch.Tensor
 
     def of_products(self) -> RowBlocks:
-        """The same blocks over rows that are in the experts' order already."""
+        """The same blocks, for rows that are already in order of experts."""
         return replace(self, sources=self.numbers)
 
 
-def rows_of_a_block(rows: int, chosen: int, experts: int, sizes: Iterable[int]) -> int:
-    """Which of the sizes that there are kernels for."""
-    wanted = min(rows, _USUAL * -(-rows * chosen // experts))
+def rows_of_a_block(rows: int, top_k: int, experts: int, sizes: Iterable[int]) -> int:
+    """The number of rows of a block: one of the sizes with a kernel."""
+    fewest = min(rows, _USUAL * -(-rows * top_k // experts))
     *_, largest = sizes = sorted(sizes)
-    return next((size for size in sizes if wanted <= size), largest)
+    return next((size for size in sizes if fewest <= size), largest)
 
 
 def block_count(choices: int, experts: int, size: int) -> int:
-    """The most blocks that so many rows of all experts can need."""
+    """The maximum number of blocks for ``choices`` rows of all experts."""
     return min(choices, experts) + choices // size
 
 
-def row_blocks(chosen: torch.Tensor, experts: int, sizes: Iterable[int]) -> RowBlocks:
-    """Sort the choices [T, K] by expert; no row chooses one twice. In torch, in many launches: what
-    ``row_plan`` is compared with."""
-    rows, each = chosen.shape
+def row_blocks(expert_ids: torch.Tensor, experts: int, sizes: Iterable[int]) -> RowBlocks:
+    """Sort the choices [T, K] by expert; a row has no expert twice. The reference of ``row_plan``,
+    in many launches by torch."""
+    rows, each = expert_ids.shape
     size = rows_of_a_block(rows, each, experts, sizes)
-    flat = chosen.flatten()
+    flat = expert_ids.flatten()
     order = flat.argsort(stable=True)
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
     counts.scatter_add_(0, flat, torch.ones_like(flat))
-    needed = (counts + size - 1) // size
-    ends = needed.cumsum(0)
+    block_counts = (counts + size - 1) // size
+    ends = block_counts.cumsum(0)
     number = torch.arange(block_count(len(flat), experts, size), device=flat.device)
     expert = torch.searchsorted(ends, number, right=True).clamp_(max=experts - 1)
-    within = (number - (ends - needed)[expert]) * size
+    within = (number - (ends - block_counts)[expert]) * size
     first = (counts.cumsum(0) - counts)[expert] + within
     there = (counts[expert] - within).clamp_(0, size)
     first = torch.where(there > 0, first, 0)
@@ -70,7 +70,7 @@ def row_blocks(chosen: torch.Tensor, experts: int, sizes: Iterable[int]) -> RowB
     return RowBlocks(
         rows=size,
         experts=experts,
-        chosen=each,
+        top_k=each,
         blocks=torch.stack([expert, first, there], dim=1).int(),
         sources=(order // each).int(),
         numbers=own.int(),

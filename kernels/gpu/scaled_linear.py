@@ -1,4 +1,4 @@
-"""Products with e4m3 weights by torch's scaled product: tensor cores multiply the codes themselves.
+"""Products with e4m3 weights by torch's scaled product: tensor cores multiply the codes directly.
 
 Activations are rounded to e4m3 too, as the checkpoints' quantisers expect: with a scale for each
 row beside weights that have one for each output, or for each 128 inputs of a row beside weights
@@ -22,7 +22,7 @@ from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
 from .trials import passes, too_far
 
-# What shares a scale of a weight: the inputs of an output, or a block.
+# What shares a scale: the inputs of an output, or a block.
 Scaling = Literal["rows", "blocks"]
 _BLOCK = 128
 _LARGEST = torch.finfo(FP8).max
@@ -35,7 +35,7 @@ _OLDEST: dict[Scaling, tuple[int, int]] = {"rows": (8, 9), "blocks": (9, 0)}
 
 
 class ScaledLinear:
-    """The scaled product of any number of rows."""
+    """The scaled product for any number of rows."""
 
     def __init__(self, codes: GroupedCodes, scaling: Scaling, bias: torch.Tensor | None) -> None:
         self._weight = codes
@@ -45,7 +45,7 @@ class ScaledLinear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not len(x):  # which the libraries do not take
+        if not len(x):  # not supported by the libraries
             return x.new_empty(0, self._weight.outputs)
         # Scales of blocks are read 16 bytes at a time.
         missing = -len(x) % _PADDED if self._scaling == "blocks" else 0
@@ -78,7 +78,7 @@ def scaled_linear(
 
 
 def scaling_of(codes: GroupedCodes) -> Scaling | None:
-    """What shares a scale; ``None`` for codes without a scaled product."""
+    """What shares a scale; ``None`` if there is no scaled product for the codes."""
     outputs, inputs = codes.outputs, codes.inputs
     if codes.codes.dtype != FP8 or outputs % _ALIGNED or inputs % _ALIGNED:
         return None
@@ -99,14 +99,14 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 
 def multiplies(scaling: Scaling, capability: tuple[int, int]) -> bool:
-    """Return whether torch has a scaled product for a generation."""
+    """True if torch has a scaled product for a generation."""
     oldest = _OLDEST[scaling]
     return capability == oldest if scaling == "blocks" else capability >= oldest
 
 
 def weight_scales(codes: GroupedCodes, scaling: Scaling) -> torch.Tensor:
-    """The scales as the product wants them: [1, O], or [I / 128, O / 128] in columns that begin at
-    multiples of 16 bytes."""
+    """The scales in the product's layout: [1, O], or [I / 128, O / 128] with columns aligned to 16
+    bytes."""
     scales = codes.scales.float()
     if scaling == "rows":
         return scales[:, 0].contiguous()[None]
@@ -118,8 +118,7 @@ def weight_scales(codes: GroupedCodes, scaling: Scaling) -> torch.Tensor:
 
 
 def rounded_rows(x: torch.Tensor, scaling: Scaling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Activations [M, I] in e4m3, and what they are to be multiplied with: [M, 1], or [M, I / 128]
-    in columns."""
+    """Activations [M, I] in e4m3, and their scales: [M, 1], or [M, I / 128] column-major."""
     inputs = x.shape[1]
     groups = x.unflatten(1, (-1, inputs if scaling == "rows" else _BLOCK))
     largest = torch.linalg.vector_norm(groups, torch.inf, dim=-1, keepdim=True).float()
@@ -130,9 +129,9 @@ def rounded_rows(x: torch.Tensor, scaling: Scaling) -> tuple[torch.Tensor, torch
 
 @cache
 def works(scaling: Scaling, device: torch.device, even: bool) -> bool:
-    """Return whether the product is correct on this device, for inputs that are an ``even`` number
-    of four blocks or not; log why if it is not. Older versions of torch do not take scales in
-    columns that are padded to whole 16 bytes, which the others want."""
+    """True if the product is correct on this device, for inputs that are (``even``) a multiple of
+    four blocks or not; logs the reason if not. Older versions of torch reject columns of scales
+    that are padded to 16 bytes, which newer versions require."""
     return passes(
         lambda: too_far(largest_error(scaling, device, even), 0.05),
         "weights in fp8 are decoded for each product",
@@ -141,7 +140,7 @@ def works(scaling: Scaling, device: torch.device, even: bool) -> bool:
 
 def largest_error(scaling: Scaling, device: torch.device, even: bool) -> float:
     """The largest difference from the product of the rounded numbers, for results of magnitude
-    one."""
+    1."""
     generator = torch.Generator().manual_seed(0)
     rows, outputs, inputs = 68, 272, (_PADDED if even else _PADDED + 1) * _BLOCK
     weight = torch.randn(outputs, inputs, generator=generator).to(device, FP8)
@@ -152,11 +151,11 @@ def largest_error(scaling: Scaling, device: torch.device, even: bool) -> float:
     codes = GroupedCodes(weight, scales, None, _BLOCK)
     x = torch.randn(rows, inputs, generator=generator).to(device, torch.bfloat16)
     rounded, own = rounded_rows(x, scaling)
-    found = torch._scaled_mm(
+    actual = torch._scaled_mm(
         rounded, weight.t(), own, weight_scales(codes, scaling), out_dtype=torch.bfloat16
     )
     wide = (rounded.float().unflatten(1, (own.shape[1], -1)) * own[..., None]).flatten(1)
     dense = codes.values()
     size = dense.norm(dim=1).max()
-    difference = (found.float() - wide @ dense.t()) / size
+    difference = (actual.float() - wide @ dense.t()) / size
     return float(difference.abs().nan_to_num(torch.inf).max())

@@ -1,9 +1,9 @@
 """Triton copies between any slots of a cache and consecutive rows, for the handoff.
 
-    held [K, N, W]   slots [T]   rows [K, T, W]   in words of four bytes
+    cache [K, N, W]   slots [T]   rows [K, T, W]   in words of four bytes
 
-A program copies some tokens of a head, sixteen bytes at a time: each byte is read once and written
-once, where torch would index element by element into a copy of its own first.
+A program copies some tokens of a head, sixteen bytes at a time. Each byte is read once and written
+once; torch would index element by element into a temporary first.
 
 K heads, N slots of the cache, T tokens, W words of a token.
 """
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-# What a thread reads at a time; the rows of a cache that are no multiple of it are left to torch.
+# Bytes that a thread reads at a time. Rows of other sizes are left to torch.
 VECTOR_BYTES = 16
 _WORD_BYTES = 4
 # Words of a program: four vectors a thread are in flight.
@@ -37,24 +37,24 @@ def constants(words: int, *, scatter: bool) -> dict[str, Any]:
 
 
 def copy_slots(
-    held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor, *, scatter: bool
+    cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor, *, scatter: bool
 ) -> None:
-    """``rows[:] = held[:, slots]``, or with ``scatter`` the other way round. The caller has checked
-    that the slots exist."""
-    held, rows = (_words(each) for each in (held_KND, rows_KTD))
+    """``rows[:] = cache[:, slots]``, or with ``scatter`` the reverse. The caller has checked that
+    the slots exist."""
+    cached, rows = (_words(each) for each in (cache_KND, rows_KTD))
     heads, count, words = rows.shape
-    assert held.shape == (heads, held.shape[1], words) and slots_T.shape == (count,)
+    assert cached.shape == (heads, cached.shape[1], words) and slots_T.shape == (count,)
     assert slots_T.dtype == torch.int64 and slots_T.is_contiguous()
     if not count:
         return
     fixed = constants(words, scatter=scatter)
     _copy[(triton.cdiv(count, fixed["TOKENS"]), heads)](
-        held, slots_T, rows, held.shape[1], count, **fixed, **OPTIONS
+        cached, slots_T, rows, cached.shape[1], count, **fixed, **OPTIONS
     )
 
 
 def takes(x: torch.Tensor) -> bool:
-    """Return whether this memory can be copied in whole vectors."""
+    """True if this memory can be copied in whole vectors."""
     row = x.shape[2] * x.element_size()
     return x.is_contiguous() and row % VECTOR_BYTES == 0 and x.data_ptr() % VECTOR_BYTES == 0
 
@@ -65,14 +65,14 @@ def _words(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit(
-    do_not_specialize=["slots_held", "count"],
-    do_not_specialize_on_alignment=["slots_T"],  # they may be a part of others
+    do_not_specialize=["cache_slots", "count"],
+    do_not_specialize_on_alignment=["slots_T"],  # they may be a slice
 )
 def _copy(
-    held_KNW: tl.tensor,
+    cache_KNW: tl.tensor,
     slots_T: tl.tensor,
     rows_KTW: tl.tensor,
-    slots_held: tl.tensor,
+    cache_slots: tl.tensor,
     count: tl.tensor,
     WORDS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -86,9 +86,9 @@ def _copy(
     slot = tl.load(slots_T + token, mask=inside, other=0)
     word = tl.arange(0, WIDE)
     there = inside[:, None] & (word < WORDS)[None, :]
-    held = held_KNW + (head * slots_held + slot)[:, None] * WORDS + word[None, :]
+    cached = cache_KNW + (head * cache_slots + slot)[:, None] * WORDS + word[None, :]
     row = rows_KTW + (head * count + token)[:, None] * WORDS + word[None, :]
     if SCATTER:
-        tl.store(held, tl.load(row, mask=there), mask=there)
+        tl.store(cached, tl.load(row, mask=there), mask=there)
     else:
-        tl.store(row, tl.load(held, mask=there), mask=there)
+        tl.store(row, tl.load(cached, mask=there), mask=there)

@@ -1,4 +1,4 @@
-"""Trial of the Triton copies of slots, before they are relied on."""
+"""Trial of the Triton copies of slots, before they are used."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from .trials import passes
 
 
 class TritonSlotCopies(IndexedCopies):
-    """``SlotCopies`` by Triton where it can, else by torch: memory of the host, and rows that are
-    no multiple of 16 bytes, such as scales."""
+    """``SlotCopies`` by Triton, except for host memory and for rows that are not a multiple of 16
+    bytes, such as scales."""
 
-    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
-        """See ``SlotCopies``."""
-        if not _copied(held_KND, slots_T, rows_KTD, scatter=False):
-            super().gather(held_KND, slots_T, rows_KTD)
-
-    def scatter(
-        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    def gather(
+        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
     ) -> None:
         """See ``SlotCopies``."""
-        if not _copied(held_KND, slots_T, rows_KTD, scatter=True):
-            super().scatter(held_KND, slots_T, rows_KTD)
+        if not _try_copy(cache_KND, slots_T, rows_KTD, scatter=False):
+            super().gather(cache_KND, slots_T, rows_KTD)
+
+    def scatter(
+        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    ) -> None:
+        """See ``SlotCopies``."""
+        if not _try_copy(cache_KND, slots_T, rows_KTD, scatter=True):
+            super().scatter(cache_KND, slots_T, rows_KTD)
 
 
-def _copied(
-    held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor, *, scatter: bool
+def _try_copy(
+    cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor, *, scatter: bool
 ) -> bool:
     from .slot_copy import copy_slots, takes
 
-    if held_KND.device != rows_KTD.device or not takes(held_KND) or not takes(rows_KTD):
+    if cache_KND.device != rows_KTD.device or not takes(cache_KND) or not takes(rows_KTD):
         return False
-    copy_slots(held_KND, slots_T, rows_KTD, scatter=scatter)
+    copy_slots(cache_KND, slots_T, rows_KTD, scatter=scatter)
     return True
 
 
 @cache
 def works(row_bytes: int, device: torch.device) -> bool:
-    """Return whether the copies of rows of this size compile and are right on this device; log why
-    if they are not."""
+    """True if the copies of rows of this size compile and are correct on this device; logs the
+    reason if not."""
     if device.type == "cpu":
         return False
     return passes(
@@ -51,20 +53,20 @@ def works(row_bytes: int, device: torch.device) -> bool:
 
 
 def first_difference(row_bytes: int, device: torch.device) -> str:
-    """How Triton's copies differ from torch's; empty if they do not."""
+    """The difference between Triton's copies and torch's; empty if there is none."""
     copies, expected = TritonSlotCopies(), IndexedCopies()
     random = torch.Generator().manual_seed(0)
     shape = (2, 99, row_bytes)
-    held = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8).to(device)
+    cached = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8).to(device)
     slots = torch.randperm(99, generator=random)[:37].to(device)
-    found, wanted = (held.new_zeros(2, 37, row_bytes) for _ in range(2))
-    copies.gather(held, slots, found)
-    back, wanted_back = (held.new_zeros(shape) for _ in range(2))
-    copies.scatter(back, slots, found)
+    rows, expected_rows = (cached.new_zeros(2, 37, row_bytes) for _ in range(2))
+    copies.gather(cached, slots, rows)
+    scattered, expected_back = (cached.new_zeros(shape) for _ in range(2))
+    copies.scatter(scattered, slots, rows)
     if device.type == "meta":  # nothing is computed there
         return ""
-    expected.gather(held, slots, wanted)
-    expected.scatter(wanted_back, slots, wanted)
-    if not torch.equal(found, wanted):
+    expected.gather(cached, slots, expected_rows)
+    expected.scatter(expected_back, slots, expected_rows)
+    if not torch.equal(rows, expected_rows):
         return "gathered rows differ"
-    return "" if torch.equal(back, wanted_back) else "scattered rows differ"
+    return "" if torch.equal(scattered, expected_back) else "scattered rows differ"

@@ -1,4 +1,4 @@
-"""What all trials of kernels on a GPU have in common: a kernel that fails or errs is not used."""
+"""Trials of GPU kernels: a kernel that raises or is wrong is not used."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ log = logging.getLogger("tandem.kernels")
 
 
 def problem(trial: Callable[[], str]) -> str:
-    """What a trial finds wrong, or the error that it ends with; empty if neither."""
+    """The problem that a trial reports or raises; empty if there is none."""
     try:
         return trial()
-    except Exception as error:  # Triton, and libraries behind torch, have their own for everything
+    except Exception as error:  # Triton and libraries under torch raise errors of many types
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def passes(trial: Callable[[], str], otherwise: str) -> bool:
-    """Return whether a trial finds nothing wrong; log what is, and what happens ``otherwise``."""
+    """True if a trial succeeds; logs the problem and the consequence ``otherwise``."""
     if reason := problem(trial):
         log.warning("%s: %s", otherwise, reason)
         return False
@@ -25,5 +25,5 @@ def passes(trial: Callable[[], str], otherwise: str) -> bool:
 
 
 def too_far(worst: float, limit: float, whose: str = "its") -> str:
-    """What is wrong with results that are so far off; empty within the limit, which NaN is not."""
+    """The problem with results that are ``worst`` off; empty below the limit. NaN is a problem."""
     return "" if worst < limit else f"{whose} results are {worst:g} off"

@@ -13,8 +13,8 @@ from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..fp8 import FP8, castable
 from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV, dequantize
 
-# Rows of a chunk that attend to earlier context are taken this many at a time, so that the mask
-# and the products spent on what it hides stay small.
+# Rows of a chunk with earlier context are computed this many at a time, which limits the mask and
+# the products that it hides.
 _TILE = 512
 
 
@@ -29,12 +29,12 @@ def paged_attention(
     biases: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Each row attends to its own sequence up to itself; [T, H, D] in q's dtype. ``biases`` are
-    added to the scores [H, rows, tokens] of each sequence, where tokens see later ones.
+    added to the scores [H, rows, tokens] of each sequence, in attention that is not causal.
 
-    Keys may be their own values: one tensor, read once. If ``out`` is given, the rows of
-    ``sequences`` are written to it.
+    If keys and values are one tensor, it is read once. The rows of ``sequences`` are written to
+    ``out``, by default a new tensor.
 
-    Products are taken in the cache's dtype, or in q's where the cache is of one byte; but not in
+    Products are in the cache's dtype, or in q's if the cache has one byte a value; but never in
     fp16 on a CPU, where torch takes two to five times as long as in fp32.
     """
     out = torch.empty_like(q_THD) if out is None else out
@@ -95,7 +95,7 @@ def _decode(
     out: torch.Tensor,
     sinks_H: torch.Tensor | None,
 ) -> None:
-    """Take the G query heads of a KV head as G rows, so that K and V are not repeated."""
+    """Attend with the G query heads of a KV head as G rows, so that K and V are not repeated."""
     heads, dim = keys_KND.shape[0], keys_KND.shape[2]
     first = _first_visible(sequence.start, params.window)
     k, v = _read_both(sequence, keys_KND, values_KND, first, sequence.end, q_THD.dtype)
@@ -141,7 +141,7 @@ def _chunk(
 
 
 def _is_composed(params: AttentionParams) -> bool:
-    """Return whether torch has no fused kernel for this attention."""
+    """True if torch has no fused kernel for this attention."""
     return params.soft_cap is not None or params.sinks
 
 
@@ -180,7 +180,7 @@ def _sdpa(
     *,
     causal: bool = True,
 ) -> torch.Tensor:
-    """Attention with a mask; without one, to earlier tokens only if ``causal``, else to all."""
+    """Attention with a mask; without one, ``causal`` or to all tokens."""
     grouped = q_THD.shape[1] != k_KLD.shape[0]
     if grouped and q_THD.device.type != "cpu" and not _flash_groups(q_THD, mask):
         return _sdpa_expanded(q_THD, k_KLD, v_KLD, mask, scale, causal=causal)
@@ -197,8 +197,8 @@ def _sdpa(
 
 
 def _flash_groups(q_THD: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether a GPU has a kernel in which query heads share a KV head. For all others torch
-    would materialise the scores of every row and token: gigabytes for a chunk of a long prompt."""
+    """True if a GPU has a kernel in which query heads share a KV head. Otherwise torch would
+    materialise the scores of every row and token: gigabytes for a chunk of a long prompt."""
     return mask is None and q_THD.dtype != torch.float32 and q_THD.shape[-1] <= 256
 
 
@@ -215,11 +215,11 @@ def _sdpa_expanded(
     rows, heads, dim = q_THD.shape
     kv_heads, tokens = k_KLD.shape[:2]
     q_KGTD = q_THD.view(rows, kv_heads, -1, dim).permute(1, 2, 0, 3)
-    seen = (kv_heads, heads // kv_heads, tokens, -1)
+    expanded = (kv_heads, heads // kv_heads, tokens, -1)
     attended = F.scaled_dot_product_attention(
         q_KGTD,
-        k_KLD[:, None].expand(seen),
-        v_KLD[:, None].expand(seen),
+        k_KLD[:, None].expand(expanded),
+        v_KLD[:, None].expand(expanded),
         attn_mask=mask,
         is_causal=causal and mask is None,
         scale=scale,
@@ -228,7 +228,7 @@ def _sdpa_expanded(
 
 
 def _flash_takes(q_THD: torch.Tensor, k_KLD: torch.Tensor) -> bool:
-    """Return whether a GPU attends without a mask to a context longer than the rows."""
+    """True if a GPU has a kernel without a mask for a context longer than the rows."""
     if q_THD.device.type == "cpu":
         return False
     q, k = q_THD.transpose(0, 1)[None], k_KLD[None]
@@ -238,8 +238,8 @@ def _flash_takes(q_THD: torch.Tensor, k_KLD: torch.Tensor) -> bool:
 def _last_rows(
     q_THD: torch.Tensor, k_KLD: torch.Tensor, v_KLD: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """The rows are those of the last tokens of the sequence."""
-    # Imports torch's compiler, which takes as long as the rest of torch; only GPUs need it.
+    """Attention of the rows of the last tokens of a sequence."""
+    # Imported here because it loads torch's compiler, which takes as long as the rest of torch.
     from torch.nn.attention.bias import causal_lower_right
 
     attended = F.scaled_dot_product_attention(

@@ -1,7 +1,8 @@
-"""Writes to the paged KV cache, and copies of its slots, in plain torch."""
+"""Writes to the paged KV cache in torch, and copies of its slots and blocks in torch and numpy."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ..fp8 import castable, indexable
@@ -37,12 +38,30 @@ def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor)
 class IndexedCopies:
     """``SlotCopies`` by torch's indexing, on any devices."""
 
-    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
-        """See ``SlotCopies``."""
-        rows_KTD.copy_(indexable(held_KND)[:, slots_T].view(held_KND.dtype))
-
-    def scatter(
-        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    def gather(
+        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
     ) -> None:
         """See ``SlotCopies``."""
-        indexable(held_KND)[:, slots_T] = indexable(rows_KTD).to(held_KND.device)
+        rows_KTD.copy_(indexable(cache_KND)[:, slots_T].view(cache_KND.dtype))
+
+    def scatter(
+        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    ) -> None:
+        """See ``SlotCopies``."""
+        indexable(cache_KND)[:, slots_T] = indexable(rows_KTD).to(cache_KND.device)
+
+
+class NumpyBlockCopies:
+    """``BlockCopies`` by numpy, on any CPU."""
+
+    def gather(self, cached: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+        """See ``BlockCopies``."""
+        # In its default mode, numpy takes into a temporary first.
+        np.take(cached, indices, axis=1, out=out, mode="clip")
+
+    def scatter(self, cached: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
+        """See ``BlockCopies``."""
+        # numpy moves an item of an opaque type as a whole, a third faster than an axis of bytes.
+        opaque = np.dtype((np.void, cached.shape[2]))
+        for blocks, arrived in zip(cached, data, strict=True):
+            np.put(blocks.view(opaque), indices, arrived.view(opaque), mode="clip")

@@ -13,9 +13,9 @@ ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
 
 
 class LoopedExperts:
-    """Each expert that has any rows computes all of them in one go.
+    """Each expert with any rows computes all of them at once.
 
-    How many rows each has is copied to the host, once a layer: a device computes nothing meanwhile.
+    The numbers of rows are copied to the host once a layer, while the device is idle.
     """
 
     def __init__(
@@ -33,22 +33,22 @@ class LoopedExperts:
         self,
         x: torch.Tensor,
         weights: torch.Tensor,
-        chosen: torch.Tensor,
+        expert_ids: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
         """See ``signatures.Experts``."""
-        for index, rows, row_weights in self._assignments(weights, chosen):
+        for index, rows, row_weights in self._assignments(weights, expert_ids):
             gate_up, down = self._experts[index]
             hidden = self._act_and_mul(gate_up(x.index_select(0, rows)), self._activation)
             out.index_add_(0, rows, (down(hidden) * row_weights[:, None]).to(out.dtype))
 
     def _assignments(
-        self, weights: torch.Tensor, chosen: torch.Tensor
+        self, weights: torch.Tensor, expert_ids: torch.Tensor
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Each expert that has any rows, with these and their weights."""
-        counts = chosen.view(-1).bincount(minlength=len(self._experts)).tolist()
-        order = chosen.view(-1).argsort(stable=True)
-        rows, weights = order // chosen.shape[1], weights.view(-1)[order]
+        """Each expert with any rows, its rows and their weights."""
+        counts = expert_ids.view(-1).bincount(minlength=len(self._experts)).tolist()
+        order = expert_ids.view(-1).argsort(stable=True)
+        rows, weights = order // expert_ids.shape[1], weights.view(-1)[order]
         first = 0
         for index, count in enumerate(counts):
             if count:

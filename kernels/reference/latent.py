@@ -1,13 +1,13 @@
 """Attention over a paged cache of latents, from which every head's keys and values are computed.
 
-A token's latent is C numbers and R rotated ones. Its key for head h is ``k_up[h] @ latent[:C]``,
+A token's latent has C numbers and R rotated ones. Its key for head h is ``k_up[h] @ latent[:C]``,
 followed by ``latent[C:]``, which is the same for all heads; its value is ``v_up[h] @ latent[:C]``.
 There are two ways to attend, with the same result:
 
-- Absorbed: queries are multiplied with ``k_up`` and sums with ``v_up`` instead. Nothing is computed
-  for a token of the context, but scores and sums are as wide as a latent.
-- Expanded: keys and values of the context are multiplied out. That costs as much for a few rows as
-  for many, whose scores and sums are then only as wide as a head.
+- Absorbed: queries are multiplied by ``k_up`` and sums by ``v_up``. Nothing is computed for tokens
+  of the context, but scores and sums are as wide as a latent.
+- Expanded: keys and values of the context are computed, at the same cost for few rows as for many.
+  Scores and sums are then only as wide as a head.
 
 Shapes: T rows of a step, H heads, N dimensions of a query or key without position, V of a value, D
 the wider of N + R and V, L tokens of context.
@@ -24,7 +24,7 @@ from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..scaled import CachedKV
 from .attention import paged_attention, read_cache
 
-# The largest buffer for expanded heads of a context; it decides how many are expanded at a time.
+# The largest buffer for expanded heads of a context; limits the heads expanded at a time.
 _EXPANDED_BYTES = 64 << 20
 
 
@@ -68,7 +68,7 @@ def absorbed_attention(
 ) -> torch.Tensor:
     """Attend with all heads as queries of one wide head, whose keys are their own values.
 
-    The sums' last R numbers are unused; leaving them out makes torch take a slower kernel.
+    The sums' last R numbers are unused; without them torch would use a slower kernel.
     """
     nope, width = k_up_HNC.shape[1:]
     wide_THC = torch.bmm(q_THD[..., :nope].transpose(0, 1), k_up_HNC).transpose(0, 1)
@@ -91,7 +91,7 @@ def expanded_attention(
     dim = max(q_THD.shape[-1], value_dim)
     q_THD = _widened(q_THD, dim)
     latent_LC = read_cache(sequence, latents, 0, sequence.end, q_THD.dtype)[0]
-    # The context's tokens in order: one block as long as all of it.
+    # The context as one block with its tokens in order.
     whole = SequenceMetadata(slice(0, sequence.num_rows), sequence.start, [0], sequence.end)
     out = q_THD.new_empty(q_THD.shape[0], heads, value_dim)
     each = max(1, _EXPANDED_BYTES // (4 * sequence.end * dim * q_THD.dtype.itemsize))
@@ -106,16 +106,15 @@ def expanded_attention(
 
 
 def _widened(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Append zeros, since torch has fast attention for K and V of equal width only."""
+    """Append zeros, because torch has fast attention only for K and V of equal width."""
     return x if x.shape[-1] == dim else F.pad(x, (0, dim - x.shape[-1]))
 
 
 def _pays_to_expand(
     sequence: SequenceMetadata, q_THD: torch.Tensor, k_up_HNC: torch.Tensor, v_up_HVC: torch.Tensor
 ) -> bool:
-    """Return whether narrower heads save more, over all pairs of a row and a visible token, than
-    it costs to multiply the earlier context out. For the rows' own tokens both ways take equally
-    many products, of the queries and sums or of the keys and values.
+    """True if narrower heads save more, over all pairs of a row and a visible token, than expanding
+    the earlier context costs. For the rows' own tokens both ways cost the same.
 
     Measured on a Zen 3 core with 16 heads of 128 + 64 and latents of 512: after 2,000 tokens both
     take the same for about 200 rows, and for 512 expanding takes 0.6 of the time; at the start of a

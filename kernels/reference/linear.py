@@ -10,8 +10,8 @@ On a GPU this is torch's own linear. On a CPU it depends on the weight's dtype:
 - bf16 on other CPUs, and fp16: FBGEMM's fp16 layout with fp32 sums. Two Zen 3 cores: 20 instead
   of torch's 11 GB/s at one row, 145 instead of 19 GFLOP/s at 32.
 
-These ops are emitted by inductor's freezing and dynamic quantisation, and private to torch. So each
-is tried on a small product before it is relied on, and not used where it is missing or wrong.
+These ops come from inductor's freezing and dynamic quantisation, and are private to torch. So each
+is tried on a small product first, and not used if it is missing or wrong.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Packer = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 # The number of rows that oneDNN's layout is optimised for; others work with the same packing.
 _PACKED_FOR_ROWS = 32
-# A weight whose largest magnitude lies between these loses nothing that bf16 had when it becomes
-# fp16: below 2^-14 fp16 has steps of 2^-24, which is under a thousandth of bf16's step at 2^-6.
+# If its largest magnitude is in this range, a bf16 weight loses nothing that matters as fp16: below
+# 2^-14 fp16 has steps of 2^-24, less than a thousandth of bf16's step at 2^-6.
 _HALF_RANGE = (2.0**-6, 65504.0)
 _UPCAST_BLOCK = 512
 
@@ -56,22 +56,22 @@ def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Return whether this CPU multiplies this dtype natively, in oneDNN's layout."""
+    """True if this CPU multiplies this dtype natively, in oneDNN's layout."""
     return dtype in (torch.bfloat16, torch.float32) and works(_blocked, dtype)
 
 
 @cache
 def works(packer: Packer, dtype: torch.dtype) -> bool:
-    """Return whether the packed product exists in this torch and is correct on this CPU."""
+    """True if the packed product exists in this torch and is correct on this CPU."""
     weight = torch.arange(64 * 32, dtype=torch.float32).view(64, 32).sin().to(dtype)
     bias = torch.arange(64, dtype=torch.float32).cos().to(dtype)
     rows = torch.arange(3 * 32, dtype=torch.float32).view(3, 32).cos().to(dtype)
     try:
-        got = packer(weight, bias)(rows)
+        actual = packer(weight, bias)(rows)
     except (AttributeError, RuntimeError):
         return False
     return torch.allclose(
-        got.float(), F.linear(rows.float(), weight.float(), bias.float()), atol=0.1
+        actual.float(), F.linear(rows.float(), weight.float(), bias.float()), atol=0.1
     )
 
 
@@ -92,13 +92,13 @@ def _half(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 def _fits_half(weight: torch.Tensor) -> bool:
     if weight.dtype == torch.float16:
         return True
-    least, most = _HALF_RANGE
-    return least <= weight.abs().max().item() <= most
+    lowest, highest = _HALF_RANGE
+    return lowest <= weight.abs().max().item() <= highest
 
 
 def _upcast(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Convert the weight during the product, a block that fits the cache at a time: for many rows
-    several times faster than torch's own product in a dtype that the CPU does not multiply."""
+    """Convert the weight during the product, one block that fits the cache at a time: several times
+    faster for many rows than torch's product in a dtype that the CPU does not multiply."""
     wide_bias = None if bias is None else bias.float()
 
     def run(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the normalised sum of both, and the sum."""
+    """The normalised sum of both, and the sum."""
     residual = residual + x
     return rms_norm(residual, weight, eps), residual
 
@@ -31,8 +31,8 @@ def head_rms_norm(x_THD: torch.Tensor, weight_HD: torch.Tensor, eps: float) -> t
 
 
 def _composed(x: torch.Tensor) -> bool:
-    """Return whether torch would compose its norm of eight operators, most of them as large as x.
-    It has a fused kernel on GPUs only; on a CPU half as many operators do."""
+    """True if torch would compose its norm of eight operators, most of them as large as x: it has a
+    fused kernel only on GPUs. ``_compose_norm`` needs half as many."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
@@ -45,5 +45,5 @@ def _compose_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 
 @cache
 def _norm_constants(size: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As tensors: torch takes longer to make one of a number than to multiply by it."""
+    """The constants as tensors, because torch takes longer to convert a number than to multiply."""
     return torch.tensor(size**-0.5), torch.tensor(eps**0.5)

@@ -1,4 +1,4 @@
-"""``x @ w.T + b`` for a quantised weight, of which some outputs at a time are brought to fp32."""
+"""``x @ w.T + b`` for a quantised weight, decoded to fp32 some outputs at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
 from ..signatures import QuantizedLinear
 
-# Weights that are brought to fp32 at a time: 4 MB.
+# Weights decoded to fp32 at a time: 4 MB.
 _PIECE = 1 << 20
 # The same on a GPU: 64 MB.
 _DECODED = 1 << 24
@@ -31,7 +31,7 @@ class Decodable(Protocol):
 
 
 def multiply_decoded(x: torch.Tensor, weight: Decodable, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product with a weight in x's dtype."""
+    """The product in x's dtype."""
     step = max(1, _DECODED // weight.inputs)
     out = x.new_empty(x.shape[0], weight.outputs)
     for first in range(0, weight.outputs, step):
@@ -42,8 +42,8 @@ def multiply_decoded(x: torch.Tensor, weight: Decodable, bias: torch.Tensor | No
 
 
 class DecodedLinear:
-    """The product with a weight, whose bytes are kept as they are. Sums are fp32, whatever the
-    activations' dtype."""
+    """The product with a weight that stays in its bytes. Sums are fp32 for any dtype of
+    activations."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -65,7 +65,7 @@ class DecodedLinear:
 
 
 class OrderedLinear:
-    """The product with a weight whose inputs are in another order."""
+    """The product with a weight whose inputs are reordered."""
 
     def __init__(self, linear: QuantizedLinear, order: torch.Tensor) -> None:
         self._linear = linear

@@ -10,9 +10,8 @@ from ..signatures import CosSin
 def apply_rotary(x_THD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
     """Rotate the first half of the rotated dimensions against the second.
 
-    cos and sin are fp32, and alike in both halves but for sin's sign, which is minus in the first.
-    So the products are fp32 and rounded once. Dimensions beyond their width are returned as they
-    are.
+    cos and sin are fp32 and equal in both halves, except that sin is negated in the first half. So
+    products are fp32 and rounded once. Dimensions beyond their width are unchanged.
     """
     cos_T1D, sin_T1D = cos_sin
     dim = cos_T1D.shape[-1]

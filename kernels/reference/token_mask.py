@@ -16,7 +16,7 @@ _FORBIDDEN = float("-inf")
 
 
 class TokenMask:
-    """Forbids tokens. Its table has what each byte of a mask adds to the logits of its tokens."""
+    """Forbids tokens, with a table of what each byte of a mask adds to the logits of its tokens."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         bits = torch.arange(1 << _BITS)[:, None] >> torch.arange(_BITS) & 1
@@ -33,8 +33,8 @@ class TokenMask:
     ) -> None:
         """Forbid the tokens that are not in a row's mask, in place.
 
-        Something else has forbidden tokens of the ``restricted`` rows. If these are all that the
-        mask allows, they have equal logits.
+        In ``restricted`` rows, tokens may be forbidden already. If these are all tokens that the
+        mask allows, they get equal logits.
         """
         if not rows:
             return
@@ -62,8 +62,8 @@ class TokenMask:
 
 
 class _HostMask:
-    """The same on a CPU, by numpy: its ``take`` into memory that is there takes a tenth of the time
-    of torch's index."""
+    """The same on a CPU, by numpy, whose ``take`` into existing memory takes a tenth of the time of
+    torch's index."""
 
     def __init__(self, table: np.ndarray) -> None:
         self._table = table

@@ -1,7 +1,7 @@
 """The socket pair between the head process and one rank: length-prefixed messages.
 
-A closed socket means that the other side is gone: a rank then exits at once, and the head fails the
-sequences it had there.
+A closed socket means that the other side is gone: a rank then exits at once, and the head fails its
+sequences.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class BlockingChannel:
         view, done = memoryview(parts), 0
         while done < count:
             try:
-                got = self._socket.recv_into(view[done:])
+                size = self._socket.recv_into(view[done:])
             except OSError:
                 return None
-            if not got:
+            if not size:
                 return None
-            done += got
+            done += size
         return bytes(parts)

@@ -40,9 +40,9 @@ from .structured.step_masks import StepMasks
 
 log = logging.getLogger(__name__)
 
-# After this many sequences fail alone, without a successful step in between, the ranks are broken:
-# a node that answers every request with an error attracts more of them.
-MAX_FAILED_IN_A_ROW = 16
+# The ranks count as broken once this many sequences have failed alone without a successful step in
+# between. A node that fails every request at once would look idle and attract more of them.
+MAX_CONSECUTIVE_FAILURES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class _SubmittedStep:
 class EngineCore:
     """Runs sequences to their end and hands each step's output to their listeners.
 
-    ``on_lost`` is called once when the ranks are gone. ``pacer`` limits how long prompts may
-    hold up streams. ``max_steps`` is the number of steps that may be in flight: with two, the next
-    step is planned while one runs.
+    ``on_lost`` is called once when the ranks are gone. ``pacer`` limits how long prompts may delay
+    streams. ``max_steps`` is the number of steps that may be in flight: with two, the next step is
+    planned while one runs.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EngineCore:
         max_steps: int = 1,
     ) -> None:
         self._scheduler = scheduler
-        scheduler.reservations.on_ended = self._reception_ended
+        scheduler.reservations.on_ended = self._on_reception_end
         self._max_steps = max_steps
         self._submitted: deque[_SubmittedStep] = deque()
         self._last_ended = 0.0  # when the last step ended
@@ -116,11 +116,12 @@ class EngineCore:
         self._reserving: dict[Sequence, asyncio.Future[Reception]] = {}
         self._schedulable = asyncio.Event()
         self._next_id = 0
-        self._failed_in_a_row = 0
-        self._lost = ""
+        self._consecutive_failures = 0
+        self._lost_reason = ""
         self._prefill_rate = PrefillRate()
         self.counters = EngineCounters()
-        self.on_started: Callable[[float], None] = lambda seconds: None  # of waiting
+        # Called when a sequence's first step starts, with the seconds that it waited.
+        self.on_started: Callable[[float], None] = lambda seconds: None
 
     # ---- state, for placement and metrics --------------------------------------------------
 
@@ -139,7 +140,7 @@ class EngineCore:
 
     @property
     def stepping(self) -> bool:
-        """True while a step is in flight, which the executor watches."""
+        """True while a step is in flight."""
         return bool(self._submitted)
 
     @property
@@ -149,8 +150,8 @@ class EngineCore:
 
     @property
     def min_prefill_tokens_per_second(self) -> float:
-        """A lower bound of this rate, known sooner; 0 until then."""
-        return self._prefill_rate.at_least
+        """A lower bound of this rate, which is known sooner; 0 until then."""
+        return self._prefill_rate.lower_bound
 
     def prefix_changes(self, version: int) -> Changes | None:
         """Changes of the prefix index since ``version`` (0: all of it); ``None`` without one."""
@@ -159,8 +160,8 @@ class EngineCore:
 
     def check_ranks(self) -> None:
         """Raise ``UnavailableError`` when the ranks are lost: no further step will run here."""
-        if self._lost:
-            raise UnavailableError(f"this node has lost its ranks: {self._lost}")
+        if self._lost_reason:
+            raise UnavailableError(f"this node has lost its ranks: {self._lost_reason}")
 
     # ---- sequences -------------------------------------------------------------------------
 
@@ -170,9 +171,11 @@ class EngineCore:
 
     def admit(self, prompt_tokens: int, max_tokens: int, *, goes_first: bool = False) -> None:
         """Reject a request that cannot run. Raises ``UnavailableError``, ``OverloadedError`` or
-        ``RequestError``. One that only computes its prompt has no ``max_tokens``. One that
-        ``goes_first``, as private sequences and those in mid-stream do, is admitted however long
-        the queue is."""
+        ``RequestError``.
+
+        ``max_tokens`` is 0 if only the prompt is computed. ``goes_first``, for private and
+        mid-stream sequences, skips the check of the queue's length.
+        """
         self.check_ranks()
         if not goes_first:
             self._scheduler.check_room()
@@ -180,7 +183,7 @@ class EngineCore:
         if prompt_tokens + max_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens, but the prompt has "
-                f"{prompt_tokens} and {max_tokens} were asked for. Shorten one of them.",
+                f"{prompt_tokens} and {max_tokens} were requested. Shorten one of them.",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
@@ -197,7 +200,7 @@ class EngineCore:
         self._queued(sequence)
 
     def listen(self, sequence: Sequence, listener: Listener) -> None:
-        """Call ``listener`` with every output of the sequence and of its siblings."""
+        """Pass every output of the sequence and of its siblings to ``listener``."""
         for one in (sequence, *sequence.siblings):
             self._listeners[one] = listener
 
@@ -217,19 +220,19 @@ class EngineCore:
             sibling.move(Phase.FINISHED)
             sibling.finish_reason = FinishReason.CANCELLED
 
-    def release_held(self, sequence: Sequence) -> None:
+    def release_blocks(self, sequence: Sequence) -> None:
         """Free the blocks of a prefill-only sequence that is computed. Idempotent."""
-        self._scheduler.release_held(sequence)
+        self._scheduler.release_blocks(sequence)
         self._wake()
 
-    def _queued(self, sequence: Sequence, waited_seconds: float = 0.0) -> None:
-        self._first_steps.queued(sequence, waited_seconds)
+    def _queued(self, sequence: Sequence, wait_seconds: float = 0.0) -> None:
+        self._first_steps.queued(sequence, wait_seconds)
         self._wake()
 
     def _wake(self) -> None:
         self._schedulable.set()
 
-    # ---- KV that leaves: a transfer takes what is computed here -----------------------------
+    # ---- KV to send: a transfer takes it as it is computed here ------------------------------
 
     def stream(
         self, sequence: Sequence, transfer: tuple[int, int], on_start: Callable[[], None]
@@ -243,7 +246,7 @@ class EngineCore:
     def unstream(self, sequence: Sequence) -> None:
         self._streams.pop(sequence, None)
 
-    # ---- KV that arrives: a transfer fills reserved blocks ----------------------------------
+    # ---- KV to receive: a transfer fills reserved blocks -------------------------------------
 
     def match_prefix(self, sequence: Sequence) -> None:
         """Give a new sequence the longest cached prefix of its prompt."""
@@ -259,41 +262,41 @@ class EngineCore:
     async def reserve_in_turn(self, sequence: Sequence, end: int) -> Reception:
         """Reserve like ``reserve``, once the sequences that go first have their blocks.
 
-        The wait ends with the caller's deadline. When cancelled, the sequence is finished. Raises
+        There is no timeout of its own. Cancelling the wait finishes the sequence. Raises
         ``UnavailableError`` when the ranks are lost.
         """
         self.check_ranks()
         reservations = self._scheduler.reservations
         if not reservations.asking and (reception := self.reserve(sequence, end)) is not None:
             return reception
-        granted: asyncio.Future[Reception] = asyncio.get_running_loop().create_future()
-        asked_at = time.monotonic()
-        self._reserving[sequence] = granted
+        grant: asyncio.Future[Reception] = asyncio.get_running_loop().create_future()
+        start = time.monotonic()
+        self._reserving[sequence] = grant
         reservations.ask(sequence, end)
         self._wake()
         try:
-            reception = await granted
+            reception = await grant
         except asyncio.CancelledError:
             if self._reserving.pop(sequence, None) is not None:
                 self._scheduler.cancel(sequence)
                 self._wake()
-            elif not granted.cancelled() and granted.exception() is None:
-                granted.result().cancel()
+            elif not grant.cancelled() and grant.exception() is None:
+                grant.result().cancel()
             raise
-        reception.waited_seconds = time.monotonic() - asked_at
+        reception.wait_seconds = time.monotonic() - start
         return reception
 
     def _grant_reservations(self) -> None:
         while (reception := self._scheduler.reservations.next_granted()) is not None:
-            granted = self._reserving.pop(reception.sequence)
-            if granted.done():  # cancelled, and its owner has not run since
+            grant = self._reserving.pop(reception.sequence)
+            if grant.done():  # cancelled, and its owner has not run since
                 reception.cancel()
             else:
-                granted.set_result(reception)
+                grant.set_result(reception)
 
-    def _reception_ended(self, reception: Reception) -> None:
+    def _on_reception_end(self, reception: Reception) -> None:
         if reception.sequence.phase is Phase.WAITING:  # not cancelled
-            self._queued(reception.sequence, reception.waited_seconds)
+            self._queued(reception.sequence, reception.wait_seconds)
         self._wake()
 
     # ---- the loop --------------------------------------------------------------------------
@@ -337,7 +340,7 @@ class EngineCore:
         self._begin_masks()
 
     def _begin_masks(self) -> None:
-        """Compute the masks of the oldest step, since no other one is to draw tokens before it."""
+        """Compute the masks of the oldest step, which is the next to draw tokens."""
         if self._submitted:
             self._masks.begin(self._submitted[0].plan, self._scheduler.computing)
 
@@ -347,29 +350,29 @@ class EngineCore:
 
     def _note_started(self) -> None:
         for sequence in self._scheduler.take_started():
-            waited = self._first_steps.started(sequence)
-            if waited is not None:
-                self.on_started(waited)
+            wait_seconds = self._first_steps.started(sequence)
+            if wait_seconds is not None:
+                self.on_started(wait_seconds)
                 if not sequence.work.private:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
 
     def _open_streams(self, plan: StepPlan) -> list[KVStream]:
-        """The transfers that this step feeds; opens those that it is the first to feed."""
+        """The transfers that this step feeds. Opens those that it feeds first."""
         planned = {row.sequence_id for row in plan.sequences}
-        fed = []
+        streams = []
         for sequence, stream in self._streams.items():
             if sequence.sequence_id in planned:
                 if not stream.open:
                     stream.open = True
                     stream.on_start()
-                fed.append(KVStream(sequence.sequence_id, *stream.transfer))
-        return fed
+                streams.append(KVStream(sequence.sequence_id, *stream.transfer))
+        return streams
 
     def _account(self, step: _SubmittedStep, result: StepResult) -> None:
         rows = step.plan.sequences
         if rows:
-            self._failed_in_a_row = 0
+            self._consecutive_failures = 0
         chunk = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
         decoded = sum(len(row.tokens) == 1 for row in rows)
         self._pacer.measured(self._seconds(step), decoded=decoded, prompt_tokens=chunk)
@@ -377,10 +380,10 @@ class EngineCore:
         self.counters.step(result, prompt_tokens=chunk)
 
     def _seconds(self, step: _SubmittedStep) -> float:
-        """The duration of a step that has ended, as streams see it: without the time in which it
-        waited for the step before, with the ranks' answers."""
-        begun, self._last_ended = max(step.submitted_at, self._last_ended), time.perf_counter()
-        return self._last_ended - begun
+        """The duration of an ended step as streams see it: includes the ranks' replies, but not the
+        wait for the step before."""
+        start, self._last_ended = max(step.submitted_at, self._last_ended), time.perf_counter()
+        return self._last_ended - start
 
     def _hand_out(self, output: StepOutput) -> None:
         sequence = output.sequence
@@ -402,18 +405,18 @@ class EngineCore:
     async def _step_failed(self, error: StepFailedError) -> None:
         """Retry the step's sequences; one that failed alone ends. Raises ``ExecutorLostError``."""
         await self._end_void_steps()
-        ended = self._scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
-        log.warning("a step failed, and %d sequences with it: %s", len(ended), error)
-        self.counters.step_failed(error.cause, sequences=len(ended))
-        self._failed_in_a_row += len(ended)
-        for output in ended:
+        outputs = self._scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
+        log.warning("a step failed, and %d sequences with it: %s", len(outputs), error)
+        self.counters.step_failed(error.cause, sequences=len(outputs))
+        self._consecutive_failures += len(outputs)
+        for output in outputs:
             self._hand_out(output)
-        if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
-            failed = self._failed_in_a_row
-            raise ExecutorLostError(f"{failed} sequences failed in a row: {error}")
+        if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            count = self._consecutive_failures
+            raise ExecutorLostError(f"{count} sequences failed in a row: {error}")
 
     async def _end_void_steps(self) -> None:
-        """Await the ranks' answers to the steps planned on top of one that failed."""
+        """Await the ranks' replies to the steps planned on top of one that failed."""
         self._submitted.popleft()
         while self._submitted:
             with contextlib.suppress(StepFailedError):
@@ -422,12 +425,12 @@ class EngineCore:
 
     def _fail(self, reason: str) -> None:
         log.error("the ranks are lost: %s", reason)
-        self._lost = reason
+        self._lost_reason = reason
         self._submitted.clear()
         self._scheduler.fail_steps(reason)
-        for granted in self._reserving.values():
-            if not granted.done():
-                granted.set_exception(UnavailableError(f"this node has lost its ranks: {reason}"))
+        for grant in self._reserving.values():
+            if not grant.done():
+                grant.set_exception(UnavailableError(f"this node has lost its ranks: {reason}"))
         self._reserving.clear()
         for sequence in list(self._listeners):
             self._end_with_error(sequence, reason)

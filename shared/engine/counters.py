@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from .plan import NOT_FINITE, StepResult
 from .scheduling.prefill_pacer import MIN_CHUNK
 
-# Of the histogram of a step's tokens, as vLLM's.
+# Buckets of the histogram of a step's tokens, as in vLLM.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Weight of the newest measurement in the running mean.
 _NEWEST = 0.3
@@ -33,7 +33,7 @@ class EngineCounters:
     def step(self, result: StepResult, *, prompt_tokens: int) -> None:
         self.steps += 1
         self.step_seconds += result.seconds
-        generated = sum(len(drawn.tokens) for drawn in result.sampled)
+        generated = sum(len(draw.tokens) for draw in result.sampled)
         self.generated_tokens += generated
         self.prompt_tokens += prompt_tokens
         self.step_tokens[bisect_left(STEP_TOKENS, prompt_tokens + generated)] += 1
@@ -47,26 +47,26 @@ class EngineCounters:
 class PrefillRate:
     """Prompt tokens per second, as a running mean over chunks.
 
-    The duration of a chunk below ``MIN_CHUNK`` says more about the step than about its tokens, so
-    that the rate is ``at_least`` what such chunks show.
+    The duration of a chunk below ``MIN_CHUNK`` says more about the step than about its tokens: such
+    chunks only give a ``lower_bound``.
     """
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
-        self.at_least = 0.0
-        self._held_up = 0.0  # seconds of steps without prompts since the last chunk
+        self.lower_bound = 0.0
+        self._delay = 0.0  # seconds of steps without prompts since the last chunk
 
     def measured(self, chunk: int, seconds: float, *, limit: int | None) -> None:
         """Account for a step that computed ``chunk`` prompt tokens, of ``limit`` at most.
 
-        A limited chunk also takes the time of the steps that had to go without prompts.
+        The rate of a limited chunk includes the steps without prompts before it.
         """
         if not chunk and limit == 0:
-            self._held_up += seconds
+            self._delay += seconds
         if seconds > 0 and chunk < MIN_CHUNK:
-            self.at_least = max(self.at_least, chunk / seconds)
+            self.lower_bound = max(self.lower_bound, chunk / seconds)
         elif seconds > 0:
-            rate, known = chunk / (seconds + self._held_up), self.tokens_per_second
-            self.tokens_per_second = (1 - _NEWEST) * known + _NEWEST * rate if known else rate
+            rate, mean = chunk / (seconds + self._delay), self.tokens_per_second
+            self.tokens_per_second = (1 - _NEWEST) * mean + _NEWEST * rate if mean else rate
         if chunk:
-            self._held_up = 0.0
+            self._delay = 0.0

@@ -1,6 +1,6 @@
 """The device of a rank: which one, its settings in torch, and the operators that compute on it.
 
-Tests and benchmarks that compute without a rank's process prepare theirs here too.
+Also used by tests and benchmarks that compute without a rank's process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..kv.planning import CPU, CUDA
 from ..version import install_command
 
 
-def device_named(name: str, index: int) -> torch.device:
-    """Choose the device of ``--device``, and prepare it. Raises ``StartupError``."""
+def choose_device(name: str, index: int) -> torch.device:
+    """The device of ``--device``, prepared. Raises ``StartupError``."""
     if name == CPU or (name == "auto" and not torch.cuda.is_available()):
         return torch.device(CPU)
     if not torch.cuda.is_available():
@@ -40,13 +40,13 @@ def _no_cuda() -> str:
 
 
 def prepare(device: torch.device) -> None:
-    """Set what torch computes with on this device."""
+    """Configure torch for this device."""
     if device.type == CPU:
         return
-    # cuDNN, which torch prefers on the newest GPUs, plans its attention for each length again: half
-    # a second for every token of a stream.
+    # cuDNN's attention, which torch prefers on the newest GPUs, is planned anew for each length:
+    # half a second for every token of a stream.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # Chunks attend with it, and it loads torch's compiler: now, not in a step.
+    # The attention of chunks uses it, and it loads torch's compiler: now rather than in a step.
     importlib.import_module("torch.nn.attention.bias")
 
 

@@ -1,4 +1,4 @@
-"""What a device is, and the memory that it has."""
+"""A device's description and its memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def report(device: torch.device) -> RankDevice:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process could still take: on a CPU, what the machine and the container
-    leave."""
+    """Bytes that this process could still allocate; on a CPU, within the machine's memory and the
+    container's limit."""
     if device.type == CUDA:
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo("MemAvailable") or (8 << 30)
-    limit, used = (_cgroup(name) for name in ("max", "current"))
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
+    limit, usage = (_cgroup(name) for name in ("max", "current"))
+    if limit is not None and usage is not None:
+        free = min(free, max(0, limit - usage))
     return free
 
 
@@ -47,8 +47,8 @@ def _meminfo(field: str) -> int | None:
     return None
 
 
-def _cgroup(what: str) -> int | None:
+def _cgroup(name: str) -> int | None:
     try:
-        return int(Path(f"/sys/fs/cgroup/memory.{what}").read_text())
+        return int(Path(f"/sys/fs/cgroup/memory.{name}").read_text())
     except (OSError, ValueError):  # no cgroup, or "max"
         return None

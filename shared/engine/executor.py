@@ -57,24 +57,23 @@ ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # Triton 3.9 warns at each compilation where this default of its own is not spelled out.
     "TRITON_DEFAULT_FP_FUSION": "1",
-    # Chunks of all lengths leave the memory of a GPU in pieces, which expandable segments avoid.
+    # Chunks of varying lengths fragment a GPU's memory, which expandable segments avoid.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 if platform.machine() in ("x86_64", "AMD64"):
-    # How often a thread looks for its next loop, or for the other threads' end of one, before it
-    # sleeps: for 50 us, which is longer than what lies between most loops of a step, instead of
-    # 16 ms. On a core that others want too, the head first, looking keeps those from running that
-    # it waits for.
+    # How often an idle thread polls before it sleeps: for 50 us, which is longer than the gap
+    # between most loops of a step, instead of 16 ms. Polling on a shared core would keep other
+    # processes, above all the head, from running.
     ENVIRONMENT["GOMP_SPINCOUNT"] = "1000"
-# No request waits longer. The watchdog notices a step that hangs long before.
+# Longer than any request waits. The watchdog notices a step that hangs much sooner.
 STEP_SECONDS = 3600.0
 # Ranks that continue after another one has failed reach its next collective within this time.
 AGREE_SECONDS = 5.0
 STOP_SECONDS = 5.0
 PING_SECONDS = 1.0
-# A rank that leaves this many pings in a row unanswered is stuck. Pings are counted rather than
-# seconds, so that a head which was itself suspended does not blame its ranks.
-MAX_UNANSWERED = 10
+# A rank that misses this many pings in a row is stuck. Pings are counted rather than seconds, so
+# that a head which was itself suspended does not blame its ranks.
+MAX_MISSED_PINGS = 10
 
 
 class StepFailedError(Exception):
@@ -93,9 +92,9 @@ class Executor(Protocol):
     """Runs steps on the ranks."""
 
     def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
-        """Have every rank compute a step after those submitted before.
+        """Submit a step to every rank, after the steps submitted before.
 
-        ``streams`` are the transfers that take the KV of a sequence as it is computed.
+        ``streams`` are the transfers that take a sequence's KV as it is computed.
         """
         ...
 
@@ -104,17 +103,17 @@ class Executor(Protocol):
         ...
 
     async def result(self) -> StepResult:
-        """The result of the oldest step that has had none.
+        """The result of the oldest submitted step.
 
-        Raises ``StepFailedError`` when it had no result (one planned on top of it has none either),
-        and ``ExecutorLostError`` when no later step can have one.
+        Raises ``StepFailedError`` if the step failed (a step planned on top of it fails too), and
+        ``ExecutorLostError`` if no later step can succeed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _RankGone:
-    """Takes the place of the replies of a rank that is gone."""
+    """Stands in for the replies of a rank that is gone."""
 
     reason: str
 
@@ -129,7 +128,7 @@ class Rank:
     writer: asyncio.StreamWriter
     replies: asyncio.Queue[Reply | _RankGone] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
-    unanswered: int = 0  # pings since the rank's last message
+    missed_pings: int = 0  # pings since the rank's last message
     watchdog: Watchdog = field(default_factory=Watchdog)
 
 
@@ -137,8 +136,8 @@ class MultiprocessExecutor:
     """The ranks of one node, each a process.
 
     ``on_event(rank, event)`` gets the events of data planes. ``on_lost(reason)`` is called once,
-    when a rank that had its cache is gone or stuck, also between steps. A rank may
-    take ``load_seconds`` for each of opening its device, loading, and allocating the cache.
+    when a rank that had its cache is gone or stuck, also between steps. ``load_seconds`` is the
+    time limit for opening the device, for loading, and for allocating the cache.
     """
 
     def __init__(
@@ -154,24 +153,24 @@ class MultiprocessExecutor:
         self._rendezvous_folder: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[Rank] = []
         self._serving = False
-        self._lost = ""
+        self._lost_reason = ""
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, settings: list[RankSettings]) -> list[RankDevice]:
         """Start one process for each entry; returns the devices that they run on.
 
-        Raises ``StartupError`` with the rank's own message when one cannot.
+        Raises ``StartupError`` with the message of a rank that cannot.
         """
         rendezvous = self._rendezvous() if len(settings) > 1 else ""
-        for index, given in enumerate(settings):
+        for index, each in enumerate(settings):
             self._ranks.append(await self._spawn(index))
-            self._send(self._ranks[-1], OpenDevice(replace(given, rendezvous=rendezvous)))
+            self._send(self._ranks[-1], OpenDevice(replace(each, rendezvous=rendezvous)))
         return [(await self._loading(rank, DeviceOpened)).device for rank in self._ranks]
 
     async def load(self, formats: LoadFormats) -> list[RankMemory]:
         """Load the weights, in dtypes that suit the devices.
 
-        Raises ``ModelError`` or ``StartupError`` with the rank's own message when one cannot.
+        Raises ``ModelError`` or ``StartupError`` with the message of a rank that cannot.
         """
         for rank in self._ranks:
             self._send(rank, LoadModel(formats))
@@ -180,13 +179,13 @@ class MultiprocessExecutor:
     async def allocate(self, num_blocks: int) -> list[RankEndpoints]:
         """Give every rank its cache; returns the endpoints of the ranks' data planes, if any.
 
-        Raises ``StartupError`` with the rank's own message when one cannot, or is lost.
+        Raises ``StartupError`` with the message of a rank that cannot, or is lost.
         """
         for rank in self._ranks:
             self._send(rank, AllocateCache(num_blocks))
         ready = [await self._loading(rank, CacheAllocated) for rank in self._ranks]
-        if self._lost:  # after its answer
-            raise StartupError(self._lost)
+        if self._lost_reason:  # after its reply
+            raise StartupError(self._lost_reason)
         self._serving = True
         self._watch = asyncio.create_task(self._ping())
         return [reply.endpoints for reply in ready if reply.endpoints is not None]
@@ -219,7 +218,7 @@ class MultiprocessExecutor:
     async def _replies(self) -> list[StepDone]:
         """Each rank's reply to a step.
 
-        Once one rank has failed, the others reply soon, or hang in a collective that it left.
+        Once a rank has failed, the others reply soon, or hang in a collective that it left.
         """
         if len(self._ranks) == 1:
             return [await self._reply(self._ranks[0], StepDone, STEP_SECONDS)]
@@ -248,15 +247,15 @@ class MultiprocessExecutor:
         self._send(self._ranks[rank], command)
 
     async def stop(self) -> None:
-        """End every rank: closing its channel is the request, a signal the last resort. If one was
-        lost, the others wait for it in a collective, and all are killed at once."""
+        """End every rank: by closing its channel, and if that is not enough, with a signal. If a
+        rank was lost, the others may wait for it in a collective, so all are killed at once."""
         self._serving = False
         if self._watch is not None:
             self._watch.cancel()
         for rank in self._ranks:
             rank.writer.close()
         for rank in self._ranks:
-            await _end(rank.process, at_once=bool(self._lost))
+            await _end(rank.process, at_once=bool(self._lost_reason))
             if rank.pump is not None:
                 rank.pump.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -269,8 +268,8 @@ class MultiprocessExecutor:
             self._rendezvous_folder = None
 
     def _rendezvous(self) -> str:
-        """A file through which the ranks meet, in a folder that no other user may enter: a port
-        could be taken by another process first, and would be open to all."""
+        """The address of a file through which the ranks meet, in a private folder. A port could be
+        taken by another process first, and would be open to every user."""
         self._rendezvous_folder = tempfile.TemporaryDirectory(prefix="tandem-ranks-")
         return f"file://{self._rendezvous_folder.name}/store"
 
@@ -287,13 +286,13 @@ class MultiprocessExecutor:
         return rank
 
     async def _pump(self, rank: Rank) -> None:
-        """Sort a rank's messages until there are no more; the rank is lost then."""
+        """Dispatch a rank's messages until there are no more; the rank is lost then."""
         try:
-            end = await self._sort(rank)
+            end = await self._dispatch(rank)
         except CodecError as error:
             reason = f"rank {rank.index} sent an invalid message: {error}"
         except Exception:
-            # No further message of this rank would be read, so it is as good as dead.
+            # Nothing reads this rank's messages any more.
             log.exception("a message of rank %d could not be handled", rank.index)
             reason = f"a message of rank {rank.index} could not be handled; see this node's log"
         else:
@@ -301,12 +300,12 @@ class MultiprocessExecutor:
         self._lose(rank, reason)
 
     def _lose(self, rank: Rank, reason: str) -> None:
-        """Fail everything that waits for a reply and, once, the node."""
-        self._lost = self._lost or reason
+        """Fail all waits for replies and, once, the node."""
+        self._lost_reason = self._lost_reason or reason
         if not self._serving:
             rank.replies.put_nowait(_RankGone(reason))
             return
-        # The node is lost with its first rank: the collectives of the others wait for that one.
+        # One lost rank loses the node: the others' collectives would wait for it.
         self._serving = False
         for each in self._ranks:
             each.replies.put_nowait(_RankGone(reason))
@@ -320,20 +319,20 @@ class MultiprocessExecutor:
                 if problem := _stuck(rank):
                     self._lose(rank, f"rank {rank.index} {problem}")
                     return
-                rank.unanswered += 1
+                rank.missed_pings += 1
                 self._send(rank, Ping())
 
-    async def _sort(self, rank: Rank) -> str:
-        """Events to the handoff, replies to their queue; returns how the rank ended."""
+    async def _dispatch(self, rank: Rank) -> str:
+        """Pass events to the handoff and replies to their queue. Returns how the rank ended."""
         try:
             while True:
                 prefix = await rank.reader.readexactly(PREFIX_BYTES)
                 message = CODEC.decode(await rank.reader.readexactly(body_length(prefix)))
-                rank.unanswered = 0
+                rank.missed_pings = 0
                 if isinstance(message, plane.Event):
                     self._on_event(rank.index, message)
                 elif isinstance(message, Pong):
-                    rank.watchdog.answered(message.layers)
+                    rank.watchdog.note_pong(message.layers)
                 elif isinstance(message, Reply):
                     if isinstance(message, StepDone):
                         rank.watchdog.end()
@@ -343,7 +342,7 @@ class MultiprocessExecutor:
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
-                # A rank that was killed could log nothing.
+                # A killed rank has logged nothing.
                 return (
                     describe_exit(status)
                     if status < 0
@@ -351,27 +350,27 @@ class MultiprocessExecutor:
                 )
         return "closed its channel; its log has the cause"
 
-    async def _loading(self, rank: Rank, wanted: type[T]) -> T:
+    async def _loading(self, rank: Rank, kind: type[T]) -> T:
         try:
-            return await self._reply(rank, wanted, self._load_seconds)
+            return await self._reply(rank, kind, self._load_seconds)
         except TimeoutError as error:
             raise StartupError(f"{error}; a longer --load-timeout may help") from None
 
-    async def _reply(self, rank: Rank, wanted: type[T], seconds: float) -> T:
+    async def _reply(self, rank: Rank, kind: type[T], seconds: float) -> T:
         try:
             async with asyncio.timeout(seconds):
                 reply = await rank.replies.get()
         except TimeoutError:
             raise TimeoutError(
-                f"rank {rank.index} sent no {wanted.__name__} within {seconds:g} s; see its log"
+                f"rank {rank.index} sent no {kind.__name__} within {seconds:g} s; see its log"
             ) from None
-        if isinstance(reply, wanted):
+        if isinstance(reply, kind):
             return reply
         if isinstance(reply, Failed):
             raise (ModelError if reply.category == "model" else StartupError)(reply.reason)
         if isinstance(reply, _RankGone):
             raise StartupError(reply.reason)
-        raise StartupError(f"rank {rank.index} sent {type(reply).__name__}, not {wanted.__name__}")
+        raise StartupError(f"rank {rank.index} sent {type(reply).__name__}, not {kind.__name__}")
 
     def _send(self, rank: Rank, message: ToRank) -> None:
         if not rank.writer.is_closing():
@@ -395,19 +394,21 @@ async def start_rank(channel: socket.socket) -> asyncio.subprocess.Process:
 def _check_together(replies: list[StepDone], failure: StepFailure) -> None:
     """Raise ``ExecutorLostError`` unless all ranks have begun and ended the same collectives.
 
-    Otherwise one rank would take what another one sends next for something else.
+    Otherwise a rank would mistake the next message of another one.
     """
     counts = {(reply.collectives_begun, reply.collectives_ended) for reply in replies}
-    if len(counts) > 1 or any(begun != ended for begun, ended in counts):
+    if len(counts) > 1 or any(started != ended for started, ended in counts):
         raise ExecutorLostError(f"ranks are not in step after a failure: {failure.reason}")
 
 
 def _stuck(rank: Rank) -> str:
     """The symptom of a stuck rank; empty if it is not stuck."""
-    if rank.unanswered >= MAX_UNANSWERED:
-        return f"gave no sign of life for {MAX_UNANSWERED * PING_SECONDS:g} s"
+    if rank.missed_pings >= MAX_MISSED_PINGS:
+        return f"gave no sign of life for {MAX_MISSED_PINGS * PING_SECONDS:g} s"
     if pings := rank.watchdog.stuck:
-        return f"answers, but has computed no layer of a step for {pings * PING_SECONDS:g} s"
+        return (
+            f"replies to pings, but has computed no layer of a step for {pings * PING_SECONDS:g} s"
+        )
     return ""
 
 

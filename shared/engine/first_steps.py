@@ -16,13 +16,14 @@ class FirstSteps:
         self._queued_at: dict[Sequence, float] = {}
         self._started_at: dict[Sequence, float] = {}
 
-    def queued(self, sequence: Sequence, waited_seconds: float = 0.0) -> None:
-        """The sequence may be scheduled from now on; it has waited for blocks before."""
-        self._queued_at[sequence] = self._clock() - waited_seconds
+    def queued(self, sequence: Sequence, wait_seconds: float = 0.0) -> None:
+        """The sequence may be scheduled from now on, after it waited ``wait_seconds`` for
+        blocks."""
+        self._queued_at[sequence] = self._clock() - wait_seconds
 
     def started(self, sequence: Sequence) -> float | None:
-        """The sequence's first step starts. Returns the seconds for which it has waited; ``None``
-        for a further choice, which shares its leader's prompt."""
+        """The sequence's first step starts. Returns the seconds that it waited; ``None`` for a
+        further choice, which shares its leader's prompt."""
         queued_at = self._queued_at.pop(sequence, None)
         if queued_at is None:
             return None
@@ -30,6 +31,6 @@ class FirstSteps:
         return now - queued_at
 
     def forget(self, sequence: Sequence) -> float:
-        """Drop a sequence. Returns when its first step started, or 0.0 if that is not known."""
+        """Drop a sequence. Returns when its first step started, or 0.0 if unknown."""
         self._queued_at.pop(sequence, None)
         return self._started_at.pop(sequence, 0.0)

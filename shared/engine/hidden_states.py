@@ -1,4 +1,4 @@
-"""Vectors and scores of prompts, from what ranks return with their last step."""
+"""Vectors and scores of prompts, computed from the hidden states that ranks return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .work import Pool
 
 # One step returns at most one vector for each running sequence.
 MAX_HIDDEN_BYTES = 64 << 20
-# Below this length a vector is divided by it instead of its own length, as torch's normalize does.
+# The lowest divisor of a vector, as in torch's normalize.
 _SHORTEST = 1e-12
 
 
@@ -29,7 +29,7 @@ def check_result_size(max_num_seqs: int, hidden_size: int) -> None:
 def vector_of(
     sequence: Sequence, *, normalize: bool, dimensions: int | None = None
 ) -> NDArray[np.float64]:
-    """The vector of a sequence that has been computed: its first ``dimensions`` numbers, or all."""
+    """The first ``dimensions`` numbers of a computed sequence's vector, or all."""
     parts = [np.frombuffer(part, dtype=np.float32) for part in sequence.hidden]
     vector: NDArray[np.float64] = np.stack(parts).sum(axis=0, dtype=np.float64)
     if isinstance(sequence.work, Pool) and sequence.work.pooling == "mean":
@@ -41,13 +41,12 @@ def vector_of(
 
 
 def scores_of(sequence: Sequence, activation: ScoreActivation) -> NDArray[np.float64]:
-    """The scores of a text that has been classified, one for each label: what ``activation`` makes
-    of the logits."""
+    """The scores of a classified text, one for each label: its logits after ``activation``."""
     [part] = sequence.hidden
     scores: NDArray[np.float64] = np.frombuffer(part, dtype=np.float32).astype(np.float64)
     match activation:
         case "sigmoid":
-            # The other form would overflow far below zero.
+            # 1 / (1 + exp(-x)) would overflow far below zero.
             scores = 0.5 * (1.0 + np.tanh(0.5 * scores))
         case "softmax":
             scores = np.exp(scores - scores.max())

@@ -1,9 +1,8 @@
 """Messages between the head process and its ranks, and their codec.
 
-A rank is opened, loads its weights, allocates its cache, and then executes steps; each request has
-one reply, or ``Failed``. Commands and events of its data plane (``plane/messages.py``), and pings,
-travel beside that at any time.
-No torch here: the head loads none.
+A rank opens its device, loads its weights, allocates its cache, and then executes steps; the reply
+to each request is its own type or ``Failed``. Commands and events of the data plane
+(``plane/messages.py``) and pings may come at any time. No torch here: the head does not load it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneSettings:
-    """The node's share of a rank's ``DataPlaneConfig``. ``host`` is ``None`` for a rank that does
-    not listen."""
+    """The part of a rank's ``DataPlaneConfig`` that the head decides. ``host`` is ``None`` for a
+    rank that does not listen."""
 
     node_id: str
     epoch: int
@@ -37,7 +36,7 @@ class DataPlaneSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """The head's settings for one rank, made before the rank's device is known.
+    """The head's settings for one rank, independent of the rank's device.
 
     ``rendezvous`` is the address at which several ranks meet. ``data_plane`` is ``None`` on nodes
     that hand over no KV.
@@ -159,7 +158,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to a ping: the number of layers computed since the start."""
+    """The reply to a ping: the number of layers computed since the start."""
 
     layers: int
 

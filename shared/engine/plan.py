@@ -26,7 +26,7 @@ class RankSampling(SamplingNumbers):
 
     @property
     def penalizes(self) -> bool:
-        """True if a draw depends on the tokens before it."""
+        """True if draws depend on the tokens before them."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -40,9 +40,9 @@ class SamplerSpec:
 
     ``seed`` is already resolved (a 64-bit number, different for each of the n choices): the draw
     for output position i depends on (seed, i) and the logits alone. ``blocked_until`` and
-    ``blocked_tokens`` implement ``min_tokens``: those ids cannot be drawn before that many outputs.
-    ``prompt`` may be empty if no penalty reads it. ``outputs`` are tokens drawn before this rank
-    got the spec (a resumed sequence).
+    ``blocked_tokens`` implement ``min_tokens``: those ids cannot be drawn among the first
+    ``blocked_until`` outputs. ``prompt`` may be empty if no penalty reads it. ``outputs`` are
+    tokens drawn before this rank got the spec (a resumed sequence).
     """
 
     sequence_id: int
@@ -54,11 +54,11 @@ class SamplerSpec:
     blocked_until: int = 0
 
 
-# The hidden states of a row that are returned, as one vector: of the first or of the last token, or
-# the sum over all tokens. Final ones, after the model's last norm.
+# The hidden states that a row returns, as one vector: the first token's, the last token's, or the
+# sum over all tokens. They are final, after the model's last norm.
 HiddenStates = Literal["first", "last", "sum"]
 
-# In place of a token id that is not known yet.
+# Stands for a token id that is not known yet.
 PLACEHOLDER = 0
 
 
@@ -69,13 +69,13 @@ class SequenceStep:
     ``tokens`` are computed at positions ``start, start+1, ...``. ``block_table`` covers at least
     ``start + len(tokens)`` token slots. ``sample``: draw from the last position's logits.
     ``placeholder``: the only token is the one that the step before draws for this sequence; ranks
-    put it in the place of ``PLACEHOLDER``.
-    ``masked``: draw once the ``TokenMasks`` of the step are there.
-    ``prompt_logprobs``: return logprobs of the tokens that follow each computed position
-    (``prompt_targets`` has them; shorter than ``tokens`` by one in the last chunk).
-    ``hidden``: return hidden states, or with ``classify`` the classifier's logits of them (instead
-    of the sum, of their mean: the step has the whole prompt then). ``second_text``: the position at
-    which the second segment of a pair of texts begins; 0 if all tokens are of the first.
+    replace ``PLACEHOLDER`` with it.
+    ``masked``: draw after the step's ``TokenMasks`` have arrived.
+    ``prompt_logprobs``: return logprobs of ``prompt_targets``, the tokens that follow the computed
+    positions (one fewer than ``tokens`` in the last chunk).
+    ``hidden``: return hidden states, or with ``classify`` the classifier's logits for them (for
+    their mean instead of the sum: the step has the whole prompt then). ``second_text``: the
+    position at which the second text of a pair begins; 0 if there is only one.
     """
 
     sequence_id: int
@@ -97,7 +97,7 @@ class StepPlan:
     """One forward pass of a batch. Ranks add the specs of ``added`` and drop those of ``removed``
     before it.
 
-    ``ahead``: planned while the step before was in flight. It is void if that one fails.
+    ``ahead``: planned while the step before was in flight, and void if that one fails.
     """
 
     step: int
@@ -108,14 +108,14 @@ class StepPlan:
 
     @property
     def masked(self) -> bool:
-        """True if a draw of the step waits for its mask."""
+        """True if a draw of the step waits for a mask."""
         return any(row.masked for row in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The tokens that rows of a step may draw, by sequence: a bit each, from the lowest bit of the
-    first byte. A masked row that is not listed may draw any token, or its draw does not count."""
+    """The tokens that rows of a step may draw, by sequence: one bit each, from the lowest bit of
+    the first byte. A masked row without a mask may draw any token, or its draw is discarded."""
 
     step: int
     masks: dict[int, bytes]
@@ -139,7 +139,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens drawn for one sequence, and their logprobs if the request wants them."""
+    """The tokens drawn for one sequence, with their logprobs if requested."""
 
     sequence_id: int
     tokens: list[int]
@@ -152,7 +152,7 @@ class StepResult:
     pass.
 
     ``failed`` maps sequences whose logits were not finite to the reason. ``hidden`` has one vector
-    for each row that asks for hidden states, as packed float32.
+    for each row with ``hidden``, as packed float32.
     """
 
     step: int
@@ -163,7 +163,7 @@ class StepResult:
     hidden: dict[int, bytes] = field(default_factory=dict)
 
 
-# Why a step, or a sequence in it, may fail.
+# Causes of a failed step, or of a failed sequence in it.
 OUT_OF_MEMORY = "out_of_memory"
 COMPUTATION = "computation"
 NOT_FINITE = "not_finite"

@@ -1,4 +1,4 @@
-"""A reservation, in the hands of whoever has a transfer fill its blocks with a prompt's KV."""
+"""A handle to reserved blocks that a transfer fills with a prompt's KV."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .sequence import FinishReason, Phase, Sequence
 class Reception:
     """The reserved ``blocks`` at the end of a sequence's table. Its owner ends it, exactly once.
 
-    Until then the sequence is receiving: it is in no queue, keeps its blocks, and cannot be
-    cancelled otherwise. No rank may write the blocks any longer when it ends.
+    Until then the sequence is receiving: it is in no queue, keeps its blocks, and is cancelled only
+    from here. End it only when no rank can write the blocks any longer.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Reception:
     ) -> None:
         self.sequence = sequence
         self.blocks = blocks
-        self.waited_seconds = 0.0  # until the blocks were available
+        self.wait_seconds = 0.0  # until the blocks were available
         self._queues = queues
         self._tables = tables
         self._on_end = on_end
@@ -34,7 +34,7 @@ class Reception:
 
     @property
     def resume_at(self) -> int:
-        """The first token to compute here once all but the last of the prompt have arrived."""
+        """The first token to compute here once all prompt tokens but the last have arrived."""
         return self._tables.resume_at(self.sequence)
 
     def commit(self, end: int, whole_from: int = 0) -> None:

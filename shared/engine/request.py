@@ -1,4 +1,4 @@
-"""The sequences of a request: token ids checked, seeds resolved, choices numbered."""
+"""Builds the sequences of a request: checks token ids, resolves seeds, numbers choices."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def build_sequences(
 ) -> list[Sequence]:
     """The n choices of a request; the first leads, the others share its prompt.
 
-    They follow ``rules``, in which ``eos_token_ids`` may end them. ``resume`` has the choices that
-    another node has begun and their outputs so far; those that it lacks have ended.
+    They follow ``rules``, and end with ``eos_token_ids``. ``resume`` has the outputs so far of the
+    choices that another node has begun; missing choices have ended. Raises ``RequestError``.
     """
     mid_stream = resume is not None
     resume = dict.fromkeys(range(params.n), ()) if resume is None else resume
@@ -77,7 +77,7 @@ def pooling_sequence(
     priority: int = 0,
     salt: str = "",
 ) -> Sequence:
-    """The sequence of a prompt that becomes a vector or scores. Raises ``RequestError``."""
+    """The sequence of a prompt to embed or to classify. Raises ``RequestError``."""
     _check_prompt(prompt, vocab_size)
     return Sequence(core.new_id(), prompt, work, priority=priority, salt=salt)
 

@@ -20,14 +20,11 @@ class SamplingParams(SamplingNumbers):
     """Sampling and stop parameters of one request. Defaults are OpenAI's.
 
     Each of the numbers (``config/sampling_fields.py``) has no effect by default; ``temperature`` 0
-    is greedy.
-    Without ``allowed_token_ids`` any token may be drawn.
-    ``logprobs`` is the number of alternatives to return with the chosen token (``None``: no
-    logprobs at all); with ``logprob_token_ids`` the chosen token and these are
-    listed instead.
-    ``bad_words`` are sequences of tokens, none of which the outputs may contain.
-    ``structured_outputs`` is a grammar that every output follows. ``thinking`` limits the tokens of
-    the reasoning, which is ended after them.
+    is greedy. Without ``allowed_token_ids`` any token may be drawn. ``logprobs`` is the number of
+    alternatives to return with the chosen token (``None``: no logprobs at all); with
+    ``logprob_token_ids`` these are returned instead. ``bad_words`` are sequences of tokens that the
+    outputs must not contain. ``structured_outputs`` is a grammar that every output follows.
+    ``thinking`` limits the tokens of the reasoning, which is closed after them.
     """
 
     seed: int | None = None
@@ -48,12 +45,11 @@ class SamplingParams(SamplingNumbers):
     thinking: ThinkingBudget | None = None
 
 
-# Lowest and highest (inclusive); where these are whole numbers, the value must be one.
+# Lowest and highest value, inclusive; if these are integers, the value must be one.
 #
-# These are the engine's own limits, for any caller: values that ranks can compute with. An HTTP
-# surface of the router enforces those of its API besides, which are narrower where both have one
-# (OpenAI: temperature at most 2), so that clients get the errors of the API that they
-# know. Nodes check again because they do not trust routers.
+# These are the engine's own limits for any caller: values that ranks can compute with. The router's
+# HTTP surfaces also enforce their APIs' narrower limits (OpenAI: temperature at most 2), so that
+# clients get that API's errors. Nodes check again because they do not trust routers.
 _RANGES: dict[str, tuple[float, float]] = {
     **{name: number.computable for name, number in NUMBERS.items()},
     "n": (1, MAX_CHOICES),
@@ -64,7 +60,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(1 << 63), (1 << 63) - 1),
 }
 _MAY_BE_NONE = frozenset({"logprobs", "prompt_logprobs", "seed"})
-# OpenAI's. An unbounded bias could make every probability NaN, and no token would be drawn.
+# OpenAI's limits. An unbounded bias could make every probability NaN.
 _BIAS_RANGE = (-100.0, 100.0)
 
 
@@ -101,12 +97,12 @@ def check_params(params: SamplingParams) -> None:
     _check_thinking(params.thinking)
 
 
-def _check_structured_outputs(wanted: object) -> None:
-    if isinstance(wanted, StructuredOutputs):
-        wanted.key()
-    elif wanted is not None:
+def _check_structured_outputs(constraint: object) -> None:
+    if isinstance(constraint, StructuredOutputs):
+        constraint.key()
+    elif constraint is not None:
         raise RequestError(
-            f"structured_outputs is {wanted!r:.64}; it must be StructuredOutputs(...)",
+            f"structured_outputs is {constraint!r:.64}; it must be StructuredOutputs(...)",
             param="structured_outputs",
         )
 

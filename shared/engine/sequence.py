@@ -28,7 +28,7 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-_ALLOWED = {
+_TRANSITIONS = {
     (Phase.WAITING, Phase.RUNNING),
     (Phase.WAITING, Phase.RECEIVING),
     (Phase.RECEIVING, Phase.WAITING),
@@ -57,7 +57,7 @@ class Sequence:
     ``in_flight`` the tokens after them that steps in flight compute. Each of the ``placeholders``
     stands for one token that such a step draws. ``siblings`` are the other choices of the same
     request: they share the prompt's full blocks and start when this one's prompt is computed.
-    ``hidden`` collects what the steps return for a ``Pool``.
+    ``hidden`` has the vectors that the steps return for a ``Pool``.
     """
 
     sequence_id: int
@@ -67,18 +67,18 @@ class Sequence:
     priority: int = 0
     arrival: int = 0
     salt: str = ""
-    mid_stream: bool = False  # its client is reading already: it goes before all that arrive
+    mid_stream: bool = False  # its client is already reading, so it goes before new arrivals
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
-    resumed: int = 0  # of the outputs, drawn by another node
+    resumed: int = 0  # the number of outputs drawn by another node
     computed: int = 0
     in_flight: int = 0
     placeholders: int = 0
-    cached: int = 0  # of the prompt, from the prefix index at the first match
-    received: int = 0  # of the prompt, computed by a prefill node
+    cached: int = 0  # prompt tokens from the prefix index at the first match
+    received: int = 0  # prompt tokens computed by a prefill node
     block_table: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-    published: int = 0  # leading blocks that are in the prefix index, or never will be
+    published: int = 0  # leading blocks in the prefix index, or excluded from it
     siblings: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     hidden: list[bytes] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Sequence:
 
     @property
     def generation(self) -> Generate:
-        """The work of a sequence that is known to generate."""
+        """The work of a sequence that generates."""
         assert isinstance(self.work, Generate), f"sequence {self.sequence_id} generates nothing"
         return self.work
 
@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def planned(self) -> int:
-        """The number of leading tokens that are computed once the steps in flight are over."""
+        """The number of leading tokens that are computed once the steps in flight have ended."""
         return self.computed + self.in_flight
 
     @property
@@ -123,20 +123,20 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """True if exactly one token is left to plan, and it was or will be sampled."""
+        """True if the only token left to plan was sampled, or is a placeholder."""
         sampled = self.outputs or self.placeholders
         return bool(sampled) and self.planned == self.length + self.placeholders - 1
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True until the prompt's logprobs, if they are wanted, have been planned."""
+        """True while requested prompt logprobs are not fully planned."""
         if not isinstance(self.work, Generate) or self.work.params.prompt_logprobs is None:
             return False
         return not (self.outputs or self.placeholders)
 
     @property
     def wants_every_position(self) -> bool:
-        """True if no position may be skipped because its KV is cached."""
+        """True if every position must be computed, even if its KV is cached."""
         if isinstance(self.work, Pool):
             return self.work.pooling in ("mean", "cls")
         return self.wants_prompt_logprobs
@@ -152,7 +152,7 @@ class Sequence:
 
     def move(self, phase: Phase) -> None:
         """Enter ``phase``. Raises ``RuntimeError`` for an illegal transition, which is a bug."""
-        if (self.phase, phase) not in _ALLOWED:
+        if (self.phase, phase) not in _TRANSITIONS:
             raise RuntimeError(f"sequence {self.sequence_id}: {self.phase} cannot become {phase}")
         self.phase = phase
 
@@ -161,9 +161,9 @@ class Sequence:
 class StepOutput:
     """New tokens of one sequence from one step, and the finish reason if it ended with them.
 
-    The token that ended it is not among them; ``stop_logprobs`` are its logprobs. The
-    output with which the prompt is computed has the time at which its first step started, by the
-    monotonic clock. A later reader must not ask the sequence, which may have moved on since.
+    A token that ended it is not among ``tokens``; ``stop_logprobs`` are its logprobs.
+    ``started_at``, set when the prompt is computed, is the start of its first step by the monotonic
+    clock. Later readers must not look at the sequence instead, which may have changed.
     """
 
     sequence: Sequence
@@ -175,7 +175,7 @@ class StepOutput:
     finish_reason: FinishReason | None = None
 
     def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:
-        """Add those of the drawn tokens, of which the ones after the end do not count."""
+        """Add the logprobs of the drawn tokens, without those after the end."""
         count = len(self.tokens)
         self.logprobs.extend(logprobs[:count])
         if self.sequence.stop_token is not None and len(logprobs) > count:

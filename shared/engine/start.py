@@ -32,15 +32,14 @@ from .messages import DataPlaneSettings, LoadFormats, RankSettings
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .scheduling.steps_in_flight import MAX_STEPS
-from .structured.backends import load_backend
-from .structured.compiler import GrammarCompiler
+from .structured.compiler import GrammarCompiler, load_backend
 
 log = logging.getLogger("tandem.node")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """A node's name, and a random number for each start of its process."""
+    """A node's name, and a random number that differs with each start of its process."""
 
     node_id: str
     epoch: int
@@ -57,7 +56,7 @@ class NodeEngine:
     name: str
     resolved: ResolvedEngine
     fingerprint: dict[str, str]
-    weight_format: str  # the coarsest that weights are kept or computed in
+    weight_format: str  # the coarsest format in which weights are stored or computed
     kv_dtype: str
     endpoints: list[tuple[str, str]]  # bulk and control of each rank
     curve_keys: list[str]  # public, one a rank; empty without CURVE
@@ -83,12 +82,12 @@ class NodeEngine:
             )
 
     def check_embeds(self) -> None:
-        """Raise ``RequestError`` if the model scores or labels texts and embeds none."""
+        """Raise ``RequestError`` if the model scores or labels texts instead of embedding them."""
         if self.spec.classifier is not None:
             raise self._only_scores("model_cannot_embed")
 
     def scorer(self) -> Scorer:
-        """What scores or labels texts. Raises ``RequestError`` if the model has nothing of it."""
+        """The classifier. Raises ``RequestError`` if the model has none."""
         if self.spec.classifier is None:
             raise RequestError(
                 f"The model {self.name} has no classifier that scores or labels texts.",
@@ -98,7 +97,7 @@ class NodeEngine:
         return self.spec.classifier
 
     def check_scores(self) -> None:
-        """Raise ``RequestError`` if the model scores no pair of texts."""
+        """Raise ``RequestError`` if the model cannot score pairs of texts."""
         if self.scoring is None:
             self.scorer()
         if self.scoring == "labels":
@@ -121,7 +120,7 @@ class NodeEngine:
     def kv_heads(self, ranks: int) -> list[tuple[range, ...]]:
         """The KV heads of each rank, layer by layer, when this model is split over ``ranks``.
 
-        Raises ``PeerRefusedError`` if it cannot be.
+        Raises ``PeerRefusedError`` if that is impossible.
         """
         problem = tensor_parallel_problem(self.spec, ranks) if ranks else "there are no ranks"
         if problem:
@@ -131,8 +130,7 @@ class NodeEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneOptions:
-    """Gives the ranks a data plane, which accepts connections if ``listen`` is set, and makes CURVE
-    keys if ``curve`` is."""
+    """Options for ranks with a data plane: ``listen`` for connections, and use ``curve``."""
 
     handoff: HandoffConfig
     listen: bool = False
@@ -151,12 +149,12 @@ async def start_engine(
 
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
-    model = await in_thread(lambda: obtain_model(config))  # it may be a long download
+    model = await in_thread(lambda: obtain_model(config))  # may be a long download
     path, source = model.path, model.source
-    _tell_what_is_unusual(config, model)
-    spec = await in_thread(lambda: _with_every_end(model.spec, source))
+    _warn_of_oddities(config, model)
+    spec = await in_thread(lambda: _with_end_tokens(model.spec, source))
     ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout)
-    # While the ranks load: to read a large vocabulary takes half a second.
+    # Beside the loading of the ranks: reading a large vocabulary takes half a second.
     grammars = _grammars(source, spec)
     reading = asyncio.gather(
         in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source))), grammars.prepare()
@@ -202,14 +200,14 @@ async def start_engine(
 
 
 def _block_formats(config: EngineConfig, source: WeightSource, spec: DecoderSpec) -> frozenset[str]:
-    """The block formats of the weights, as their files have them or as they are quantised."""
+    """The block formats of the weights, in their files or from ``--isq``."""
     return source.block_formats() if config.isq is None else InSitu(config.isq, spec).names()
 
 
 def _resolve(
     config: EngineConfig, spec: DecoderSpec, device: NodeDevice, memory: list[RankMemory]
 ) -> ResolvedEngine:
-    """The cache and the steps that fit the ranks' memory."""
+    """Plan a cache and steps that fit the ranks' memory."""
     resolved = resolve_engine(
         config,
         context=spec.max_position,
@@ -229,7 +227,7 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
     pool = BlockPool(
         resolved.num_blocks,
         resolved.block_size,
-        # KV of tokens that see later ones is that of the whole prompt.
+        # Bidirectional attention makes a token's KV depend on the whole prompt.
         enable_prefix_cache=config.enable_prefix_caching and not spec.bidirectional,
         prefix_cache_max_blocks=resolved.prefix_cache_max_blocks,
     )
@@ -245,12 +243,12 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
     )
 
 
-def _tell_what_is_unusual(config: EngineConfig, model: ObtainedModel) -> None:
-    """Warn if the user asked for keys of the configuration to be ignored, or cannot chat."""
+def _warn_of_oddities(config: EngineConfig, model: ObtainedModel) -> None:
+    """Warn of ignored or replaced keys of the model's config, and of a model without a head."""
     if ignored := config.ignored_config_keys:
         log.warning(
             "--ignore-config-keys: %s of %s are ignored; if one of them changes what the model "
-            "computes, its answers are wrong",
+            "computes, its output is wrong",
             ", ".join(sorted(ignored)),
             model.source.config().file,
         )
@@ -264,11 +262,11 @@ def _tell_what_is_unusual(config: EngineConfig, model: ObtainedModel) -> None:
         log.warning("%s has no lm_head: it serves embeddings only", model.path)
 
 
-def _with_every_end(spec: DecoderSpec, source: WeightSource) -> DecoderSpec:
-    """The spec with the tokenizer's end token as well.
+def _with_end_tokens(spec: DecoderSpec, source: WeightSource) -> DecoderSpec:
+    """The spec with the tokenizer's end tokens as well.
 
-    A chat model ends its turns with it, while config.json is often still the base model's. An id
-    beyond the vocabulary is never drawn, and has no logit that ``min_tokens`` could block.
+    A chat model ends its turns with them, while its config.json often has the base model's. Ids
+    beyond the vocabulary are dropped: they are never drawn, and ``min_tokens`` cannot block them.
     """
     ends = (*spec.eos_token_ids, *source.end_tokens())
     usable = (token for token in ends if 0 <= token < spec.vocab_size)
@@ -282,7 +280,7 @@ def _grammars(source: WeightSource, spec: DecoderSpec) -> GrammarCompiler:
 
 
 def _tokenizer_of(source: WeightSource) -> TokenizerFiles | None:
-    """The tokenizer's files; ``None`` without any: prompts of token ids need none."""
+    """The tokenizer's files; ``None`` without any, which prompts of token ids do not need."""
     try:
         return source.tokenizer_files()
     except ModelError as error:
@@ -295,8 +293,8 @@ def _pacer(config: EngineConfig) -> PrefillPacer:
 
 
 def plans_ahead(config: EngineConfig, device: NodeDevice) -> bool:
-    """``--async-scheduling``; auto is off where the head would take a core from torch's
-    products, which gain nothing."""
+    """Resolve ``--async-scheduling``. Auto is off where the head would compete for a core with
+    torch's operators, which gain nothing."""
     if config.async_scheduling != "auto":
         return config.async_scheduling == "on"
     ranks = config.world_size
@@ -310,7 +308,7 @@ def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> Loa
 
 
 def _decode_kernel(config: EngineConfig) -> str:
-    """With ``--device cuda``, Triton's kernel or an error: the slow one must be asked for."""
+    """With ``--device cuda``, auto means Triton's kernel or an error, never the slow one."""
     if config.decode_kernel == "auto" and config.device == "cuda":
         return "triton"
     return config.decode_kernel

@@ -1,4 +1,4 @@
-"""What a sequence is there for: to generate, to have KV computed, or to become a vector."""
+"""The purpose of a sequence: to generate, to compute KV, or to embed or classify its prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .structured.constraint import Constraint
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Draw tokens after the prompt, as ``params`` say.
+    """Draw tokens after the prompt, by ``params``.
 
     ``seed`` is a 64-bit number. ``constraint`` is the grammar that the outputs follow.
     """
@@ -28,8 +28,8 @@ class Generate:
 class Compute:
     """Compute the prompt's KV up to token ``until``, and keep its blocks until they are released.
 
-    A ``private`` sequence takes no block from the prefix index and enters none into it. It goes
-    before all others, so it must be short.
+    A ``private`` sequence neither reads nor extends the prefix index. It goes before all others, so
+    it must be short.
     """
 
     until: int
@@ -38,8 +38,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Compute the whole prompt, and return what its vector is made of: hidden states, or the
-    classifier's logits if it is to ``classify``.
+    """Compute the whole prompt, and return its pooled hidden states, or with ``classify`` the
+    classifier's logits.
 
     ``second_text`` is the position at which the second segment of a pair of texts begins, if any.
     """

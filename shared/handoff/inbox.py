@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ..config.limits import MAX_PEERS
 from ..process.standstill import within
-from .connections import Connections
 from .plane.messages import (
     CancelExpect,
     Cancelled,
@@ -33,39 +32,63 @@ from .plane.stats import DataPlaneStats
 log = logging.getLogger("tandem.handoff")
 
 QUIET_SECONDS = 10.0
+# Stand for a carrier: not connected yet, or different carriers between ranks.
+NONE, MIXED = "none", "mixed"
+
+
+class Connections:
+    """The carrier to each start of a peer. Entries outlive their connections, so that attempts that
+    ended with a connection can still be counted; the oldest peer is dropped first."""
+
+    def __init__(self, max_peers: int = MAX_PEERS) -> None:
+        self._max_peers = max_peers
+        self._carriers: dict[tuple[str, int], dict[tuple[int, int], str]] = {}
+
+    def joined(self, rank: int, event: PeerJoined) -> None:
+        """Record that ``rank`` of this node is connected with a rank of the peer."""
+        key = (event.node_id, event.epoch)
+        if key not in self._carriers and len(self._carriers) >= self._max_peers:
+            del self._carriers[next(iter(self._carriers))]
+        self._carriers.setdefault(key, {})[rank, event.rank] = event.carrier
+
+    def carrier(self, node_id: str, epoch: int) -> str:
+        """The name of a carrier; ``mixed`` if ranks differ, ``none`` before they have connected."""
+        names = set(self._carriers.get((node_id, epoch), {}).values())
+        if len(names) > 1:
+            return MIXED
+        return names.pop() if names else NONE
 
 
 class ExpectedAttempt:
-    """The events of one attempt: those from the ranks of this node, and those that the head adds.
+    """The events of one attempt, from the ranks of this node and from the head.
 
-    The queue is bounded by what can happen in one attempt: a few events per part, one per step, and
-    one per sign of life.
+    The queue is bounded by the attempt: a few events per part, one per step, and one per heartbeat.
     """
 
     def __init__(self, transfer_id: int, attempt: int) -> None:
         self.transfer_id = transfer_id
         self.attempt = attempt
         self.events: asyncio.Queue[object] = asyncio.Queue()
-        self.busy: set[tuple[int, int]] = set()  # ranks that hold blocks, with the peer's rank
+        self.busy: set[tuple[int, int]] = set()  # (rank, peer's rank) pairs whose blocks are in use
 
     @property
     def busy_ranks(self) -> set[int]:
         return {rank for rank, _ in self.busy}
 
     async def over(self) -> None:
-        """Wait until no rank touches its blocks any longer."""
+        """Wait until no rank uses the attempt's blocks."""
         while self.busy:
             await self.events.get()
 
     def mark_busy(self, rank: int, command: Command) -> None:
-        """Mark the blocks that a command hands to a rank as busy."""
+        """Mark a command's blocks as busy on a rank."""
         if isinstance(command, (OpenSend, Expect)):
             self.busy.add((rank, command.peer_rank))
         elif isinstance(command, Compare):
             self.busy.add((rank, 0))
 
     def mark_done(self, rank: int, event: Event) -> None:
-        """Unmark the blocks that the rank no longer touches after an event."""
+        """Unmark blocks that the rank no longer uses after an event."""
         if isinstance(event, (SendFinished, SendFailed, Received, ReceiveFailed)):
             self.busy.discard((rank, event.peer_rank))
         elif isinstance(event, (Compared, Cancelled)):
@@ -73,7 +96,7 @@ class ExpectedAttempt:
 
 
 class Inbox:
-    """Routes events to attempts, and waits until a cancelled one no longer touches its blocks."""
+    """Routes events to attempts, and waits until a cancelled attempt no longer uses its blocks."""
 
     def __init__(
         self,
@@ -87,7 +110,7 @@ class Inbox:
         self._attempts: dict[tuple[int, int], ExpectedAttempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # the last report of each rank
         self.connections = Connections(max_peers)
-        # Called with a rank, and the version of a list of keys that is in force there.
+        # Called with a rank, and the version of the list of keys now in force there.
         self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
 
     def open(self, transfer_id: int, attempt: int) -> ExpectedAttempt:
@@ -136,10 +159,10 @@ class Inbox:
             attempt.mark_done(rank, event)
 
     async def close(self, attempt: ExpectedAttempt, *, sending: bool) -> None:
-        """Cancel what still runs, and return once no rank reads or writes the attempt's blocks.
+        """Cancel what still runs, and wait until no rank reads or writes the attempt's blocks.
 
         If a rank does not confirm in time, its blocks can never be freed safely, so the node is
-        declared lost instead of leaking them.
+        declared lost.
         """
         kind = CancelSend if sending else CancelExpect
         for rank in attempt.busy_ranks:

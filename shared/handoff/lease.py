@@ -1,22 +1,28 @@
-"""How long a prefill node keeps blocks that a decode node may still need.
+"""Leases on blocks that a prefill node keeps because a decode node may still need them.
 
-Each side uses its own monotonic clock, and no clocks are compared: the holder counts from the
-arrival of a call, the side that relies on it from before the call left, and a little less. So trust
-ends before the blocks are freed, however slow an answer was.
+Each side uses its own monotonic clock. The holder counts from the arrival of a request; the other
+side counts from before it sent the request, and a little less. So trust ends before the blocks are
+freed, however slow the reply is.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-# The part of a lease for which the side without the blocks trusts it.
+# The fraction of a lease that the side without the blocks relies on.
 TRUSTED_PART = 0.9
+
+
+def new_epoch() -> int:
+    """A random number that identifies one start of a process; never 0, which means "unknown"."""
+    return secrets.randbits(64) or 1
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One start of the node for which blocks are held."""
+    """One start of a node for which blocks are kept."""
 
     node_id: str
     epoch: int
@@ -30,9 +36,9 @@ class _Lease:
 
 
 class LeaseTable:
-    """Kept by the holder of the blocks. A lease is keyed by transfer.
+    """The leases on the holder's side, by transfer.
 
-    Every method that ends leases returns their ids, and the caller frees what they held, once.
+    Methods that end leases return their ids; the caller frees their blocks, once.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
@@ -44,32 +50,32 @@ class LeaseTable:
         return len(self._leases)
 
     def grant(self, tenant: Tenant, transfer_id: int, attempt: int) -> bool:
-        """Begin a lease; False for an attempt that is not newer, or another tenant's transfer."""
-        known = self._leases.get(transfer_id)
-        if known is not None and (known.tenant != tenant or known.attempt >= attempt):
+        """Begin a lease; False if the attempt is not newer, or the transfer is another tenant's."""
+        lease = self._leases.get(transfer_id)
+        if lease is not None and (lease.tenant != tenant or lease.attempt >= attempt):
             return False
         self._leases[transfer_id] = _Lease(tenant, attempt, self._clock() + self.lease_seconds)
         return True
 
     def renew(self, tenant: Tenant, transfer_ids: Iterable[int]) -> list[int]:
-        """Extend those that are still held for this tenant; returns them.
+        """Extend this tenant's live leases; returns their ids.
 
-        One that has ended is not revived, even if ``expire`` was not called yet.
+        An expired lease is not revived, even if ``expire`` was not called yet.
         """
         now = self._clock()
-        held = [i for i in transfer_ids if self._is_held(tenant, i, now)]
-        for transfer_id in held:
+        live_ids = [i for i in transfer_ids if self._is_live(tenant, i, now)]
+        for transfer_id in live_ids:
             self._leases[transfer_id].expires = now + self.lease_seconds
-        return held
+        return live_ids
 
     def release(self, tenant: Tenant, transfer_ids: Iterable[int]) -> list[int]:
-        """End leases of this tenant, and of no other; returns those that were in the table."""
+        """End leases of this tenant only; returns the ids that were in the table."""
         return self._remove([i for i in dict.fromkeys(transfer_ids) if self._is_of(tenant, i)])
 
     def live(self, tenant: Tenant) -> list[int]:
-        """The transfers held for a tenant, for reconciling."""
+        """A tenant's live transfers, for reconciling."""
         now = self._clock()
-        return [i for i in self._leases if self._is_held(tenant, i, now)]
+        return [i for i in self._leases if self._is_live(tenant, i, now)]
 
     def expire(self) -> list[int]:
         """End the leases that have expired."""
@@ -77,7 +83,7 @@ class LeaseTable:
         return self._remove([i for i, lease in self._leases.items() if lease.expires <= now])
 
     def void(self, current: Tenant) -> list[int]:
-        """End the leases of a node's earlier starts, when it announces its epoch."""
+        """End the leases of a node's earlier starts, once it announces its epoch."""
         return self._remove(
             [
                 i
@@ -90,7 +96,7 @@ class LeaseTable:
         lease = self._leases.get(transfer_id)
         return lease is not None and lease.tenant == tenant
 
-    def _is_held(self, tenant: Tenant, transfer_id: int, now: float) -> bool:
+    def _is_live(self, tenant: Tenant, transfer_id: int, now: float) -> bool:
         return self._is_of(tenant, transfer_id) and self._leases[transfer_id].expires > now
 
     def _remove(self, transfer_ids: list[int]) -> list[int]:
@@ -100,7 +106,7 @@ class LeaseTable:
 
 
 class LeaseTrust:
-    """The transfers that one peer holds for this node, and until when it can be relied on."""
+    """The transfers that one peer holds for this node, and how long it can be relied on."""
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
         self.lease_seconds = lease_seconds
@@ -113,23 +119,24 @@ class LeaseTrust:
         return list(self._until)
 
     def begin(self, transfer_id: int) -> None:
-        """Before the transfer is opened, so that reconciling never takes it for an orphan."""
+        """Call before opening the transfer, so that reconciling never considers it an orphan."""
         self._until[transfer_id] = self._clock() + TRUSTED_PART * self.lease_seconds
 
-    def renewed(self, held: Iterable[int], asked_at: float) -> None:
-        """Take the peer's answer to a renewal that left at ``asked_at``."""
-        for transfer_id in held:
+    def renewed(self, transfer_ids: Iterable[int], request_time: float) -> None:
+        """Extend the trust in transfers that the peer renewed at our request of
+        ``request_time``."""
+        for transfer_id in transfer_ids:
             if transfer_id in self._until:
-                self._until[transfer_id] = asked_at + TRUSTED_PART * self.lease_seconds
+                self._until[transfer_id] = request_time + TRUSTED_PART * self.lease_seconds
 
     def end(self, transfer_id: int) -> None:
         """Idempotent."""
         self._until.pop(transfer_id, None)
 
-    def left(self, transfer_id: int) -> float:
-        """Seconds for which the peer still holds this transfer; infinity before it was opened."""
+    def remaining(self, transfer_id: int) -> float:
+        """Seconds for which the peer surely holds this transfer; infinity before it is opened."""
         return self._until.get(transfer_id, float("inf")) - self._clock()
 
-    def orphans(self, held: Iterable[int]) -> list[int]:
-        """The transfers that the peer holds, but that have ended here."""
-        return [transfer_id for transfer_id in held if transfer_id not in self._until]
+    def orphans(self, transfer_ids: Iterable[int]) -> list[int]:
+        """Those of the peer's transfers that have ended here."""
+        return [transfer_id for transfer_id in transfer_ids if transfer_id not in self._until]

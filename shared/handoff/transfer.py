@@ -1,13 +1,13 @@
-"""The states of one attempt at a transfer, as each of the two heads keeps them.
+"""The states of one attempt at a transfer, on each of the two heads.
 
-These tables define which state may follow which, and how long each may pass without progress; no
-other module keeps a state of a transfer. There are no sockets here, and the clock is an argument. A
-``TransferState`` belongs to one (transfer, attempt), and the next attempt has another, so late
-events of an old attempt cannot affect it.
+The tables here define the transitions, and how long each state may last without progress; no other
+module keeps a state of a transfer. There are no sockets here, and the clock is an argument. Each
+(transfer, attempt) has its own ``TransferState``, so late events of an old attempt cannot affect
+the next one.
 
-States that move KV or wait for a computation have no limit of their own: how long they take depends
-on the model, the prompt and the queue, and a transfer that makes progress should go on. Only the
-end of its request ends it.
+States that move KV or wait for a computation have no time limit of their own: their duration
+depends on the model, the prompt and the queue, and a transfer that makes progress should go on
+until its request ends.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..errors import TransferError
 
 INFINITY = float("inf")
 GREET_SECONDS = 3.0
-# Every rank has verified every byte by then; the peer's own count is awaited for this long.
+# Limit of the wait for the peer's counts, once every rank has verified every byte.
 ACCOUNT_SECONDS = 1.0
 
 
 class DecodeState(Enum):
     """The state of an attempt on the node that receives."""
 
-    RESERVED = "reserved"  # blocks are held; the ranks greet each other
-    OPENING = "opening"  # the prefill node has been called
+    RESERVED = "reserved"  # blocks are reserved; the ranks greet each other
+    OPENING = "opening"  # the request to the prefill node was sent
     RECEIVING = "receiving"  # it accepted; KV arrives
     VERIFYING = "verifying"  # every rank has every byte, intact; the two sides' counts are compared
-    COMMITTED = "committed"  # the blocks are the sequence's, which decodes like any other now
+    COMMITTED = "committed"  # the blocks belong to the sequence, which can be scheduled
     FAILED = "failed"  # this attempt is over; the request is not
 
 
@@ -42,8 +42,8 @@ class PrefillState(Enum):
     QUEUED = "queued"  # waits for the scheduler
     RUNNING = "running"  # its first chunk computes
     STREAMING = "streaming"  # layers leave while later chunks compute
-    HELD = "held"  # all is computed; the blocks stay until every byte is confirmed
-    RELEASED = "released"  # no block is held
+    HELD = "held"  # all layers are computed; the blocks stay until every byte is confirmed
+    RELEASED = "released"  # the blocks are released
 
 
 DECODE_TRANSITIONS: Mapping[DecodeState, frozenset[DecodeState]] = {
@@ -67,12 +67,12 @@ S = TypeVar("S", DecodeState, PrefillState)
 
 
 class IllegalTransitionError(TransferError):
-    """A state cannot follow the present one; a bug on this side of the wire."""
+    """The state cannot follow the present one: a bug in this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Seconds that a state may last, and that may pass without progress."""
+    """Limits of a state, in seconds: its duration, and its time without progress."""
 
     seconds: float = INFINITY
     idle: float = INFINITY
@@ -81,7 +81,7 @@ class Limit:
 class TransferState(Generic[S]):
     """One attempt's state, when it began, and when it last made progress.
 
-    ``request_seconds``: when the request ends, and with it the attempt in any state.
+    ``request_seconds``: when the request ends, which ends the attempt in any state.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TransferState(Generic[S]):
         return not self._table[self.state]
 
     def enter(self, state: S) -> bool:
-        """Go on to a state; False if it was entered before. Raises ``IllegalTransitionError``."""
+        """Enter a state; False if it was entered before. Raises ``IllegalTransitionError``."""
         if state in self._visited:
             return False
         if state not in self._table[self.state]:
@@ -121,12 +121,12 @@ class TransferState(Generic[S]):
         return True
 
     def progress(self) -> None:
-        """Record progress: a chunk was computed, or the peer gave a sign of life."""
+        """Record progress: a computed chunk, or a sign of life of the peer."""
         self._moved = self._clock()
 
     @property
-    def left(self) -> float:
-        """Seconds until this state is overdue; infinity for the last one."""
+    def remaining(self) -> float:
+        """Seconds until this state is overdue; infinity in a final state."""
         if self.over:
             return INFINITY
         limit = self._limits.get(self.state, Limit())
@@ -139,28 +139,28 @@ class TransferState(Generic[S]):
         return self._clock() - self._moved
 
     def overdue(self) -> str:
-        """A message that names the state that lasted too long; empty if none did."""
-        if self.left > 0:
+        """A message about the state if it is overdue, else empty."""
+        if self.remaining > 0:
             return ""
         lasted = self._clock() - self._entered
         what = f"{self.state.value} for {lasted:.1f} s, {self.idle:.1f} s idle"
         return f"{what}, when the request's time was over" if self.request_over else what
 
     @property
-    def left_of_request(self) -> float:
+    def request_remaining(self) -> float:
         """Seconds until the request ends."""
         return max(0.0, self._ends - self._clock())
 
     @property
     def request_over(self) -> bool:
-        return self.left_of_request == 0
+        return self.request_remaining == 0
 
 
 def decode_transfer_state(
     name: str, *, request_seconds: float, silence_seconds: float, clock: Callable[[], float]
 ) -> TransferState[DecodeState]:
-    """The state of an attempt that receives. ``silence_seconds``: without a sign of life for so
-    long, the peer counts as gone."""
+    """The state of an attempt that receives. ``silence_seconds``: the peer is lost after this long
+    without a sign of life."""
     limits = {
         DecodeState.RESERVED: Limit(GREET_SECONDS),
         DecodeState.OPENING: Limit(silence_seconds),
@@ -178,7 +178,7 @@ def prefill_transfer_state(
     """The state of an attempt that sends. ``still_seconds``: how long the node may compute nothing
     while the prompt waits.
 
-    The data plane watches the progress of a held transfer: only it sees bytes confirmed.
+    The progress of a held transfer is watched by the data plane, which sees acknowledgements.
     """
     still = Limit(idle=still_seconds)
     limits = {

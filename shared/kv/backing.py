@@ -1,14 +1,14 @@
 """Prefaulting of the cache's memory, so that no decode step has to wait for it.
 
 On a CPU the cache's tensors are only address space at first: the kernel allocates and clears a page
-on the first write. They are on huge pages, and each head of each layer on pages of its own, so the
+on the first write. They are on huge pages, and each head of each layer has pages of its own, so the
 first token after a page boundary costs hundreds of pages of 2 MiB at once: 0.2 to 1 s in which all
-streams stall. A thread does that ahead of the blocks in use; the pool allocates unused blocks in
+streams stall. A thread populates pages ahead of the blocks in use, which the pool allocates in
 order.
 
-The thread pauses between pages, so that concurrent steps keep their core. A low priority would not
-do: it holds the lock of the process's address space while a page is cleared, and with other
-processes competing for the core, all threads would wait for the one that gets no time.
+The thread pauses between pages, so that concurrent steps keep their core. A low priority would be
+worse: the thread holds the lock of the process's address space while the kernel clears a page, so
+when other processes compete for the core, every thread would wait for the one that gets no time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 HUGE_PAGE = 2 << 20
 # Linux 5.14: populates pages without changing their contents.
 _MADV_POPULATE_WRITE = 23
-# The pause after a range, as a multiple of the time that it took.
+# The pause after populating a range, as a multiple of the time that took.
 _REST = 3.0
 
 Populate = Callable[[int, int], None]
@@ -40,8 +40,8 @@ class Backing:
     """Keeps a stretch of unused blocks populated, ahead of those in use.
 
     ``components`` are tensors of [heads, slots, dim], whose slots are blocks of ``block_size``.
-    ``populate(address, bytes)`` allocates a range; it raises ``OSError`` where that is not
-    possible, after which memory is allocated on the first write.
+    ``populate(address, bytes)`` allocates a range. If it raises ``OSError``, the thread ends, and
+    memory is allocated on the first write.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Backing:
         widths = [run.block_bytes for run in self._runs]
         self._stretch = -(-HUGE_PAGE // min(widths)) if widths else 1
         self._backed = 0
-        self._wanted = 0
+        self._target = 0
         self._changed = threading.Condition()
 
     def start(self) -> None:
@@ -71,10 +71,10 @@ class Backing:
         more memory than it writes.
         """
         ahead = block + self._stretch // 2
-        wanted = min(self._blocks, (ahead // self._stretch + 1) * self._stretch)
-        if wanted > self._wanted:
+        target = min(self._blocks, (ahead // self._stretch + 1) * self._stretch)
+        if target > self._target:
             with self._changed:
-                self._wanted = max(wanted, self._wanted)
+                self._target = max(target, self._target)
                 self._changed.notify()
 
     def reach_all(self, tables: Iterable[Sequence[int]]) -> None:
@@ -83,19 +83,19 @@ class Backing:
 
     def back(self, rest: Callable[[float], None] = lambda seconds: None) -> None:
         """Populate all requested blocks, with a pause after each range. Raises ``OSError``."""
-        while self._backed < self._wanted:
-            end = min(self._wanted, self._backed + self._stretch)
+        while self._backed < self._target:
+            end = min(self._target, self._backed + self._stretch)
             for run in self._runs:
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 self._populate(*run.pages(self._backed, end))
-                rest(_REST * (time.perf_counter() - begun))
+                rest(_REST * (time.perf_counter() - start))
             self._backed = end
 
     def _run(self) -> None:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._backed < self._wanted)
+                    self._changed.wait_for(lambda: self._backed < self._target)
                 self.back(time.sleep)
         except OSError as error:
             log.info("the KV cache is allocated on the first write: %s", error)

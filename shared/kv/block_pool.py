@@ -105,7 +105,7 @@ class BlockPool:
         return blocks
 
     def commit(self, blocks: Iterable[int]) -> None:
-        """Turn reserved blocks, which a transfer has filled, into one sequence's own."""
+        """Make reserved blocks, which a transfer has filled, owned by one sequence."""
         for block in blocks:
             self._reserved.remove(block)
             self._references[block] = 1
@@ -117,7 +117,7 @@ class BlockPool:
             self._free.add(block)
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Take a reference on the longest cached prefix whose chained keys are ``keys[:k]``."""
+        """Add a reference to each block of the longest cached prefix of these chained keys."""
         blocks: list[int] = []
         if not self._enabled:
             return blocks

@@ -49,7 +49,7 @@ class KVCache:
         operators: Operators | None = None,
         whole_scales: WholeScales = UNSCALED,
     ) -> None:
-        """Blocks are copied by numpy or torch unless ``operators`` are given."""
+        """Blocks are copied by ``operators``, by default with numpy and torch."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -61,7 +61,7 @@ class KVCache:
             tuple(self._empty(len(layer.heads), each) for each in layer.components)
             for layer in self.layout
         ]
-        # The same memory as models read and write it.
+        # The same memory, in the form that models read and write.
         self.kv = [_with_scales(*each) for each in zip(self.layout, self.layers, strict=True)]
         self._host: HostCopies | None = None
         operators = operators or Operators()
@@ -99,8 +99,10 @@ class KVCache:
         dtype: str | None = None,
         whole_scales: Sequence[float] = (),
     ) -> None:
-        """Copy tokens first to end to ``out`` in the canonical layout, converted to ``dtype`` with
-        ``whole_scales``, by default the cache's own (values beyond e4m3's range are clamped).
+        """Copy tokens first to end to ``out`` in the canonical layout.
+
+        Values are converted to ``dtype`` with ``whole_scales``, by default the cache's own; those
+        beyond e4m3's range are clamped.
 
         ``heads`` are global indices among the heads on this rank, by default all of them.
         """
@@ -116,18 +118,18 @@ class KVCache:
             span = TokenSpan(layer, local, block_table, first_token, end_token)
             self._host.pack(span, buffer)
             return
-        # An index copy inside would allocate with autograd's bookkeeping otherwise.
+        # Without it, an indexed copy would allocate memory for autograd.
         with torch.inference_mode():
             packed = self._packed(layer, into, len(local), tokens, out)
             cached = [each[local.start : local.stop] for each in self.layers[layer]]
             for at, index in self._runs(block_table, first_token, end_token):
                 out_parts = [each[:, at] for each in packed]
                 if as_is:
-                    for held, component in zip(cached, out_parts, strict=True):
+                    for source, target in zip(cached, out_parts, strict=True):
                         if isinstance(index, slice):
-                            component.copy_(held[:, index])
+                            target.copy_(source[:, index])
                         else:
-                            self._copies.gather(held, index, component)
+                            self._copies.gather(source, index, target)
                 else:
                     self._convert(layer, cached, index, into, out_parts)
             self._finish()
@@ -153,12 +155,12 @@ class KVCache:
         with torch.inference_mode():
             packed = self._packed(layer, self.layout[layer], len(local), tokens, data)
             for at, index in self._runs(block_table, first_token, end_token):
-                for component, held in zip(packed, self.layers[layer], strict=True):
-                    cached = held[local.start : local.stop]
+                for source, component in zip(packed, self.layers[layer], strict=True):
+                    target = component[local.start : local.stop]
                     if isinstance(index, slice):
-                        cached[:, index].copy_(component[:, at])
+                        target[:, index].copy_(source[:, at])
                     else:
-                        self._copies.scatter(cached, index, component[:, at])
+                        self._copies.scatter(target, index, source[:, at])
             self._finish()
 
     def _convert(
@@ -170,8 +172,8 @@ class KVCache:
         out: list[torch.Tensor],
     ) -> None:
         """Write some tokens' values in the dtype of another layout."""
-        taken = tuple(indexable(each)[:, index].view(each.dtype) for each in cached)
-        sources = _with_scales(self.layout[layer], taken)
+        rows = tuple(indexable(each)[:, index].view(each.dtype) for each in cached)
+        sources = _with_scales(self.layout[layer], rows)
         for source, target in zip(sources, _with_scales(into, tuple(out)), strict=True):
             values = source if isinstance(source, torch.Tensor) else source.dequantized()
             if isinstance(target, torch.Tensor):
@@ -180,7 +182,7 @@ class KVCache:
                 target.write(values)
 
     def _finish(self) -> None:
-        """Wait until a GPU no longer uses the buffer or the blocks."""
+        """Wait until the GPU, if any, no longer uses the buffer or the blocks."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -192,22 +194,22 @@ class KVCache:
 
     def _local(self, layer: int, heads: range | None) -> range:
         """Convert global head indices to indices into this rank's tensors."""
-        held = self.layout[layer].heads
+        own = self.layout[layer].heads
         if heads is None:
-            return range(len(held))
-        if heads.start < held.start or heads.stop > held.stop:
+            return range(len(own))
+        if heads.start < own.start or heads.stop > own.stop:
             raise ValueError(
-                f"heads {heads} of layer {layer} are not all on this rank, which has {held}"
+                f"heads {heads} of layer {layer} are not all on this rank, which has {own}"
             )
-        return range(heads.start - held.start, heads.stop - held.start)
+        return range(heads.start - own.start, heads.stop - own.start)
 
     def _check_size(
-        self, found: int, layer: int, layout: LayerLayout, heads: int, tokens: int
+        self, size: int, layer: int, layout: LayerLayout, heads: int, tokens: int
     ) -> None:
         expected = heads * tokens * layout.head_bytes
-        if found != expected:
+        if size != expected:
             raise ValueError(
-                f"{found} bytes for {tokens} tokens of layer {layer}, expected {expected}"
+                f"{size} bytes for {tokens} tokens of layer {layer}, expected {expected}"
             )
 
     def _packed(
@@ -245,7 +247,8 @@ class KVCache:
             yield slice(token - first, token - first + length), slice(slot, slot + length)
 
     def _slots(self, table: Sequence[int], first: int, end: int) -> torch.Tensor:
-        """The slot of each token. Raises ``IndexError``: a GPU finds a wrong index too late."""
+        """The slot of each token. Raises ``IndexError``: a GPU would report a bad index too
+        late."""
         size = self.block_size
         start, stop = first // size, -(-end // size)
         blocks = torch.tensor(table[start:stop])
@@ -258,7 +261,7 @@ class KVCache:
 
 
 def _with_scales(layout: LayerLayout, tensors: tuple[torch.Tensor, ...]) -> LayerKV:
-    """The values among a layer's components, each with its scales if it has any."""
+    """A layer's value components, each with its scales if it has any."""
     scales = {
         each.scales: tensor
         for each, tensor in zip(layout.components, tensors, strict=True)
@@ -278,8 +281,8 @@ def _scaled(component: KVComponent, values: torch.Tensor, scales: torch.Tensor |
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _bytes_of(x: torch.Tensor) -> np.ndarray:

@@ -1,9 +1,8 @@
 """Free blocks of a pool, allocated such that a sequence's blocks are consecutive.
 
 Attention on a CPU reads consecutive blocks in place and must gather others first, which at long
-contexts takes as long as the attention. So a sequence continues right after its last block while
-that is free, and a new or interrupted one starts a wholly free stretch, so that it has room to
-grow.
+contexts takes as long as the attention. So a sequence continues in the block right after its last
+one if that is free; otherwise it starts a wholly free stretch, which gives it room to grow.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ class FreeBlocks:
     """A set of block ids. Every operation takes constant time."""
 
     def __init__(self, num_blocks: int) -> None:
-        # In order of being freed. The newest is taken first: a sequence's blocks are freed from its
-        # tail to its head, and so are taken from head to tail.
+        # In the order in which they were freed. The newest is taken first: a sequence's blocks are
+        # freed from its tail to its head, and so reused from head to tail.
         self._free = dict.fromkeys(reversed(range(num_blocks)))
-        self._held = [0] * -(-num_blocks // _STRETCH)
-        self._whole = dict.fromkeys(reversed(range(len(self._held))))
+        self._in_use = [0] * -(-num_blocks // _STRETCH)
+        self._whole = dict.fromkeys(reversed(range(len(self._in_use))))
 
     def __len__(self) -> int:
         return len(self._free)
@@ -31,15 +30,15 @@ class FreeBlocks:
         """Add a freed block."""
         self._free[block] = None
         stretch = block // _STRETCH
-        self._held[stretch] -= 1
-        if not self._held[stretch]:
+        self._in_use[stretch] -= 1
+        if not self._in_use[stretch]:
             self._whole[stretch] = None
 
     def take(self, after: int | None) -> int:
         """Take a block for the sequence whose last block is ``after``. There must be a free one."""
         block = self._choose(after)
         stretch = block // _STRETCH
-        self._held[stretch] += 1
+        self._in_use[stretch] += 1
         self._whole.pop(stretch, None)
         return block
 

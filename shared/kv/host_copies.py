@@ -1,4 +1,5 @@
-"""Copies of KV as it is between a cache in a CPU's memory and buffers in the canonical layout."""
+"""Copies between a cache in a CPU's memory and buffers in the canonical layout, in the same
+dtype."""
 
 from __future__ import annotations
 
@@ -23,17 +24,20 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A span of one component, in the cache and in the buffer: whole blocks of ``held``, by their
-    indices, and the cells of blocks of which it has some tokens."""
+    """A span of one component, in the cache and in the buffer.
 
-    held: np.ndarray
+    ``whole`` is the buffer's view of the blocks with these ``indices`` in ``component``. ``edges``
+    are views of partly covered blocks: (cache, buffer).
+    """
+
+    component: np.ndarray
     indices: np.ndarray | None
     whole: np.ndarray
     edges: list[tuple[np.ndarray, np.ndarray]]
 
 
 class HostCopies:
-    """``layers`` are the components of each layer as bytes, [heads, blocks, bytes of a block]."""
+    """``layers`` has the components of each layer as bytes, [heads, blocks, bytes of a block]."""
 
     def __init__(
         self, layers: Sequence[Sequence[np.ndarray]], block_size: int, copies: BlockCopies
@@ -46,7 +50,7 @@ class HostCopies:
         """Copy a span to ``out``, all of it. Raises ``IndexError``."""
         for parts in self._parts(span, out):
             if parts.indices is not None:
-                self._copies.gather(parts.held, parts.indices, parts.whole)
+                self._copies.gather(parts.component, parts.indices, parts.whole)
             for cached, tokens in parts.edges:
                 tokens[:] = cached
 
@@ -54,7 +58,7 @@ class HostCopies:
         """The inverse of ``pack``."""
         for parts in self._parts(span, data):
             if parts.indices is not None:
-                self._copies.scatter(parts.held, parts.indices, parts.whole)
+                self._copies.scatter(parts.component, parts.indices, parts.whole)
             for cached, tokens in parts.edges:
                 cached[:] = tokens
 
@@ -64,25 +68,25 @@ class HostCopies:
         indices = self._checked(span.table[start:stop], span.layer) if start < stop else None
         edges = list(self._edges(span.table, span.first, span.end))
         at = 0
-        for component in self._layers[span.layer]:
-            held = component[span.heads.start : span.heads.stop]
-            block_bytes = held.shape[2]
+        for all_heads in self._layers[span.layer]:
+            component = all_heads[span.heads.start : span.heads.stop]
+            block_bytes = component.shape[2]
             length = heads * count * (block_bytes // size)
             tokens = buffer[at : at + length].reshape(heads, count, block_bytes // size)
             at += length
             whole = tokens[:, start * size - span.first : max(start, stop) * size - span.first]
             yield _Parts(
-                held,
+                component,
                 indices,
                 whole.reshape(heads, max(0, stop - start), block_bytes),
                 [
-                    (held[:, block].reshape(heads, size, -1)[:, inside], tokens[:, outside])
+                    (component[:, block].reshape(heads, size, -1)[:, inside], tokens[:, outside])
                     for block, inside, outside in edges
                 ],
             )
 
     def _checked(self, table: Sequence[int], layer: int) -> np.ndarray:
-        """Raises ``IndexError``: copies go to addresses."""
+        """A table as an array. Raises ``IndexError``: the copies use raw addresses, unchecked."""
         count = self._layers[layer][0].shape[1]
         if not 0 <= min(table) <= max(table) < count:
             outside = next(block for block in table if not 0 <= block < count)
@@ -92,8 +96,8 @@ class HostCopies:
     def _edges(
         self, table: Sequence[int], first: int, end: int
     ) -> Iterator[tuple[int, slice, slice]]:
-        """Yield blocks of which only some tokens are meant: these within the block, and counted
-        from ``first``."""
+        """Yield each partly covered block, with its tokens counted within the block and from
+        ``first``."""
         size = self._block_size
         for index in sorted({first // size, (end - 1) // size}):
             begin, stop = max(first, index * size), min(end, (index + 1) * size)

@@ -14,7 +14,7 @@ from ..config.kv_dtypes import BYTES, SCALED_AS_A_WHOLE, SCALES
 from ..errors import PeerRefusedError
 from ..models.spec import DecoderSpec, KVSpec
 
-# The scale of each component in each layer that has KV of its own; none if all are 1.
+# The scale of each component in each layer with KV of its own; empty if all are 1.
 WholeScales = tuple[tuple[float, ...], ...]
 UNSCALED: WholeScales = ()
 
@@ -23,8 +23,8 @@ UNSCALED: WholeScales = ()
 class KVComponent:
     """One tensor of a layer's KV: ``dim`` values for each head and token.
 
-    ``scales`` names the component whose values these are the scales of; empty for values. All
-    values are to be multiplied with ``scale``, which a checkpoint has for KV in fp8.
+    ``scales`` names the component that these numbers scale; empty for values. Values are to be
+    multiplied by ``scale``, which checkpoints have for KV in fp8.
     """
 
     name: str
@@ -64,7 +64,7 @@ class LayerLayout:
 
     @property
     def values(self) -> tuple[KVComponent, ...]:
-        """The components that are no scales."""
+        """The components other than scales."""
         return tuple(each for each in self.components if not each.scales)
 
     @property
@@ -77,8 +77,8 @@ class LayerLayout:
         return LayerLayout(self.components, first_head, end_head)
 
     def as_dtype(self, dtype: str, whole_scales: Sequence[float] = ()) -> LayerLayout:
-        """The same layer in another KV dtype; in fp8 with a scale for each component, or 1 for all.
-        Raises ``PeerRefusedError`` for an unknown one."""
+        """The same layer in another KV dtype; fp8 takes a scale for each component, 1 by default.
+        Raises ``PeerRefusedError`` if the dtype is unknown."""
         check_kv_dtype(dtype)
         if not whole_scales or dtype not in SCALED_AS_A_WHOLE:
             whole_scales = (1.0,) * len(self.values)
@@ -101,9 +101,9 @@ def components_of(shape: str) -> int:
 
 
 def check_kv_dtype(dtype: str) -> None:
-    """Raise ``PeerRefusedError`` for a dtype of a peer that is not known here."""
+    """Raise ``PeerRefusedError`` if a peer's dtype is unknown here."""
     if dtype not in BYTES:
-        raise PeerRefusedError(f"KV dtype {dtype[:32]!r}; known are {', '.join(BYTES)}")
+        raise PeerRefusedError(f"unknown KV dtype {dtype[:32]!r}; supported: {', '.join(BYTES)}")
 
 
 def layer_layout(
@@ -137,9 +137,9 @@ def heads_by_rank(spec: DecoderSpec, size: int) -> list[tuple[range, ...]]:
 
 
 def scales_in(layout: Sequence[LayerLayout]) -> tuple[float, ...]:
-    """The scales of all components, layer by layer; none if all are 1."""
-    found = tuple(component.scale for layer in layout for component in layer.values)
-    return found if any(scale != 1.0 for scale in found) else ()
+    """The scales of all components, layer by layer; empty if all are 1."""
+    scales = tuple(component.scale for layer in layout for component in layer.values)
+    return scales if any(scale != 1.0 for scale in scales) else ()
 
 
 def token_bytes(layout: Sequence[LayerLayout]) -> int:
@@ -148,5 +148,5 @@ def token_bytes(layout: Sequence[LayerLayout]) -> int:
 
 
 def widest_cell(layout: Sequence[LayerLayout]) -> int:
-    """Bytes of one token in the layer that keeps the most."""
+    """Bytes of one token in the largest layer."""
     return max(layer.token_bytes for layer in layout)

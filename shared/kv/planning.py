@@ -1,7 +1,7 @@
 """Planning of the KV cache: the devices that ranks report, and how many blocks fit there.
 
-A head never loads torch, so it cannot know whether ``--device auto`` is a GPU. It asks its ranks
-before it plans anything; explicit options win over the defaults here.
+A head never loads torch, so it cannot know whether ``--device auto`` is a GPU: it plans from its
+ranks' reports. Explicit options override the defaults here.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class RankDevice:
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """A rank's memory once its weights are loaded. ``free_bytes`` is free on the device;
-    ``taken_bytes`` is used by the rank itself, now or later, besides the cache."""
+    ``used_bytes`` is for the rank itself, now or later, besides the cache."""
 
     free_bytes: int
-    taken_bytes: int
+    used_bytes: int
     bytes_per_block: int
 
 
@@ -62,7 +62,7 @@ class NodeDevice:
 
     @property
     def token_budget(self) -> int:
-        """Tokens of one step. More keep a GPU busy, and delay a CPU's streams."""
+        """Tokens of one step. A GPU needs many to be busy; on a CPU they would delay streams."""
         return 512 if self.on_cpu else 2048
 
     @property
@@ -74,8 +74,8 @@ class NodeDevice:
     def cache_bytes(self, memory: Sequence[RankMemory], utilization: float | None = None) -> int:
         """The maximum size of a cache, on the rank with the least memory.
 
-        ``utilization`` is the fraction of each GPU that the node may use in all; without it, nodes
-        on one device get equal parts.
+        ``utilization`` is the fraction of each GPU that the node may use, cache and all else;
+        without it, the nodes on a device get equal parts.
         """
         free = min(each.free_bytes for each in memory)
         if self.on_cpu:
@@ -87,13 +87,13 @@ class NodeDevice:
         return max(0, min(free, *parts))
 
     def _part(self, device: RankDevice, memory: RankMemory, utilization: float | None) -> int:
-        """The cache's share of this node's part of a GPU. It does not depend on the progress of
-        other nodes that start at the same time."""
+        """The cache's share of this node's part of a GPU, independent of other nodes that are
+        starting at the same time."""
         libraries = _CONTEXT_BYTES + (_NCCL_BYTES if len(self.ranks) > 1 else 0)
-        taken = memory.taken_bytes + libraries
+        used = memory.used_bytes + libraries
         if utilization is None:
-            return device.total_bytes // self.nodes - taken
-        return int(device.total_bytes * utilization) - taken - _STEP_BYTES
+            return device.total_bytes // self.nodes - used
+        return int(device.total_bytes * utilization) - used - _STEP_BYTES
 
 
 def bytes_per_block(
@@ -139,14 +139,14 @@ def resolve_engine(
     """Plan the KV cache from the model and the memory of the smallest rank.
 
     ``context`` is the model's own limit in tokens; ``bytes_per_block`` counts all layers of one
-    rank, and ``free_bytes`` is what its cache may take. Raises ``StartupError`` when not even one
+    rank, and ``free_bytes`` is available for its cache. Raises ``StartupError`` when not even one
     sequence of two tokens fits.
     """
     check_context(config, context)
     length = config.max_model_len or context
     share, fixed = _cache_share(config, device)
     affordable = int(free_bytes * share) // bytes_per_block
-    wanted = -(-length // config.block_size) * config.max_num_seqs
+    full_blocks = -(-length // config.block_size) * config.max_num_seqs
     if config.num_blocks is not None:
         blocks = config.num_blocks
         room = free_bytes // bytes_per_block
@@ -156,7 +156,7 @@ def resolve_engine(
                 f"{free_bytes} are free; use at most {room}{_sharing(device)}"
             )
     else:
-        blocks = affordable if fixed else min(affordable, wanted)
+        blocks = affordable if fixed else min(affordable, full_blocks)
     if blocks * config.block_size < 2:
         raise StartupError(
             f"no memory for one KV block: a block takes {bytes_per_block} bytes and "

@@ -1,9 +1,9 @@
 """Digest of a prefix index for routers: a bounded set of short keys, and its changes.
 
-The set holds every key of the index that ``stride`` divides. The keys are hashes, so this is an
-even sample, and a router that computes the keys of a prompt knows which of them the digest could
-hold. ``stride`` is 1 until the set is full; then it doubles and half of the set is dropped. It
-never decreases: a pool that was that full once will be again.
+The set has every key of the index that ``stride`` divides. The keys are hashes, so this is an even
+sample, and a router that computes the keys of a prompt knows which of them the digest could have.
+``stride`` is 1 until the set is full; then it doubles and half of the set is dropped. It never
+decreases: a pool that was that full once will be again.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from ..errors import StartupError
 from ..handoff.carriers import kinds as carriers
-from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..handoff.lease import new_epoch
 from ..host_port import is_loopback, join_host_port
 from ..models.fingerprint import fingerprint_text
 from ..process.open_files import room_for_connections, warn_of_few_connections

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ..causes import Cause
 from ..errors import OverloadedError, PeerRefusedError, TransferError
-from ..handoff.connections import NONE
+from ..handoff.inbox import NONE
 from ..telemetry.tracing import current
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

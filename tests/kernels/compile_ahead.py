@@ -177,7 +177,7 @@ def attention(
     constants, _ = paged_decode.constants(q_dtype, cache_dtype, heads, kv_heads, dim, given, 16)
     token = dim * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     kinds = [_short(q_dtype), _short(cache_dtype), *(f"{name}" for name in params)]
-    return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["TILE"] * token})
+    return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
 
 
 def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:

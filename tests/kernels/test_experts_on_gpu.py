@@ -80,7 +80,7 @@ def test_a_plan_in_one_launch_is_the_one_of_many(
 
 
 def test_a_plan_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_experts, "_TRIED", (3, 30))
+    monkeypatch.setattr(grouped_experts, "_TRIAL_ROWS", (3, 30))
     assert grouped_experts.first_difference(EXPERTS, DEVICE) == ""
     monkeypatch.setattr(row_plan, "rows_of_a_block", lambda *_: 7)
     told = grouped_experts.first_difference(EXPERTS, DEVICE)

@@ -78,7 +78,7 @@ async def _open(request: pb.OpenRequest) -> None:
             async with asyncio.timeout(30):
                 first = await anext(events)
                 assert first.HasField("accepted") and service.live == 1
-                assert service._sending[request.transfer_id]._transfer.left <= 5  # NaN is not
+                assert service._sending[request.transfer_id]._transfer.remaining <= 5  # NaN is not
         except AbortedError:
             pass
         finally:

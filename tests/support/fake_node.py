@@ -18,8 +18,7 @@ from tandem.shared.engine.plan import Sampled, StepPlan, StepResult, TokenMasks
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.start import NodeEngine, NodeIdentity
-from tandem.shared.engine.structured.backends import load_backend
-from tandem.shared.engine.structured.compiler import GrammarCompiler
+from tandem.shared.engine.structured.compiler import GrammarCompiler, load_backend
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.plane.messages import (
     AdmitKeys,
@@ -142,7 +141,7 @@ class FakeRanks:
             self.emit(rank, Cancelled(**key, side="receive"))
         elif isinstance(command, Compare):
             excess = self.excess if rank else 0.0
-            self.emit(rank, Compared(**key, layer=2, component="V", largest=excess, allowed=1.0))
+            self.emit(rank, Compared(**key, layer=2, component="V", largest=excess, limit=1.0))
         async with self.came:
             self.came.notify_all()
 

@@ -16,8 +16,7 @@ from .types import Classification, Embedding, Prompt, Score
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequest:
-    """A tokenized prompt of which a vector is made, or which is to be classified. ``second_text``:
-    see ``Sequence``."""
+    """A tokenized prompt to embed or to classify. ``second_text``: see ``Pool``."""
 
     tokens: list[int]
     pooling: Pooling
@@ -28,7 +27,7 @@ class PoolingRequest:
 def embedding_requests(
     tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: str, cut: int | None
 ) -> list[PoolingRequest]:
-    """Requests for the vectors of prompts that are ``cut`` to a length, if any. Raises
+    """Requests for the vectors of prompts, each ``cut`` to this many tokens if not ``None``. Raises
     ``RequestError``."""
     check_list(prompts)
     if pooling not in POOLINGS:
@@ -48,7 +47,7 @@ def classification_requests(
 
 
 def _within(tokenizer: Tokenizer, prompt: Prompt, cut: int | None) -> list[int]:
-    """The tokens of a prompt, and of a text with those around it, within a length."""
+    """The first tokens of a prompt; a text keeps the special tokens around it."""
     if cut is None:
         return token_ids(tokenizer, prompt)
     if isinstance(prompt, str):
@@ -57,21 +56,22 @@ def _within(tokenizer: Tokenizer, prompt: Prompt, cut: int | None) -> list[int]:
 
 
 def text_pairs(firsts: str | Sequence[str], seconds: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One text and any number, or as many of both, as pairs. Raises ``RequestError``."""
+    """Pairs of one text with each of many, or of two equally long lists. Raises
+    ``RequestError``."""
     one, other = ([each] if isinstance(each, str) else list(each) for each in (firsts, seconds))
     if not all(isinstance(text, str) for text in (*one, *other)):
         raise RequestError("texts to score must be strings", param="texts_2")
     if len(one) not in (1, len(other)) or not other:
         raise RequestError(
             f"there are {len(one)} first texts and {len(other)} second ones; give one and any "
-            f"number, or as many of both",
+            f"number, or equally many of both",
             param="texts_1",
         )
     return list(zip(one * (len(other) // len(one)), other, strict=True))
 
 
 def embedding_of(sequence: EngineSequence, *, normalize: bool) -> Embedding:
-    """The vector of a sequence that has been computed, with its tokens."""
+    """The vector of a computed sequence, with its counts of tokens."""
     return Embedding(
         values=[float(value) for value in vector_of(sequence, normalize=normalize)],
         prompt_tokens=len(sequence.prompt),
@@ -80,13 +80,13 @@ def embedding_of(sequence: EngineSequence, *, normalize: bool) -> Embedding:
 
 
 def score_of(sequence: EngineSequence, activation: ScoreActivation) -> Score:
-    """The score of a pair that has been computed, by a classifier of one label."""
+    """The score of a computed pair, by a classifier of one label."""
     [value] = scores_of(sequence, activation).tolist()
     return Score(value=value, prompt_tokens=len(sequence.prompt), cached_tokens=sequence.cached)
 
 
 def cosine(first: Embedding, second: Embedding) -> Score:
-    """The score of two texts by their vectors, which have length 1."""
+    """The cosine of two vectors of length 1, as a score."""
     return Score(
         value=sum(a * b for a, b in zip(first.values, second.values, strict=True)),
         prompt_tokens=first.prompt_tokens + second.prompt_tokens,
@@ -95,7 +95,7 @@ def cosine(first: Embedding, second: Embedding) -> Score:
 
 
 def classification_of(sequence: EngineSequence, scorer: Scorer) -> Classification:
-    """The scores of a text that has been computed, and its best label."""
+    """The scores of a computed text, and its best label."""
     scores = scores_of(sequence, scorer.activation)
     return Classification(
         label=scorer.labels[int(scores.argmax())],

@@ -2,7 +2,7 @@
 
 ``Engine`` is the caller's side: plain blocking calls, from any thread. ``RequestRunner`` is the
 engine's side: it lives on the asyncio loop of ``EngineThread``, beside the core that it feeds. Only
-futures and finished deltas cross between them.
+futures and finished deltas pass between them.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Engine:
         """
         thread = self._running()
         requests = [
-            request_of(thread.runner.tokenizer, prompt, wanted)
-            for prompt, wanted in paired(prompts, params)
+            request_of(thread.runner.tokenizer, prompt, sampling)
+            for prompt, sampling in paired(prompts, params)
         ]
         return thread.call(thread.runner.generate_all(requests, timeout), timeout)
 
@@ -117,18 +117,18 @@ class Engine:
         """One vector for each prompt: its final hidden state, scaled to length 1.
 
         ``pooling`` is the hidden state of the "last" token, of the first ("cls"), or the "mean"
-        over all; by default what the model's files say. A longer prompt is cut to the first
-        ``truncate_prompt_tokens``, of which -1 are as many as the model takes; the special tokens
-        around a text stay. One invalid prompt fails the call, and ``timeout`` seconds end it.
+        over all; by default the model's own. A longer prompt is cut to its first
+        ``truncate_prompt_tokens`` (-1: the model's limit); the special tokens around a text stay.
+        One invalid prompt fails the call, and ``timeout`` seconds end it.
         """
         thread = self._running()
         runner = thread.runner
         runner.engine.check_embeds()
-        chosen = pooling or runner.engine.spec.pooling
+        pooling = pooling or runner.engine.spec.pooling
         cut = self._cut(truncate_prompt_tokens)
-        requests = embedding_requests(runner.tokenizer, prompts, chosen, cut)
-        computed = thread.call(runner.pool_all(requests, timeout), timeout)
-        return [embedding_of(sequence, normalize=normalize) for sequence in computed]
+        requests = embedding_requests(runner.tokenizer, prompts, pooling, cut)
+        sequences = thread.call(runner.pool_all(requests, timeout), timeout)
+        return [embedding_of(sequence, normalize=normalize) for sequence in sequences]
 
     def encode(
         self,
@@ -157,14 +157,13 @@ class Engine:
         truncate_prompt_tokens: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[Score]:
-        """A score for each pair: of one text and any number, or of as many of both.
+        """A score for each pair: of one text with each of many, or of two equally long lists.
 
-        A model with a classifier of one label reads each pair together (a query and a document): in
-        its template, if it has one, after an ``instruction``. Its scores are logits unless
-        ``use_activation``. Tokens are taken from the longer text of a pair that has more than
-        ``truncate_prompt_tokens``, of which -1 are as many as the model takes. For a model of
-        embeddings, which has neither of the other options, a score is the cosine of both vectors,
-        of texts that are cut one by one.
+        A model with a classifier of one label reads both texts of a pair (a query and a document)
+        together: in its template, if it has one, after an ``instruction``. Its scores are logits
+        unless ``use_activation``. A pair with more than ``truncate_prompt_tokens`` (-1: the model's
+        limit) loses tokens of its longer text. With an embedding model, a score is the cosine of
+        both texts' vectors; each text is cut by itself, and the other options are rejected.
         """
         thread = self._running()
         engine, pairs = thread.runner.engine, text_pairs(texts_1, texts_2)
@@ -186,18 +185,18 @@ class Engine:
             return [cosine(by_text[first], by_text[second]) for first, second in pairs]
         cut = self._cut(truncate_prompt_tokens)
         requests = [self._pair_request(pair, instruction, cut) for pair in pairs]
-        computed = thread.call(thread.runner.pool_all(requests, timeout), timeout)
+        sequences = thread.call(thread.runner.pool_all(requests, timeout), timeout)
         activation = engine.spec.classifier.activation if use_activation else "none"
-        return [score_of(sequence, activation) for sequence in computed]
+        return [score_of(sequence, activation) for sequence in sequences]
 
     def _pair_request(
         self, pair: tuple[str, str], instruction: str | None, limit: int | None
     ) -> PoolingRequest:
         runner = self._running().runner
         engine, context = runner.engine, runner.engine.resolved.max_model_len
-        most = context if limit is None else max_tokens_before_cut(context)
+        max_tokens = context if limit is None else max_tokens_before_cut(context)
         tokens, second = runner.tokenizer.encode_pair(
-            *pair, limit=limit, max_tokens=most, instruction=instruction
+            *pair, limit=limit, max_tokens=max_tokens, instruction=instruction
         )
         second = second if engine.spec.segments > 1 else 0
         return PoolingRequest(tokens, engine.scorer().pooling, True, second)
@@ -215,8 +214,8 @@ class Engine:
         scorer = thread.runner.engine.scorer()
         cut = self._cut(truncate_prompt_tokens)
         requests = classification_requests(thread.runner.tokenizer, prompts, scorer, cut)
-        computed = thread.call(thread.runner.pool_all(requests, timeout), timeout)
-        return [classification_of(sequence, scorer) for sequence in computed]
+        sequences = thread.call(thread.runner.pool_all(requests, timeout), timeout)
+        return [classification_of(sequence, scorer) for sequence in sequences]
 
     def apply_chat_template(
         self,
@@ -243,15 +242,15 @@ class Engine:
         return self._running().runner.tokenizer
 
     def _cut(self, tokens: int | None) -> int | None:
-        """The length that prompts are cut to. Raises ``RequestError``."""
-        most = self._running().runner.engine.resolved.max_model_len
-        if tokens is not None and tokens != -1 and not 1 <= tokens <= most:
+        """The number of tokens to cut prompts to. Raises ``RequestError``."""
+        limit = self._running().runner.engine.resolved.max_model_len
+        if tokens is not None and tokens != -1 and not 1 <= tokens <= limit:
             raise RequestError(
                 f"truncate_prompt_tokens is {tokens}; it must be -1 (as many as fit) or from 1 to "
-                f"{most}",
+                f"{limit}",
                 param="truncate_prompt_tokens",
             )
-        return most if tokens == -1 else tokens
+        return limit if tokens == -1 else tokens
 
     def _running(self) -> EngineThread:
         if self._thread is None:

@@ -36,7 +36,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # set while work is accepted
         self._stop: Callable[[], object] = lambda: None
-        self._ended = "it was closed"
+        self._end_reason = "it was closed"
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
 
@@ -64,15 +64,15 @@ class EngineThread:
             if self._loop is not None:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise UnavailableError(f"the engine has stopped: {self._ended}")
+        raise UnavailableError(f"the engine has stopped: {self._end_reason}")
 
     def result(self, future: Future[T], timeout: float) -> T:
         try:
             return future.result(timeout + GRACE_SECONDS)
         except CancelledError:
-            raise UnavailableError(f"the engine has stopped: {self._ended}") from None
+            raise UnavailableError(f"the engine has stopped: {self._end_reason}") from None
         except TimeoutError:
-            raise UnavailableError(f"no answer within {timeout:g} s; see timeout=") from None
+            raise UnavailableError(f"no result within {timeout:g} s; see timeout=") from None
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run ``work`` on the loop and wait for its result; a caller that leaves cancels it."""
@@ -88,7 +88,7 @@ class EngineThread:
         except asyncio.CancelledError:
             pass  # closed
         except BaseException as error:
-            self._ended = str(error) or type(error).__name__
+            self._end_reason = str(error) or type(error).__name__
             if self._started.done():
                 log.exception("the engine has failed")
             else:
@@ -104,7 +104,7 @@ class EngineThread:
 
         self._stop = stop
         identity = NodeIdentity("python-api", secrets.randbits(63))
-        engine = await start_engine(self._config, identity, on_lost=self._lost)
+        engine = await start_engine(self._config, identity, on_lost=self._on_lost)
         try:
             tokenizer = Tokenizer.load(open_source(engine.model_path).tokenizer_files())
             self.runner = RequestRunner(engine, tokenizer, self._config.max_waiting)
@@ -115,8 +115,8 @@ class EngineThread:
         finally:
             with self._lock:
                 self._loop = None
-            await asyncio.sleep(0)  # work accepted until now becomes a task, to be cancelled
+            await asyncio.sleep(0)  # accepted work becomes a task, to be cancelled
             await engine.ranks.stop()
 
-    def _lost(self, reason: str) -> None:
-        self._ended = reason
+    def _on_lost(self, reason: str) -> None:
+        self._end_reason = reason

@@ -62,7 +62,7 @@ def request_of(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> 
 
 def plain(messages: Messages) -> list[Mapping[str, Any]]:
     """The messages in the form that chat templates expect: content is text, and the arguments of
-    earlier calls are objects, as in requests of the server. Raises ``RequestError``."""
+    earlier tool calls are objects, as the server passes them. Raises ``RequestError``."""
     return [_plain(item, f"messages[{i}]") for i, item in enumerate(messages)]
 
 
@@ -72,16 +72,18 @@ def _plain(message: Message | Mapping[str, Any], param: str) -> Mapping[str, Any
     if not isinstance(message.get("role"), str):
         raise RequestError(f"'{param}' must have a 'role', which is a string.", param=param)
     content = message.get("content")
-    made = {**message, "content": ""}
+    converted = {**message, "content": ""}
     if content is not None:
-        made["content"] = flatten_content(content, param=f"{param}.content")
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = [_plain_call(call, f"{param}.tool_calls") for call in calls]
-    return made
+        converted["content"] = flatten_content(content, param=f"{param}.content")
+    if tool_calls := message.get("tool_calls"):
+        converted["tool_calls"] = [
+            _plain_tool_call(tool_call, f"{param}.tool_calls") for tool_call in tool_calls
+        ]
+    return converted
 
 
-def _plain_call(call: Any, param: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _plain_tool_call(tool_call: Any, param: str) -> dict[str, Any]:
+    function = tool_call.get("function") if isinstance(tool_call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"'{param}' must have a 'function' with a 'name'.", param=param)
     arguments = function.get("arguments")
@@ -92,7 +94,7 @@ def _plain_call(call: Any, param: str) -> dict[str, Any]:
             arguments = {}
     if not isinstance(arguments, Mapping):
         arguments = {}
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+    return {"type": "function", **tool_call, "function": {**function, "arguments": arguments}}
 
 
 def token_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

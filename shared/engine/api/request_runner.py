@@ -54,7 +54,7 @@ class RequestRunner:
 
     @contextlib.asynccontextmanager
     async def _slots(self, n: int, timeout: float) -> AsyncIterator[None]:
-        """Room for ``n`` sequences; ``timeout`` covers the wait for it and the work inside."""
+        """Room for ``n`` sequences. ``timeout`` covers the wait for it and the work in it."""
         try:
             async with asyncio.timeout(timeout):
                 async with self._room:
@@ -122,7 +122,7 @@ class RequestRunner:
             return sequence
         finally:
             core.cancel(sequence)
-            core.release_held(sequence)
+            core.release_blocks(sequence)
 
 
 async def _all(works: list[Coroutine[Any, Any, T]]) -> list[T]:

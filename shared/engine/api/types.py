@@ -53,7 +53,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How well two texts fit."""
+    """How well two texts match."""
 
     value: float
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """The hidden state of one prompt, a vector as long as the model is wide."""
+    """The vector of one prompt: a hidden state, or its projection."""
 
     values: list[float]
     prompt_tokens: int

@@ -29,8 +29,8 @@ def meet(settings: RankSettings, device: torch.device) -> TensorParallel:
             rank=settings.rank,
             world_size=settings.size,
             timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
-            # With it NCCL connects at once: missing libraries are noticed now, and its memory is
-            # taken before the cache is planned.
+            # Makes NCCL connect at once: missing libraries are noticed now, and its memory is
+            # allocated before the cache is planned.
             device_id=device if device.type == CUDA else None,
         )
         control = torch.distributed.new_group(backend="gloo")
@@ -43,8 +43,11 @@ def meet(settings: RankSettings, device: torch.device) -> TensorParallel:
 
 
 def _stay_on_this_host() -> None:
-    """Ranks of a node share a host, so they listen for each other on loopback only. Otherwise gloo
-    takes the address of the host's name, and NCCL that of any interface. The environment wins."""
+    """Let the node's ranks, which share a host, listen for each other on loopback only.
+
+    By default gloo takes the address of the host's name, and NCCL any interface. Variables that are
+    already set stay.
+    """
     names = {name for _, name in socket.if_nameindex()}
     for name in _LOOPBACKS & names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

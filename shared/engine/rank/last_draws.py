@@ -1,4 +1,4 @@
-"""The tokens that the step before drew, for rows that were planned before these were known."""
+"""The tokens drawn by the last step, for rows that were planned before it ended."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ class StepVoidError(Exception):
 
 
 class LastDraws:
-    """Replaces placeholders. Only rank 0 draws tokens, so ranks agree first."""
+    """Replaces placeholders. Only rank 0 draws tokens, so it sends them to the other ranks."""
 
     def __init__(self, tp: TensorParallel) -> None:
         self._tp = tp
         self._tokens: dict[int, int] | None = {}  # by sequence; None: the last step failed
 
     def begin(self, plan: StepPlan) -> list[SequenceStep]:
-        """The rows of the step that begins, whose placeholders are replaced in the plan.
+        """Replace the placeholders of a plan, and return its rows.
 
         Raises ``StepVoidError`` if it was planned on top of a step that failed on any rank.
         """
-        known, self._tokens = self._tokens, None
+        draws, self._tokens = self._tokens, None
         if not plan.ahead:
             return plan.sequences
         waiting = [row.sequence_id for row in plan.sequences if row.placeholder]
         # A row without a draw had logits that were not finite; the head drops it.
-        own = None if known is None else [known.get(key, 0) for key in waiting]
+        own = None if draws is None else [draws.get(key, 0) for key in waiting]
         agreed = iter(self._agree(own, len(waiting)))
         for row in plan.sequences:
             if row.placeholder:
@@ -37,8 +37,8 @@ class LastDraws:
         return plan.sequences
 
     def end(self, sampled: Iterable[Sampled]) -> None:
-        """The step has succeeded on this rank."""
-        self._tokens = {drawn.sequence_id: drawn.tokens[-1] for drawn in sampled}
+        """Note that the step has succeeded on this rank."""
+        self._tokens = {draw.sequence_id: draw.tokens[-1] for draw in sampled}
 
     def _agree(self, own: list[int] | None, count: int) -> list[int]:
         """Rank 0's tokens, on every rank, unless the last step failed on one of them."""

@@ -1,6 +1,6 @@
-"""The model of a rank, loaded on its device, and its cache.
+"""A rank's model, loaded on its device, and its cache.
 
-Everything heavy is imported here, so that a rank that ends at once never pays for it.
+This module has the heavy imports, so that a rank that ends at once never pays for them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LoadedModel:
         )
 
     def runner(self, num_blocks: int) -> ModelRunner:
-        """Raises ``StartupError`` when the cache does not fit after all."""
+        """Allocate the cache for a runner. Raises ``StartupError`` if it does not fit."""
         try:
             cache = KVCache(
                 self.model.spec,
@@ -115,17 +115,17 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
     kv_scales = UNSCALED
     if formats.kv_dtype in SCALED_AS_A_WHOLE and settings.load_format != "dummy":
         kv_scales = read_kv_scales(settings.model_path, model.spec, overrides)
-        _tell(kv_scales)
+        _log_scales(kv_scales)
     kv_dtype = getattr(torch, formats.kv_dtype)
     return LoadedModel(model, settings.block_size, kv_dtype, tp, kv_scales)
 
 
 def _too_large(settings: RankSettings, formats: LoadFormats, device: torch.device) -> StartupError:
-    """The error for weights that do not fit the device, with the memory that they take."""
+    """The error for weights that do not fit the device, with their size."""
     remedy = "free its memory, choose another one with --d, or split the model over several"
     if device.type == CPU:
         remedy = "free some, or serve a smaller or a quantised version of the model"
-    taken = ""
+    size_of = ""
     if settings.load_format != "dummy":
         source = open_source(
             settings.model_path, json_object("--hf-overrides", settings.hf_overrides)
@@ -133,32 +133,32 @@ def _too_large(settings: RankSettings, formats: LoadFormats, device: torch.devic
         ignored = frozenset(settings.ignored_config_keys)
         spec = spec_of(source.config(), ignored, settings.max_model_len)
         sizes = parameter_sizes(source, spec, formats.dtype, settings.size, settings.isq)
-        taken = f" {in_words(sum(each.nbytes for each in sizes))} of"
-    return StartupError(f"the{taken} weights do not fit: {report(device)}; {remedy}")
+        size_of = f" {in_words(sum(each.nbytes for each in sizes))} of"
+    return StartupError(f"the{size_of} weights do not fit: {report(device)}; {remedy}")
 
 
-def _tell(kv_scales: WholeScales) -> None:
+def _log_scales(kv_scales: WholeScales) -> None:
     if kv_scales:
         log.info("KV is cached in fp8 with the checkpoint's scales")
     else:
         log.info("KV is cached in fp8 with scale 1: the checkpoint has no scales of K and V")
 
 
-def memory_of(loaded: LoadedModel, carrier: str) -> RankMemory:
-    """The memory that is left once the weights are loaded."""
-    device = loaded.device
+def memory_of(model: LoadedModel, carrier: str) -> RankMemory:
+    """The rank's memory after loading the weights."""
+    device = model.device
     plane = data_plane_bytes(carrier, device)
-    taken = plane
+    used = plane
     if device.type == CUDA:
         torch.cuda.empty_cache()  # frees the memory that only loading needed
-        taken += torch.cuda.memory_reserved(device)
+        used += torch.cuda.memory_reserved(device)
     free = max(0, free_memory(device) - plane)
-    return RankMemory(free, taken, loaded.bytes_per_block)
+    return RankMemory(free, used, model.bytes_per_block)
 
 
 def backing_of(cache: KVCache) -> Backing | None:
-    """A started ``Backing``, which populates the cache's memory ahead of use; ``None`` on devices
-    whose memory is there from the start."""
+    """A started ``Backing``, which populates the cache's memory ahead of use; ``None`` on a GPU,
+    whose memory needs none."""
     if cache.device.type != CPU:
         return None
     backing = Backing((each for layer in cache.layers for each in layer), cache.block_size)

@@ -1,4 +1,4 @@
-"""Masks that the head computes while this rank computes the step that they are for."""
+"""Token masks that the head computes while this rank computes their step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 from ..plan import TokenMasks
 
-# The head needs milliseconds. Shorter than the time after which it takes the rank for stuck.
+# The head needs milliseconds. Less than the time after which the head considers the rank stuck.
 MASK_SECONDS = 30.0
 
 
 class MaskInbox:
-    """From the thread that reads messages to the one that computes."""
+    """Passes masks from the reader thread to the main thread."""
 
     def __init__(self) -> None:
         # Bounded by the head, which sends one message for each step.
@@ -22,7 +22,7 @@ class MaskInbox:
         self._masks.put(masks)
 
     def take(self, step: int) -> dict[int, bytes]:
-        """Wait for the masks of a step. Those of earlier steps, which failed, are dropped.
+        """Wait for the masks of a step; drop masks of earlier, failed steps.
 
         Raises ``TimeoutError``.
         """

@@ -1,4 +1,4 @@
-"""The rows of a step whose hidden states are needed, and what is made of them."""
+"""The rows of a step whose hidden states are needed, and the results of pooling them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OutputRows:
 
     sampling: list[int] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
-    others: list[int] = field(default_factory=list)  # the last row of those that do not sample
+    others: list[int] = field(default_factory=list)  # the last rows of sequences that do not sample
     pooled: list[int] = field(default_factory=list)
     samples: list[SequenceStep] = field(default_factory=list)
     asks: list[SequenceStep] = field(default_factory=list)  # prompt logprobs
@@ -69,8 +69,8 @@ def pooled_states(
     projected: Callable[[torch.Tensor], torch.Tensor],
     scores: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> dict[int, bytes]:
-    """What ``projected`` makes of the sum of each sequence's pooled rows, one row or all of its
-    own, or ``scores`` of their mean, as packed float32. Without scores that are on another rank."""
+    """Each sequence's vector as packed float32: ``projected`` of the sum of its pooled rows, or
+    ``scores`` of their mean. Scores are missing if they are on another rank."""
     counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
     parts = list(zip(pools, hidden.split(counts) if pools else (), strict=True))
     vectors = [
@@ -90,7 +90,7 @@ def _mean(rows: torch.Tensor) -> torch.Tensor:
 
 
 def not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
-    """Failures of sequences that sample nothing, seen in the last row, which attends to all KV."""
+    """Failures of sequences that do not sample. Their last row shows them: it attends to all KV."""
     if not sequences:
         return {}
     finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()

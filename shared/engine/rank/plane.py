@@ -1,4 +1,4 @@
-"""A rank's end of the data plane. The carriers' libraries, which this imports, are installed only
+"""A rank's end of the data plane. It imports the carriers' libraries, which are installed only
 where KV is handed over."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-from ...handoff.carriers.carrier_option import not_possible
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
 from ...handoff.carriers.device import DeviceError
+from ...handoff.carriers.option import not_possible
 from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
 from ...handoff.plane.endpoint import DataPlane
 from ...handoff.plane.messages import Event
@@ -49,7 +49,7 @@ def start_data_plane(
 
 
 def _gpu(device: torch.device, carrier: str) -> Gpu | None:
-    """The GPU as the data plane uses it, if it can. Raises ``StartupError``."""
+    """The GPU for the data plane; ``None`` if it cannot use it. Raises ``StartupError``."""
     if device.type != CUDA:
         return None
     try:

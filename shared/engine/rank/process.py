@@ -1,9 +1,9 @@
 """One rank: a process with its slice of the model, of the KV cache, and of the data plane.
 
 The head starts ``python -m tandem.shared.engine.rank.process FD`` with one end of a socket pair.
-The main thread computes; a reader thread answers pings and passes data-plane commands on at once,
-so that a long step never delays a cancel; the data plane has a thread of its own. When the head's
-end closes, the process exits: a rank never outlives its head.
+The main thread computes; a reader thread replies to pings and passes data-plane commands on at
+once, so that a long step never delays a cancel; the data plane has a thread of its own. When the
+head's end closes, the process exits: a rank never outlives its head.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ log = logging.getLogger("tandem.rank")
 
 
 class RankProcess:
-    """Answers the head's messages, one at a time, in the main thread."""
+    """Handles the head's requests, one at a time, in the main thread."""
 
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
-        # Bounded by the head: it has at most two requests under way.
+        # Bounded by the head, which has at most two requests in flight.
         self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._settings: RankSettings
         self._device: torch.device
-        self._loaded: LoadedModel
+        self._model: LoadedModel
         self._runner: ModelRunner
         self._plane: DataPlane | None = None
         self._layers = 0  # computed since the start
@@ -73,7 +73,7 @@ class RankProcess:
         self._backing: Backing | None = None  # on a CPU
 
     def serve(self) -> None:
-        """Answer until the head is gone; the reader thread ends the process then."""
+        """Reply to requests until the head is gone, when the reader thread ends the process."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         handlers: dict[type, Callable[[Any], RankMessage]] = {
             OpenDevice: self._open,
@@ -94,24 +94,26 @@ class RankProcess:
             self._channel.send(reply)
 
     def _read(self) -> None:
-        """Read until the head is gone, then end the process: no other thread would notice."""
+        """Read until the head is gone, then end the process."""
         status = 1
         try:
-            self._sort()
+            self._dispatch()
             status = 0
         except BrokenPipeError:
-            status = 0  # the head is gone, which an answer to it has noticed before a read
+            status = 0  # the head is gone, and a reply noticed it first
         except VersionError as error:
             log.error("the head's messages cannot be read: %s", error)
-            end_stderr()  # before the answer, on which the head kills this process
-            self._channel.send(Failed("startup", str(error)))  # which the head cannot read either
+            end_stderr()  # before the reply, on which the head kills this process
+            self._channel.send(
+                Failed("startup", str(error))
+            )  # the head cannot decode it either, but ends
         except Exception:
             log.exception("the head's messages cannot be read")
         finally:
             end_stderr()
             os._exit(status)  # the main thread may be deep in a forward pass; nothing needs saving
 
-    def _sort(self) -> None:
+    def _dispatch(self) -> None:
         while (message := self._channel.receive()) is not None:
             if isinstance(message, Command):
                 self._command(message)
@@ -127,7 +129,7 @@ class RankProcess:
     def _open(self, request: OpenDevice) -> DeviceOpened:
         with lasting_imports():
             from ..device_memory import report
-            from . import loading  # noqa: F401  with all that the next request needs
+            from . import loading  # noqa: F401  for the next request
             from .device import open_device
 
         setup_logging(request.settings.log)
@@ -138,14 +140,14 @@ class RankProcess:
     def _load(self, request: LoadModel) -> ModelLoaded:
         from .loading import load_model, memory_of
 
-        self._loaded = load_model(self._settings, request.formats, self._device)
-        return ModelLoaded(memory_of(self._loaded, self._settings.carrier))
+        self._model = load_model(self._settings, request.formats, self._device)
+        return ModelLoaded(memory_of(self._model, self._settings.carrier))
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
         from .device import bind_threads
         from .loading import backing_of
 
-        self._runner = self._loaded.runner(request.num_blocks)
+        self._runner = self._model.runner(request.num_blocks)
         self._backing = backing_of(self._runner.cache)
         endpoints = None
         if self._settings.data_plane is not None:
@@ -158,7 +160,7 @@ class RankProcess:
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
         bind_threads(self._settings, self._device)
-        # Everything loaded by now stays: the collector need not look through it between two steps.
+        # Everything loaded so far stays, so the collector need not scan it between steps.
         gc.collect()
         gc.freeze()
         return CacheAllocated(endpoints)
@@ -184,16 +186,17 @@ class RankProcess:
                 log.info("step %d was not run: %s", plan.step, failure.reason)
             else:
                 log.exception("step %d failed", plan.step)
-        if failure is not None:  # the traceback, which is gone now, held tensors
+        if failure is not None:  # after the traceback, which referred to tensors, is gone
             self._runner.recover()
         collectives = self._runner.tp.collectives
-        answers = self._settings.rank == 0
+        is_first = self._settings.rank == 0
         return StepDone(
-            result if answers else None, failure, collectives.started, collectives.finished
+            result if is_first else None, failure, collectives.started, collectives.finished
         )
 
     def _layer_hook(self, request: ExecuteStep) -> Callable[[int], None] | None:
-        """Announces each computed layer to the data plane, if a transfer takes a row's KV."""
+        """A hook that announces each computed layer to the data plane, if a transfer takes a row's
+        KV."""
         streams = {stream.sequence_id: stream for stream in request.streams}
         rows = [row for row in request.plan.sequences if row.sequence_id in streams]
         plane, computed_layers = self._plane, self._computed_layers
@@ -237,7 +240,7 @@ def _failure(error: Exception) -> StepFailure:
 
 
 def main() -> None:
-    # Only its head ends a rank: service managers send these to all processes of a service.
+    # Only the head ends a rank, but service managers signal all processes of a service.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     queue_stderr()

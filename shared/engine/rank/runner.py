@@ -27,13 +27,13 @@ from .mask_inbox import MaskInbox
 from .output_rows import not_finite, output_rows, pooled_states
 from .sampler import Sampler
 
-# Logits of prompt positions are taken this many rows at a time: a row is as wide as the vocabulary.
+# Logits of prompt positions are computed this many rows at a time: each has the whole vocabulary.
 _PROMPT_ROWS = 64
 
 
 class ModelRunner:
     """Owns one rank's tensors. Between steps it keeps the weights, the cache, the sampler's history
-    and the last draws; everything else arrives with the plan, and ``masks`` beside it. Only rank 0
+    and the last draws; everything else arrives in the plan, and masks in ``masks``. Only rank 0
     samples."""
 
     def __init__(
@@ -59,7 +59,7 @@ class ModelRunner:
 
         Raises ``StepVoidError`` if the step was planned on top of one that failed.
         """
-        begun = time.perf_counter()
+        start = time.perf_counter()
         sequences = self._last_draws.begin(plan)
         for sequence_id in plan.removed:
             self.sampler.remove(sequence_id)
@@ -70,7 +70,7 @@ class ModelRunner:
             self._run(sequences, on_layer, result)
             self._finish()
         self._last_draws.end(result.sampled)
-        result.seconds = time.perf_counter() - begun
+        result.seconds = time.perf_counter() - start
         return result
 
     def recover(self) -> None:
@@ -118,7 +118,7 @@ class ModelRunner:
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
             result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
         model = self.model
-        # On all ranks, which have parts of the logits that scores may be made of.
+        # On all ranks, since scores may need logits of which each rank has a part.
         states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
         if self.tp.rank == 0:
             result.failed.update(not_finite(rows.computes, others))
@@ -132,13 +132,13 @@ class ModelRunner:
         result.failed.update(failed)
 
     def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
-        listed: list[PositionLogprobs] = []
+        logprobs: list[PositionLogprobs] = []
         for first in range(0, len(hidden), _PROMPT_ROWS):
             logits = self.model.logits(hidden[first : first + _PROMPT_ROWS])
             if logits is not None:
                 targets = sequence.prompt_targets[first : first + _PROMPT_ROWS]
-                listed += position_logprobs(logits, targets, sequence.prompt_logprobs or 0)
-        return listed
+                logprobs += position_logprobs(logits, targets, sequence.prompt_logprobs or 0)
+        return logprobs
 
 
 def cause_of(error: Exception) -> str:
@@ -149,14 +149,14 @@ def cause_of(error: Exception) -> str:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Return whether an allocation has failed."""
+    """True if an allocation failed."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return "can't allocate memory" in str(error)  # a plain RuntimeError of torch's, on CPUs
 
 
 def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
-    """A runner that has probed the abilities of its device."""
+    """A runner, which decodes in batches if the device supports it."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)

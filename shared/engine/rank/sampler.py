@@ -5,7 +5,7 @@ sequence's seed and the number of the output. So a token depends only on its own
 parameters, not on its batch, the device's random generator, or a preemption.
 
 Every filter (top-k, top-p, min-p) is a threshold on the logits: tied tokens are kept or dropped
-together, and need no order among them. R rows, V vocabulary.
+together, and their order does not matter. R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .logprobs import logprobs_of, position_logprobs
 _MASK = (1 << 64) - 1
 # Below this temperature, dividing by it would overflow before it changed the outcome.
 _GREEDY_BELOW = 1e-5
-# Top-p sorts so many of the best logits, and more only if those do not suffice.
+# The numbers of best logits that top-p sorts, the next one only if they do not suffice.
 _TOP_P_CANDIDATES = (64, 1024)
-# Neighbouring tokens whose probabilities are added before a draw looks for one of them.
+# Neighbouring tokens whose probabilities are summed before a draw looks for one of them.
 _SPAN = 64
 NOT_FINITE_MESSAGE = (
     "the model's logits are not finite: the weights may be broken, or the prompt overflows the "
@@ -53,7 +53,7 @@ class _State:
     """One live sequence. The counts exist only if a penalty reads them."""
 
     spec: SamplerSpec
-    drawn: int
+    draws: int
     in_prompt: torch.Tensor | None = None
     counts: torch.Tensor | None = None
     recent: list[int] = field(default_factory=list)  # outputs, if bad words depend on them
@@ -68,7 +68,7 @@ class _State:
 
     @property
     def blocked(self) -> bool:
-        return bool(self.spec.blocked_tokens) and self.drawn < self.spec.blocked_until
+        return bool(self.spec.blocked_tokens) and self.draws < self.spec.blocked_until
 
     @property
     def edits_logits(self) -> bool:
@@ -83,7 +83,7 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        # A tensor's own device takes longer to find out than its largest number.
+        # Kept, because asking a tensor for its device takes longer than argmax.
         self._on_cpu = self.device.type == "cpu"
         self._states: dict[int, _State] = {}
         self._token_mask = TokenMask(self.device)
@@ -137,7 +137,7 @@ class Sampler:
         listed = _logprobs(raw, asking, tokens, states)
         sampled = []
         for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
-            state.drawn += 1
+            state.draws += 1
             if state.counts is not None:
                 state.counts[token] += 1
             if state.params.bad_words:
@@ -146,88 +146,88 @@ class Sampler:
         return sampled, failed
 
     def _finite(self, logits: torch.Tensor) -> list[bool]:
-        """Whether each row has no NaN and no infinity."""
+        """True for each row without NaN and infinity."""
         if not self._on_cpu:
             finite: list[bool] = logits.sum(dim=-1).isfinite().tolist()
             return finite
-        # torch would wake the other threads for it, which takes several times as long.
+        # torch would wake other threads, which takes several times as long.
         rows = logits.numpy()
         ends = zip(rows.min(-1).tolist(), rows.max(-1).tolist(), strict=True)
-        return [isfinite(least) and isfinite(most) for least, most in ends]
+        return [isfinite(lowest) and isfinite(highest) for lowest, highest in ends]
 
     def _draw(self, logits: torch.Tensor, states: list[_State]) -> list[int]:
-        # On a CPU, numpy's takes a tenth of the time of torch's.
+        # On a CPU, numpy's argmax takes a tenth of the time of torch's.
         tokens: list[int] = (logits.numpy() if self._on_cpu else logits).argmax(-1).tolist()
         rows = [row for row, state in enumerate(states) if not state.greedy]
         if rows:
             random = [states[row] for row in rows]
-            drawn = _draw_random(logits if len(rows) == len(states) else logits[rows], random)
-            for row, token in zip(rows, drawn, strict=True):
+            draws = _draw_random(logits if len(rows) == len(states) else logits[rows], random)
+            for row, token in zip(rows, draws, strict=True):
                 tokens[row] = token
         return tokens
 
     def _mask(self, logits: torch.Tensor, states: list[_State], masks: Mapping[int, bytes]) -> None:
-        """Forbid what grammars do. Last, so that no other restriction leaves nothing to draw."""
+        """Apply the grammars' masks: last, so that no other restriction leaves nothing to draw."""
         rows = [row for row, state in enumerate(states) if state.spec.sequence_id in masks]
         restricted = [row for row in rows if states[row].edits_logits]
-        given = [masks[states[row].spec.sequence_id] for row in rows]
-        self._token_mask.apply(logits, rows, given, restricted)
+        row_masks = [masks[states[row].spec.sequence_id] for row in rows]
+        self._token_mask.apply(logits, rows, row_masks, restricted)
 
 
 def _logprobs(
     raw: torch.Tensor, rows: list[int], tokens: list[int], states: list[_State]
 ) -> dict[int, list[PositionLogprobs]]:
-    """Logprobs of the ``rows`` that want them, whose logits are ``raw``. All at once, because each
-    call synchronises a GPU."""
+    """Logprobs of the ``rows`` that request them, from their ``raw`` logits. All at once, because
+    each call synchronises a GPU."""
     if not rows:
         return {}
-    wanted = [states[row].params.logprobs or 0 for row in rows]
-    found = position_logprobs(raw, [tokens[row] for row in rows], max(wanted))
+    counts = [states[row].params.logprobs or 0 for row in rows]
+    positions = position_logprobs(raw, [tokens[row] for row in rows], max(counts))
     cut = [
-        [replace(one, packed_top=one.packed_top[: most * ENTRY_BYTES])]
-        for one, most in zip(found, wanted, strict=True)
+        [replace(one, packed_top=one.packed_top[: count * ENTRY_BYTES])]
+        for one, count in zip(positions, counts, strict=True)
     ]
     for number, row in enumerate(rows):
         if ids := states[row].params.logprob_token_ids:
             listed = logprobs_of(raw[number], list(dict.fromkeys((tokens[row], *ids))))
-            cut[number] = [replace(found[number], packed_top=listed)]
+            cut[number] = [replace(positions[number], packed_top=listed)]
     return dict(zip(rows, cut, strict=True))
 
 
 def _completing(state: _State) -> list[int]:
-    """The tokens that would complete a bad word; none if no other token were allowed."""
+    """The tokens that would complete a bad word; empty if no other token were allowed."""
     recent, allowed = state.recent, state.params.allowed_token_ids
-    found = {
+    tokens = {
         word[-1]
         for word in state.params.bad_words
         if len(word) == 1 or recent[-len(word) + 1 :] == list(word[:-1])
     }
-    return [] if allowed and found.issuperset(allowed) else sorted(found)
+    return [] if allowed and tokens.issuperset(allowed) else sorted(tokens)
 
 
 def _edit(logits: torch.Tensor, state: _State) -> None:
-    """Bias, penalties, blocked and allowed tokens, in place on one row."""
+    """Apply bias, penalties, blocked and allowed tokens to one row, in place."""
     params = state.params
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(
             list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device
         )
     if state.counts is not None and state.in_prompt is not None:
-        drawn = state.counts > 0
+        in_outputs = state.counts > 0
         if params.repetition_penalty != 1.0:
             factor = params.repetition_penalty
             weaker = torch.where(logits > 0, logits / factor, logits * factor)
-            logits.copy_(torch.where(drawn | state.in_prompt, weaker, logits))
-        logits -= params.frequency_penalty * state.counts + params.presence_penalty * drawn
+            logits.copy_(torch.where(in_outputs | state.in_prompt, weaker, logits))
+        logits -= params.frequency_penalty * state.counts + params.presence_penalty * in_outputs
     if state.blocked:
         logits[list(state.spec.blocked_tokens)] = float("-inf")
     if params.bad_words and (completing := _completing(state)):
         logits[completing] = float("-inf")
     if params.allowed_token_ids:
         allowed = list(params.allowed_token_ids)
-        kept = logits[allowed]
+        allowed_logits = logits[allowed]
         logits.fill_(float("-inf"))
-        logits[allowed] = kept
+        logits[allowed] = allowed_logits
 
 
 def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
@@ -238,34 +238,34 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     _filter(values, [state.params for state in states])
     probabilities = values.softmax(dim=-1)
     _keep_top_p(probabilities, [state.params.top_p for state in states])
-    points = column([uniform(state.spec.seed, state.drawn) for state in states])
+    points = column([uniform(state.spec.seed, state.draws) for state in states])
     return _tokens_at(probabilities, points)
 
 
 def _tokens_at(probabilities: torch.Tensor, shares: torch.Tensor) -> list[int]:
-    """The tokens at these shares [R, 1] of the sums of probabilities."""
+    """The tokens at these shares [R, 1] of each row's cumulative probability."""
     vocab = probabilities.shape[-1]
     if probabilities.device.type != "cpu":
         sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
-        found: list[int] = _first_above(sums, shares).flatten().tolist()
-        return found
-    # A CPU takes ten times as long to add all probabilities in order: the span of tokens is found
-    # first, then the token in it.
+        places: list[int] = _first_above(sums, shares).flatten().tolist()
+        return places
+    # A cumulative sum over all tokens takes a CPU ten times as long: find the span of tokens first,
+    # then the token in it.
     if missing := -vocab % _SPAN:
         probabilities = F.pad(probabilities, (0, missing))
     spans = probabilities.unflatten(-1, (-1, _SPAN))
     sums = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    chosen = _first_above(sums, shares)
-    span = spans[torch.arange(len(spans)), chosen[:, 0]].cumsum(dim=-1, dtype=torch.float64)
-    before = sums.gather(1, (chosen - 1).clamp(min=0)).masked_fill(chosen == 0, 0)
+    span_index = _first_above(sums, shares)
+    span = spans[torch.arange(len(spans)), span_index[:, 0]].cumsum(dim=-1, dtype=torch.float64)
+    before = sums.gather(1, (span_index - 1).clamp(min=0)).masked_fill(span_index == 0, 0)
     rest = (shares * sums[:, -1:] - before) / span[:, -1:]
     within = _first_above(span, rest)
-    tokens: list[int] = (chosen * _SPAN + within).clamp_(max=vocab - 1).flatten().tolist()
+    tokens: list[int] = (span_index * _SPAN + within).clamp_(max=vocab - 1).flatten().tolist()
     return tokens
 
 
 def _first_above(cumulative: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """The first places whose sums are above these shares of the last, [R, 1]."""
+    """The first places [R, 1] whose sums exceed these shares of the total."""
     total = cumulative[:, -1:].contiguous()
     places = torch.searchsorted(cumulative, shares * total, right=True)
     # Rounding may put a point on the total itself, beyond the last place with any probability.
@@ -280,9 +280,9 @@ def _filter(values: torch.Tensor, params: list[RankSampling]) -> None:
     vocab = values.shape[-1]
     rows = [row for row, p in enumerate(params) if p.min_p > 0]
     if rows:
-        least = torch.tensor([params[row].min_p for row in rows], device=values.device).log()
-        chosen = values[rows]
-        _cut(values, rows, chosen.amax(dim=-1) + least)
+        log_min_p = torch.tensor([params[row].min_p for row in rows], device=values.device).log()
+        selected = values[rows]
+        _cut(values, rows, selected.amax(dim=-1) + log_min_p)
     rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab]
     if rows:
         ks = torch.tensor([params[row].top_k for row in rows], device=values.device)
@@ -291,34 +291,34 @@ def _filter(values: torch.Tensor, params: list[RankSampling]) -> None:
 
 
 def _keep_top_p(probabilities: torch.Tensor, limits: list[float]) -> None:
-    """Set those outside the smallest set of best tokens that reaches the limit to zero."""
+    """Set tokens outside the smallest set of best tokens that reaches the limit to zero."""
     rows = [row for row, limit in enumerate(limits) if limit < 1]
     if rows:
-        given = torch.tensor([limits[row] for row in rows], device=probabilities.device)
-        chosen = probabilities if len(rows) == len(limits) else probabilities[rows]
-        _cut(probabilities, rows, _top_p_thresholds(chosen, given), 0.0)
+        row_limits = torch.tensor([limits[row] for row in rows], device=probabilities.device)
+        selected = probabilities if len(rows) == len(limits) else probabilities[rows]
+        _cut(probabilities, rows, _top_p_thresholds(selected, row_limits), 0.0)
 
 
 def _cut(
     values: torch.Tensor, rows: list[int], thresholds: torch.Tensor, low: float = float("-inf")
 ) -> None:
-    """Set what is below the thresholds of some rows to the lowest value."""
+    """Set values below the thresholds of some rows to ``low``."""
     if len(rows) == len(values):
         values.masked_fill_(values < thresholds[:, None], low)
         return
-    chosen = values[rows]
-    values[rows] = chosen.masked_fill(chosen < thresholds[:, None], low)
+    selected = values[rows]
+    values[rows] = selected.masked_fill(selected < thresholds[:, None], low)
 
 
 def _top_p_thresholds(probabilities: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     """The lowest probability of the smallest set of best tokens that reaches the limit."""
     vocab = probabilities.shape[-1]
-    best = reached = probabilities[:, :0]
+    best = sums = probabilities[:, :0]
     for count in (*(each for each in _TOP_P_CANDIDATES if each < vocab), vocab):
         best = probabilities.topk(count, dim=-1).values
-        reached = best.cumsum(dim=-1)
-        if not (reached[:, -1] < limits).any():
+        sums = best.cumsum(dim=-1)
+        if not (sums[:, -1] < limits).any():
             break
-    # The count of tokens that do not reach it yet is the index of the one that does.
-    index = (reached < limits[:, None]).sum(dim=-1).clamp(max=best.shape[-1] - 1)
+    # The number of sums below the limit is the index of the token that reaches it.
+    index = (sums < limits[:, None]).sum(dim=-1).clamp(max=best.shape[-1] - 1)
     return best.gather(1, index[:, None])[:, 0]

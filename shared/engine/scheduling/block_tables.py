@@ -40,7 +40,7 @@ class BlockTables:
             del sequence.block_table[-len(reserved) :]
 
     def release(self, sequence: Sequence) -> None:
-        """Give all blocks back; the tokens stay, to be computed again."""
+        """Give all blocks back. The tokens stay, and are computed again."""
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.computed = sequence.published = 0
@@ -51,8 +51,8 @@ class BlockTables:
         """Give a sequence without blocks the longest cached prefix of its tokens.
 
         The last token is never taken from the cache: its logits are needed, and a sequence with
-        nothing left to compute would be a special case everywhere. Nothing is taken for
-        prompt logprobs and hidden states that need other positions.
+        nothing left to compute would be a special case everywhere. No block is taken if every
+        position must be computed, for prompt logprobs or hidden states.
         """
         if sequence.block_table or sequence.work.private or sequence.wants_every_position:
             return
@@ -66,7 +66,7 @@ class BlockTables:
             sequence.cached = sequence.computed
 
     def publish(self, sequence: Sequence) -> None:
-        """Index the blocks that have been filled."""
+        """Index the blocks that are full."""
         full = sequence.computed // self.pool.block_size
         if full <= sequence.published or sequence.work.private:
             return
@@ -77,7 +77,7 @@ class BlockTables:
         sequence.published = full
 
     def unpublish(self, sequence: Sequence) -> None:
-        """Withdraw every block: it is unknown when the sequence's KV went bad."""
+        """Remove every block from the index: it is unknown which ones have bad KV."""
         self.pool.unpublish(sequence.block_table)
 
     def _extend_keys(self, sequence: Sequence) -> None:
@@ -91,15 +91,15 @@ class BlockTables:
     # ---- the choices of one request --------------------------------------------------------
 
     def resume_at(self, sequence: Sequence) -> int:
-        """The first token to compute here once all but the last of the prompt have been received.
+        """The first token to compute here once all prompt tokens but the last are received.
 
-        With several choices it is the first of the prompt's last block, which each computes itself.
+        With several choices, each computes the prompt's last block itself.
         """
         last = len(sequence.prompt) - 1
         return last // self.pool.block_size * self.pool.block_size if sequence.siblings else last
 
     def share_prompt(self, leader: Sequence, sibling: Sequence) -> None:
-        """Give a sibling the leader's full blocks of the prompt."""
+        """Share the prompt's full blocks with a sibling."""
         size = self.pool.block_size
         shared = leader.block_table[: self.resume_at(leader) // size]
         self.pool.share(shared)

@@ -13,7 +13,7 @@ _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
 
 
 def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
-    """The sequence's next ``tokens``, the last of which may be drawn by the step in flight."""
+    """A row with the sequence's next ``tokens``; the last may be drawn by the step in flight."""
     start, end = sequence.planned, sequence.planned + tokens
     placeholder, last = end > sequence.length, end == sequence.target
     row = (
@@ -48,7 +48,7 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
 
 
 def _hidden(pooling: Pooling, *, first: bool, last: bool) -> HiddenStates | None:
-    """The hidden states that are needed of a prompt's chunk, which may be its first or last."""
+    """The hidden states needed from a chunk of a prompt."""
     match pooling:
         case "mean":
             return "sum"

@@ -1,10 +1,10 @@
 """Preemption: which sequences lose their blocks when the pool runs out.
 
-The sequence that would run last by policy gives up its own blocks and is computed again later (its
-tokens stay), whether it runs or waits with blocks (a received prompt, a further choice). So the
-sequence that runs first always proceeds, nothing deadlocks, and waiting sequences take nothing from
-running ones. A sequence that a step in flight computes keeps its blocks until the step is over: a
-transfer could be given them while the step still writes.
+The last sequence by policy, running or waiting with blocks (a received prompt, a further choice),
+loses its blocks; its tokens stay, and are computed again later. So the first sequence always
+proceeds, nothing deadlocks, and waiting sequences take no blocks from running ones. A sequence that
+is computed by a step in flight keeps its blocks until the step ends: they could be reserved for a
+transfer while the step still writes them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Preemption:
         self.count = 0
 
     def cover(self, sequence: Sequence, end: int, budget: StepBudget) -> bool:
-        """Make a running sequence's table reach token ``end``, at the cost of later ones.
+        """Make a running sequence's table reach token ``end``, preempting later sequences.
 
-        False if it lost its own blocks, or if it must wait: only transfers hold other blocks then,
-        and they end. Raises ``BlocksInFlightError``.
+        False if it was itself preempted, or must wait because only transfers hold other blocks.
+        Raises ``BlocksInFlightError``.
         """
         while not self._tables.cover(sequence, end):
             victim = self._last_holder()
@@ -43,10 +43,10 @@ class Preemption:
         return True
 
     def cover_head(self, sequence: Sequence, tokens: int, budget: StepBudget) -> bool:
-        """Make the table of the head of the queue reach far enough for its next ``tokens``; False
-        if it cannot. Raises ``BlocksInFlightError``."""
-        # KV that is being sent must stay in place: a prefill-only sequence gets all of its blocks
-        # at once, so that it never runs out of them.
+        """Make the table of the queue's head cover its next ``tokens``; False if it cannot. Raises
+        ``BlocksInFlightError``."""
+        # KV that is being sent must stay in place, so a prefill-only sequence gets all of its
+        # blocks at once and is never preempted for lack of them.
         grows = isinstance(sequence.work, Generate)
         end = sequence.computed + tokens if grows else sequence.target
         self.reclaim_waiting(self._queues.waiting[1:], self._tables.missing(sequence, end))
@@ -56,7 +56,7 @@ class Preemption:
 
     def reclaim_waiting(self, later: list[Sequence], missing: int) -> None:
         """Take the blocks of ``later`` waiting sequences, the last first, until ``missing`` are
-        available. No-op if even all of them would not do."""
+        available. No-op if all of them are too few."""
         pool = self._tables.pool
         holders = [s for s in later if s.block_table]
         if missing > pool.counts().available + sum(len(s.block_table) for s in holders):
@@ -65,7 +65,7 @@ class Preemption:
             self._take_blocks(holders.pop())
 
     def _last_holder(self) -> Sequence:
-        """The last by policy of the running sequences and of the waiting ones with blocks."""
+        """The last by policy among running sequences and waiting ones with blocks."""
         queues = self._queues
         waiting = (s for s in reversed(queues.waiting) if s.block_table)
         return max([*queues.running[-1:], *islice(waiting, 1)], key=queues.key)
@@ -76,8 +76,8 @@ class Preemption:
         return not others and bool(self._tables.pool.counts().reserved)
 
     def _make_room(self, sequence: Sequence, end: int, budget: StepBudget) -> None:
-        """Take the few blocks that a private sequence lacks from those that would run last, except
-        for KV that is being sent."""
+        """Take the few blocks that a private sequence lacks from the last sequences by policy, but
+        not blocks whose KV is being sent."""
         while self._tables.missing(sequence, end) > self._tables.pool.counts().available:
             victims = [s for s in self._queues.holders() if isinstance(s.work, Generate)]
             if not victims:
@@ -85,7 +85,7 @@ class Preemption:
             self._take_blocks(max(victims, key=self._queues.key), budget)
 
     def _take_blocks(self, victim: Sequence, budget: StepBudget | None = None) -> None:
-        """Take a sequence's blocks; it computes its tokens again in its turn."""
+        """Take a sequence's blocks; its tokens are computed again later."""
         if victim.in_flight:
             raise BlocksInFlightError
         if budget is not None:

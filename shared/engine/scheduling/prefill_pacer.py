@@ -1,10 +1,10 @@
 """The limit of prompt tokens in a step while streams wait for it.
 
 Streams get a token a step, so a step with a long chunk stops them for as long as the chunk takes.
-From the measured durations of steps the pacer knows how long decoding takes and what each prompt
-token adds, and cuts chunks so that steps meet a target. Chunks below ``MIN_CHUNK`` would cost more
-than they save, because each one reads its whole context; if even that chunk takes longer than the
-target, steps without prompts follow until the streams are compensated. There is no clock here.
+The pacer measures how long decoding takes and what each prompt token adds, and cuts chunks so that
+steps meet a target. Chunks below ``MIN_CHUNK`` would cost more than they save, because each one
+reads its whole context; if even that chunk exceeds the target, steps without prompts follow until
+the streams are compensated. There is no clock here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MIN_STRETCH = 1.5
 MIN_CHUNK = 64
 # Steps without prompts between two chunks, at most; reached after the machine was suspended.
 MAX_SKIPPED = 64
-# After this many steps with chunks, one goes without, so that the duration of decoding stays known.
+# After this many steps with chunks comes one without, which measures the duration of decoding.
 PROBE_EVERY = 64
 # Weight of the newest step in the running means.
 _NEWEST = 0.3
-# A step that takes this many times as long as expected was interrupted by the machine.
+# A step that takes this many times as long as expected is an outlier: the machine interrupted it.
 _OUTLIER = 8.0
 
 
@@ -40,7 +40,7 @@ class PrefillPacer:
 
     @property
     def limit(self) -> int | None:
-        """The prompt tokens that the next step may compute if it decodes; ``None``: any number."""
+        """The limit of prompt tokens in the next step, if it decodes; ``None``: no limit."""
         if self._itl_target == 0:
             return None
         compensates = self._debt > 0 and self._skipped < MAX_SKIPPED
@@ -51,7 +51,7 @@ class PrefillPacer:
         return max(MIN_CHUNK, int((self._target - self._decode) / self._token))
 
     def measured(self, seconds: float, *, decoded: int, prompt_tokens: int) -> None:
-        """Account for a step with ``decoded`` rows that decode and a chunk."""
+        """Account for a step with ``decoded`` decode rows and a chunk of ``prompt_tokens``."""
         if not decoded:
             return
         if prompt_tokens:
@@ -76,7 +76,7 @@ class PrefillPacer:
         return max(self._itl_target, MIN_STRETCH * self._decode)
 
 
-def _mean(known: float, new: float) -> float:
-    if not known:
-        return new
-    return known + _NEWEST * (min(new, _OUTLIER * known) - known)
+def _mean(mean: float, value: float) -> float:
+    if not mean:
+        return value
+    return mean + _NEWEST * (min(value, _OUTLIER * mean) - mean)

@@ -10,7 +10,7 @@ from ..sequence import Phase, Sequence
 
 _MID_STREAM_AHEAD = 1 << 62
 
-# Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
+# Shortest-first: the tokens that arriving one place earlier is worth. Later, shorter sequences can
 # pass an older one only a bounded number of times, so nothing starves.
 AGING_TOKENS = 64
 
@@ -34,8 +34,8 @@ class SequenceQueues:
 
     def __init__(self, policy: str) -> None:
         by_policy = _POLICIES[policy]
-        # A private sequence (a canary) goes first: it is short, and the sequences that wait behind
-        # it may be the very work that the peer under test is there to take.
+        # A private sequence (a canary) goes first: it is short, and the peer that it tests may be
+        # the one to take the work that waits.
         self.key: Callable[[Sequence], Key] = lambda s: (
             not s.work.private,
             is_background(s),
@@ -56,7 +56,7 @@ class SequenceQueues:
         insort(self.waiting, sequence, key=self.key)
 
     def run(self, sequence: Sequence) -> None:
-        """Move the head of the waiting sequences to the running ones."""
+        """Move the head of the queue to the running sequences."""
         assert self.waiting[0] is sequence
         self.waiting.pop(0)
         sequence.move(Phase.RUNNING)

@@ -13,15 +13,15 @@ from .block_tables import BlockTables
 from .preemption import Preemption
 from .queues import SequenceQueues
 
-# A transfer cannot be preempted while it fills blocks. So a reservation leaves each running
-# sequence room to grow by this many tokens, about what it generates while a prompt is received.
+# Blocks that a transfer fills cannot be taken back. So a reservation leaves each running sequence
+# room to grow by this many tokens, about what it generates while a prompt is received.
 GROWTH_TOKENS = 32
 
 
 class Reservations:
-    """Sequences that receive their prompt, and those that wait for blocks to receive it in.
+    """Sequences that receive their prompt, and sequences that wait for blocks to do so.
 
-    ``on_ended`` is called with each reception that its owner has ended.
+    ``on_ended`` is called with each reception when its owner ends it.
     """
 
     def __init__(
@@ -39,37 +39,37 @@ class Reservations:
         self._max_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._receiving: set[Reception] = set()
-        self._asking: list[tuple[Sequence, int]] = []  # sorted by policy
+        self._waiters: list[tuple[Sequence, int]] = []  # sorted by policy
         self.on_ended: Callable[[Reception], None] = lambda reception: None
 
     def __len__(self) -> int:
-        return len(self._receiving) + len(self._asking)
+        return len(self._receiving) + len(self._waiters)
 
     @property
     def asking(self) -> bool:
         """True while a sequence waits for a reservation."""
-        return bool(self._asking)
+        return bool(self._waiters)
 
     def goes_before(self, sequence: Sequence) -> bool:
         """True if a sequence that waits for a reservation goes before this one."""
-        return self.asking and self._queues.first(self._asking[0][0], sequence)
+        return self.asking and self._queues.first(self._waiters[0][0], sequence)
 
     def reserve(self, sequence: Sequence, end: int) -> Reception:
         """Reserve blocks of a new sequence up to token ``end``; it is receiving from now on.
 
         Raises ``OutOfBlocksError``, also if running or earlier sequences would soon lack the
-        blocks. Nothing is kept then but the prefix.
+        blocks. The sequence then keeps only its cached prefix.
         """
         self._queues.arrive(sequence)
         return self._reserve(sequence, end)
 
     def _reserve(self, sequence: Sequence, end: int) -> Reception:
         count = self._tables.missing(sequence, end)
-        needed = self._needed_before(sequence)
+        demand = self._demand_before(sequence)
         available = self._tables.pool.counts().available
-        if count + needed > available:
+        if count + demand > available:
             raise OutOfBlocksError(
-                f"{count} blocks are missing, and {needed} of the {available} available ones are "
+                f"{count} blocks are missing, and {demand} of the {available} available ones are "
                 f"needed by sequences that run or go first"
             )
         blocks = self._tables.reserve(sequence, count)
@@ -83,37 +83,35 @@ class Reservations:
         self.on_ended(reception)
 
     def ask(self, sequence: Sequence, end: int) -> None:
-        """Queue a new sequence for ``next_granted``: its transfer begins once the sequences that go
-        first have their blocks."""
+        """Queue a new sequence for ``next_granted``, behind the sequences that go first."""
         self._queues.arrive(sequence)
-        self._tables.release(sequence)  # the prefix is looked up again then
-        insort(self._asking, (sequence, end), key=lambda asked: self._queues.key(asked[0]))
+        self._tables.release(sequence)  # ``next_granted`` matches the prefix again
+        insort(self._waiters, (sequence, end), key=lambda entry: self._queues.key(entry[0]))
 
     def forget(self, sequence: Sequence) -> None:
         """Remove a sequence from the queue for reservations. Idempotent."""
-        self._asking = [asked for asked in self._asking if asked[0] is not sequence]
+        self._waiters = [entry for entry in self._waiters if entry[0] is not sequence]
 
     def next_granted(self) -> Reception | None:
-        """Reserve blocks for the first sequence that asks, if there is room by now."""
-        if not self._asking:
+        """Reserve blocks for the first sequence in the queue; ``None`` if there is no room yet."""
+        if not self._waiters:
             return None
-        sequence, end = self._asking[0]
+        sequence, end = self._waiters[0]
         self._tables.match_prefix(sequence)
-        needed = self._tables.missing(sequence, end) + self._needed_before(sequence)
+        demand = self._tables.missing(sequence, end) + self._demand_before(sequence)
         later = [s for s in self._queues.waiting if self._queues.first(sequence, s)]
-        self._preemption.reclaim_waiting(later, needed)
+        self._preemption.reclaim_waiting(later, demand)
         try:
             reception = self._reserve(sequence, end)
         except OutOfBlocksError:
             self._tables.release(sequence)
             return None
-        self._asking.pop(0)
+        self._waiters.pop(0)
         return reception
 
-    def _needed_before(self, newcomer: Sequence) -> int:
-        """Blocks that a reservation must leave: the ones that running sequences will fill soon, and
-        all that earlier waiting sequences with a slot lack. The few blocks of a private sequence
-        may be taken from any other."""
+    def _demand_before(self, newcomer: Sequence) -> int:
+        """Blocks that a reservation must leave free: for the growth of running sequences, and for
+        earlier waiting sequences with a slot. A private sequence needs few, and may take any."""
         if newcomer.work.private:
             return 0
         missing, queues = self._tables.missing, self._queues

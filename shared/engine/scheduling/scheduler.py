@@ -2,8 +2,8 @@
 
 It owns every sequence; the block pool owns every block. There is no torch, no socket and no clock
 here. Beside it: ``queues.py`` (the order), ``step_budget.py``, ``block_tables.py``,
-``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts that arrive, by
-transfers whose owners hold a ``Reception``).
+``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts received by
+transfers, whose owners hold a ``Reception``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .reservations import Reservations
 from .step_budget import SMALL_PROMPT, StepBudget
 from .steps_in_flight import BlocksInFlightError, StepInFlight, StepsInFlight
 
-# Tokens by which a step may grow again, each step, after one that ran out of memory.
+# Tokens by which the limit of a step grows back, each step, after one that ran out of memory.
 _LIMIT_GROWTH = 8
 
 
@@ -48,7 +48,7 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         whole_prompts: bool = False,
     ) -> None:
-        """``whole_prompts``: a prompt is computed in one step, for tokens that see later ones."""
+        """``whole_prompts``: compute each prompt in one step, for bidirectional attention."""
         self.pool = pool
         self.max_model_len = max_model_len
         self._max_tokens = max_num_batched_tokens
@@ -66,9 +66,11 @@ class Scheduler:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
-        self._held: set[Sequence] = set()  # prefill-only, computed, blocks not yet given back
+        self._holding: set[Sequence] = (
+            set()
+        )  # computed prefill-only sequences that still hold blocks
         self._in_flight = StepsInFlight()
-        self._removed: list[int] = []  # known to the ranks, which drop them in the next step
+        self._removed: list[int] = []  # to be dropped by the ranks in the next step
         self._started: list[Sequence] = []
         self._suspects: deque[tuple[Sequence, int]] = deque()  # to retry alone, and their tokens
         self._memory_limit = max_num_batched_tokens  # lower after a step ran out of memory
@@ -100,7 +102,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """True if no sequence is alive in any phase, and no step is in flight."""
-        alive = self.has_work or len(self.reservations) or self._held
+        alive = self.has_work or len(self.reservations) or self._holding
         return not (alive or self._in_flight)
 
     @property
@@ -116,8 +118,8 @@ class Scheduler:
     # ---- sequences come and go -------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence. Raises ``OverloadedError`` if the queue is full; it never is for
-        one that goes before all others."""
+        """Queue a new sequence. Raises ``OverloadedError`` if the queue is full, unless the
+        sequence is private or mid-stream."""
         if not (sequence.work.private or sequence.mid_stream):
             self.check_room()
         self.enqueue(sequence)
@@ -143,11 +145,11 @@ class Scheduler:
         if sequence.phase is not Phase.FINISHED and sequence.phase is not Phase.RECEIVING:
             self._finish(sequence, reason)
 
-    def release_held(self, sequence: Sequence) -> None:
-        """Free the blocks of a prefill-only sequence that is computed: its KV has been sent, or is
-        no longer wanted. Idempotent."""
-        if sequence in self._held:
-            self._held.remove(sequence)
+    def release_blocks(self, sequence: Sequence) -> None:
+        """Free the blocks of a computed prefill-only sequence, whose KV is sent or no longer
+        needed. Idempotent."""
+        if sequence in self._holding:
+            self._holding.remove(sequence)
             self.tables.release(sequence)
 
     # ---- planning a step -------------------------------------------------------------------
@@ -155,10 +157,10 @@ class Scheduler:
     def schedule(self, prompt_tokens: int | None = None) -> StepPlan | None:
         """Plan the next step, or ``None`` if nothing can be computed now.
 
-        One step may be in flight meanwhile. A step planned on top of it preempts no sequence, and
-        retries none: both wait for the result of the one in flight.
+        One step may be in flight. A step planned on top of it neither preempts nor retries a
+        sequence: both wait for the result of the step in flight.
 
-        ``prompt_tokens`` limits the prompt tokens of a step that decodes as well. The rest of a
+        ``prompt_tokens`` limits the prompt tokens of a step that also decodes. The rest of a
         received prompt is as cheap as decoding, and does not count.
         """
         if self._in_flight.full:
@@ -180,8 +182,8 @@ class Scheduler:
         return self._plan(budget) if budget.shares else None
 
     def _share_out(self, budget: StepBudget, prompt_tokens: int | None) -> None:
-        """Grant shares of the budget: to decodes, then to prompts, of which those whose client is
-        in the middle of reading go before the ones that run."""
+        """Grant shares of the budget: to decodes, then to prompts. Mid-stream prompts, whose client
+        is already reading, go before running ones."""
         decodes = [s for s in self._queues.running if s.decoding]
         prompts = [s for s in self._queues.running if not s.decoding]
         for sequence in decodes:
@@ -196,19 +198,19 @@ class Scheduler:
         self._admit(budget)
 
     def _retry_suspect(self, budget: StepBudget) -> bool:
-        """Grant the step to one sequence of a step that failed; its blocks are there."""
+        """Grant the step to one sequence of a failed step; it still has its blocks."""
         while self._suspects:
             sequence, tokens = self._suspects.popleft()
             if sequence.phase is Phase.RUNNING:
                 whole = self._whole_prompts
-                budget.grant(sequence, tokens if whole else min(tokens, budget.left))
+                budget.grant(sequence, tokens if whole else min(tokens, budget.remaining))
                 return True
         return False
 
     def _grant(self, sequence: Sequence, budget: StepBudget) -> None:
         """Give a running sequence its share and the blocks for it."""
-        if sequence.phase is not Phase.RUNNING or budget.left <= 0:
-            return  # preempted by an earlier one, or the step is full
+        if sequence.phase is not Phase.RUNNING or budget.remaining <= 0:
+            return  # preempted by an earlier sequence, or the step is full
         more = sequence.placeholders
         if more and self._is_full(sequence, sequence.generation.params, more):
             return  # the step in flight draws its last token
@@ -221,26 +223,26 @@ class Scheduler:
         if not self._whole_prompts:
             return budget.share(missing)
         # Alone, a prompt may be longer than a step.
-        return missing if missing <= budget.left or not budget.shares else 0
+        return missing if missing <= budget.remaining or not budget.shares else 0
 
     def _admit(
-        self, budget: StepBudget, wanted: Callable[[Sequence], bool] = lambda sequence: True
+        self, budget: StepBudget, accepts: Callable[[Sequence], bool] = lambda sequence: True
     ) -> None:
-        """Start ``wanted`` waiting sequences while slots, tokens and blocks last.
+        """Start waiting sequences that ``accepts`` allows while slots, tokens and blocks last.
 
-        Stop at the first that does not fit, so that small sequences do not pass a large one for
-        ever. Private ones, which never sample, need no slot. Background ones leave half of the
-        slots free, since no sequence gives up its slot for one that comes later.
+        Stop at the first that does not fit, so that small sequences cannot pass a large one
+        forever. Private sequences never sample and need no slot. Background sequences leave half of
+        the slots free, since no sequence gives up its slot to a later one.
         """
-        while self._queues.waiting and budget.left > 0:
+        while self._queues.waiting and budget.remaining > 0:
             sequence = self._queues.waiting[0]
             slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
-            if not wanted(sequence):
+            if not accepts(sequence):
                 return
             if not sequence.work.private and self.running >= slots:
                 return
             if self.reservations.goes_before(sequence):
-                return  # it lacks blocks, and would never get them if others went first
+                return  # others would take the blocks that the reservation waits for
             self.tables.match_prefix(sequence)
             tokens = self._share(budget, sequence.target - sequence.computed)
             if not tokens or not self._preemption.cover_head(sequence, tokens, budget):
@@ -270,11 +272,11 @@ class Scheduler:
     # ---- the result of a step --------------------------------------------------------------
 
     def apply(self, result: StepResult) -> list[StepOutput]:
-        """Account for the oldest step in flight. Returns one output for each sequence that it
-        computed and that has not ended meanwhile."""
+        """Account for the oldest step in flight. Returns one output for each of its sequences that
+        has not ended in the meantime."""
         step = self._in_flight.end()
         self._memory_limit = min(self._memory_limit + _LIMIT_GROWTH, self._max_tokens)
-        sampled = {drawn.sequence_id: drawn for drawn in result.sampled}
+        sampled = {draw.sequence_id: draw for draw in result.sampled}
         outputs = []
         for sequence, row in step.rows.items():
             self._account_kv(sequence, row, result.failed.get(sequence.sequence_id, ""))
@@ -288,13 +290,13 @@ class Scheduler:
         return outputs
 
     def _account_kv(self, sequence: Sequence, row: SequenceStep, failure: str) -> None:
-        """Account for the KV of a row, which enters the prefix index unless its values, or those of
-        an earlier row, are not finite."""
+        """Account for the KV of a row. It enters the prefix index unless this row or an earlier one
+        had values that are not finite."""
         if failure:
             sequence.error = failure
             self.tables.unpublish(sequence)
         elif not sequence.error:
-            # The token of a placeholder is not known if the sequence ended before it was drawn.
+            # A placeholder's token is missing if the sequence ended before it was drawn.
             sequence.computed = min(row.start + len(row.tokens), sequence.length)
             self.tables.publish(sequence)
 
@@ -308,30 +310,30 @@ class Scheduler:
         if sequence.error:
             self._finish(sequence, FinishReason.ERROR)
         elif row.sample:
-            drawn = sampled[sequence.sequence_id]
-            if sequence.in_flight and len(drawn.tokens) != 1:
-                raise RuntimeError("the step planned on top of this one counts on one token")
+            draw = sampled[sequence.sequence_id]
+            if sequence.in_flight and len(draw.tokens) != 1:
+                raise RuntimeError("the step planned on top of this one expects one token")
             output.prompt_done = not sequence.has_drawn
-            self._append(sequence, drawn.tokens, output)
-            output.add_logprobs(drawn.logprobs)
+            self._append(sequence, draw.tokens, output)
+            output.add_logprobs(draw.logprobs)
         elif not isinstance(work, Generate) and sequence.computed == sequence.target:
             self._finish(sequence, FinishReason.COMPUTED)
         output.finish_reason = sequence.finish_reason
         return output
 
     def step_failed(self, reason: str, *, memory: bool) -> list[StepOutput]:
-        """Discard the oldest step in flight, and the one planned on top of it; retry the sequences
-        of the oldest one at a time.
+        """Discard the oldest step in flight and the one planned on top of it. Its sequences are
+        retried one at a time.
 
-        One that was alone ends with ``reason``, unless ``memory`` ran out and fewer of its tokens
-        can be computed at once. Returns one output for each that ended.
+        A sequence that was alone ends with ``reason``, unless ``memory`` ran out and fewer of its
+        tokens can be computed at once. Returns one output for each sequence that ended.
         """
         rows = self._in_flight.end().rows
         self._void_steps()
         if memory:
             tokens = sum(len(row.tokens) for row in rows.values())
             self._memory_limit = max(1, tokens // 2)
-        ended = []
+        outputs = []
         for sequence, row in rows.items():
             self._remove_from_ranks(sequence)
             tokens = len(row.tokens)
@@ -344,12 +346,12 @@ class Scheduler:
             else:
                 sequence.error = reason
                 self._finish(sequence, FinishReason.ERROR)
-                ended.append(StepOutput(sequence, [], finish_reason=FinishReason.ERROR))
-        return ended
+                outputs.append(StepOutput(sequence, [], finish_reason=FinishReason.ERROR))
+        return outputs
 
     def _void_steps(self) -> None:
-        """Discard the steps in flight, which ranks do not run. The ranks' state of their sequences
-        is removed, and sent again."""
+        """Discard the steps in flight, which ranks do not run. The sampler specs of their sequences
+        are removed and sent again."""
         while self._in_flight:
             step = self._in_flight.end()
             self._removed += step.removed
@@ -358,7 +360,7 @@ class Scheduler:
                 self._release_ended(sequence)
 
     def fail_steps(self, reason: str) -> None:
-        """End every sequence of the steps in flight, which were lost with their ranks."""
+        """End every sequence of the steps in flight, which are lost with the ranks."""
         while self._in_flight:
             for sequence in self._in_flight.end().rows:
                 if sequence.phase is not Phase.FINISHED:
@@ -370,7 +372,7 @@ class Scheduler:
         """Append a step's tokens until one ends the sequence; drop the rest."""
         work = sequence.generation
         params, constraint = work.params, work.constraint
-        complete = constraint is not None and constraint.complete  # no token may follow
+        complete = constraint is not None and constraint.complete  # no further token
         reason = FinishReason.STOP if complete else None
         for token in [] if complete else tokens:
             sequence.outputs.append(token)
@@ -412,18 +414,18 @@ class Scheduler:
         sequence.finish_reason = reason
         self._remove_from_ranks(sequence)
         if reason is FinishReason.COMPUTED:
-            self._held.add(sequence)
+            self._holding.add(sequence)
         else:
             self._release_ended(sequence)
 
     def _release_ended(self, sequence: Sequence) -> None:
-        """Release the blocks of a sequence that has ended, unless a step in flight still reads and
-        writes them. Idempotent."""
+        """Release the blocks of an ended sequence, unless a step in flight uses them.
+        Idempotent."""
         if sequence.phase is Phase.FINISHED and not sequence.in_flight:
             self.tables.release(sequence)
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:
-        """Have the ranks drop their state; they get it again if the sequence samples again."""
+        """Drop the sequence's sampler spec on ranks; it is sent again before the next draw."""
         if sequence.known_to_ranks:
             self._removed.append(sequence.sequence_id)
             sequence.known_to_ranks = False

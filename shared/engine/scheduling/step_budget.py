@@ -9,23 +9,23 @@ SMALL_PROMPT = 16
 
 
 class StepBudget:
-    """Shares granted so far, and the tokens that are left. One object a step.
+    """The shares granted so far and the tokens that remain. One object a step.
 
     ``prompts`` limits the tokens of chunks beside streams (``None``: no limit).
     """
 
     def __init__(self, tokens: int) -> None:
-        self.left = tokens
+        self.remaining = tokens
         self.prompts: int | None = None
         self.shares: dict[Sequence, int] = {}
 
     def share(self, missing: int) -> int:
-        """The tokens that a sequence may compute of the ``missing`` ones."""
+        """The number of its ``missing`` tokens that a sequence may compute."""
         if self.prompts is None or missing <= SMALL_PROMPT:
-            return min(missing, self.left)
-        # A chunk as small as that would not count, so every long prompt would get one.
-        left = self.prompts if self.prompts > SMALL_PROMPT else 0
-        return min(missing, self.left, left)
+            return min(missing, self.remaining)
+        # A smaller chunk would not count, so every long prompt would get one.
+        limit = self.prompts if self.prompts > SMALL_PROMPT else 0
+        return min(missing, self.remaining, limit)
 
     def grant(self, sequence: Sequence, tokens: int) -> None:
         self._add(-tokens)
@@ -35,6 +35,6 @@ class StepBudget:
         self._add(self.shares.pop(sequence, 0))
 
     def _add(self, tokens: int) -> None:
-        self.left += tokens
+        self.remaining += tokens
         if self.prompts is not None and abs(tokens) > SMALL_PROMPT:
             self.prompts += tokens

@@ -1,8 +1,8 @@
-"""The steps that ranks have been given, and whose results are not known yet.
+"""The steps that were sent to ranks and have no result yet.
 
-While one step runs, the next may be planned on top of it. Until then a token that the running step
-draws is a placeholder: its position is known, its id is not. The counts of a sequence
-(``in_flight``, ``placeholders``) change only here.
+While one step runs, the next may be planned on top of it. A token that the running step draws is a
+placeholder in it: its position is known, its id is not. The counts ``in_flight`` and
+``placeholders`` of sequences change only here.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from ..plan import SequenceStep
 from ..sequence import Sequence
 
-# The running step, and one planned on top of it. More would only keep new requests waiting.
+# The running step, and one planned on top of it. More would only delay new requests.
 MAX_STEPS = 2
 
 
 class BlocksInFlightError(Exception):
-    """Blocks would have to be taken from a sequence that a step in flight reads and writes."""
+    """The blocks to take belong to a sequence that a step in flight computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step's rows, and the sequences that the ranks forget before it."""
+    """A step's rows, and the sequences that ranks drop before it."""
 
     rows: dict[Sequence, SequenceStep]
     removed: list[int]

@@ -1,10 +1,10 @@
-"""Text with calls of tools, which follow their grammars.
+"""Grammars of text with tool calls.
 
 ``lists`` are the ways to write calls: after a ``trigger`` anywhere in the text, or after an
-``opening``, a regular expression. ``anywhere`` says whether an opening may follow other text, or
-only begin the output, perhaps behind one of ``tags``. A list is ``{"begin": ..., "calls": [...],
-"separator": ..., "end": ..., "texts": [...]}``: calls between ``begin`` and ``end``, only one if
-there is no separator. A text ends the output, so its list has no end.
+``opening``, a regular expression. ``anywhere`` is true if an opening may follow other text;
+otherwise it begins the output, perhaps behind one of ``tags``. A list is ``{"begin": ..., "calls":
+[...], "separator": ..., "end": ..., "texts": [...]}``: calls between ``begin`` and ``end``, only
+one if there is no separator. A text ends the output, so its list has no end.
 
 The ``begin`` of a call is a list of texts and ``{"regex": ...}``. Its content is a ``schema``, by
 its name in ``schemas``; ``fields``; a grammar (``lark``), a ``regex``, or any text up to ``until``
@@ -22,38 +22,38 @@ from .grammar_text import GrammarText
 
 # The ways to write a list of calls.
 Write = Callable[[Any], list[str]]
-# White space as the parsers of calls skip it.
+# White space that the parsers of calls skip.
 _SPACES = r"[\s\x1c-\x1f]*"
 
 
 class CallsInText:
-    """Outputs with calls as a router wants them, or without."""
+    """Outputs with or without calls, by a router's specification."""
 
-    def __init__(self, grammar: GrammarText, wanted: Any) -> None:
+    def __init__(self, grammar: GrammarText, spec: Any) -> None:
         self._grammar = grammar
-        self._wanted = wanted
-        self._write = _CallWriter(grammar, wanted)
+        self._spec = spec
+        self._write = _CallWriter(grammar, spec)
 
     def output(self) -> str:
-        """What an output consists of."""
-        wanted = self._wanted
-        if "channels" in wanted:
-            return calls_in_channels(self._grammar, wanted["channels"], self._write.call)
-        return f"{self._again()} {self._rest()}" if wanted["anywhere"] else self._at_start()
+        """The expression of an output."""
+        spec = self._spec
+        if "channels" in spec:
+            return calls_in_channels(self._grammar, spec["channels"], self._write.call)
+        return f"{self._again()} {self._rest()}" if spec["anywhere"] else self._at_start()
 
     def early(self, end: str) -> str:
-        """An output whose first call begins in the reasoning, without its ``end``, which may follow
-        the call instead: the marker of a call that is a token is no text. Empty if there is no such
-        marker."""
-        if "channels" in self._wanted:
+        """An output whose first call begins within the reasoning, whose ``end`` may follow the call
+        instead. It needs a marker of calls that is a special token, which free text cannot contain;
+        empty without one."""
+        if "channels" in self._spec:
             return ""
         token, text = self._grammar.is_token, self._grammar.text()
-        if self._wanted["anywhere"]:
-            lists = [each for each in self._wanted["lists"] if token(each.get("trigger", ""))]
+        if self._spec["anywhere"]:
+            lists = [each for each in self._spec["lists"] if token(each.get("trigger", ""))]
             closed, last = self._in_text(lists, self._write.closed), self._last(lists)
             again, rest = self._again(), self._rest()
         else:
-            tags = [tag for tag in self._wanted["tags"] if token(tag)]
+            tags = [tag for tag in self._spec["tags"] if token(tag)]
             closed = [f"{text} {way}" for way in self._tagged(tags, self._write.closed)]
             last = [f"{text} {way}" for way in self._tagged(tags, self._write.last)]
             again, rest = "", text
@@ -62,19 +62,19 @@ class CallsInText:
         return _one_of(ways) if ways else ""
 
     def _again(self) -> str:
-        """Any number of lists that end, and the text before each."""
-        closed = self._in_text(self._wanted["lists"], self._write.closed)
+        """Any number of closed lists, each after some text."""
+        closed = self._in_text(self._spec["lists"], self._write.closed)
         return f"{_one_of(closed)}*" if closed else ""
 
     def _rest(self) -> str:
-        """The text at the end, perhaps with a list that ends with the output."""
-        return _one_of([self._grammar.text(), *self._last(self._wanted["lists"])])
+        """The text at the end, perhaps with a list that the output's end closes."""
+        return _one_of([self._grammar.text(), *self._last(self._spec["lists"])])
 
     def _last(self, lists: list[Any]) -> list[str]:
         return self._in_text(lists, self._write.last)
 
     def _in_text(self, lists: list[Any], write: Write) -> list[str]:
-        """Each way to write text up to calls, and those."""
+        """Each way to write text and then calls."""
         space = self._grammar.space()
         return [f"{self._until(one)} {space} {calls}" for one in lists for calls in write(one)]
 
@@ -84,11 +84,11 @@ class CallsInText:
         return self._grammar.lazy(f"(.|\\n)*{each['opening']}")
 
     def _at_start(self) -> str:
-        """Calls, or a text that does not begin as they do."""
-        grammar, lists, tags = self._grammar, self._wanted["lists"], self._wanted["tags"]
+        """Calls, or a text that does not begin like one."""
+        grammar, lists, tags = self._grammar, self._spec["lists"], self._spec["tags"]
         tokens = [tag for tag in tags if grammar.is_token(tag)]
-        written = "|".join(re.escape(tag) for tag in tags if tag not in tokens)
-        before = f"{_SPACES}(({written}){_SPACES})?" if written else _SPACES
+        plain_tags = "|".join(re.escape(tag) for tag in tags if tag not in tokens)
+        before = f"{_SPACES}(({plain_tags}){_SPACES})?" if plain_tags else _SPACES
         ways = []
         for write in (self._write.closed, self._write.last):
             ways += [*self._opened(before, write), *self._tagged(tokens, write)]
@@ -96,11 +96,11 @@ class CallsInText:
         return f"{_one_of([*ways, grammar.text_unless(f'{before}({openings})')])}?"
 
     def _opened(self, before: str, write: Write) -> list[str]:
-        """Each way to write calls, with what comes before their opening."""
+        """Each way to write calls behind ``before``."""
         lazy, space = self._grammar.lazy, self._grammar.space()
         return [
             f"{lazy(before + each['opening'])} {space} {calls}"
-            for each in self._wanted["lists"]
+            for each in self._spec["lists"]
             for calls in write(each)
         ]
 
@@ -112,15 +112,15 @@ class CallsInText:
 
 
 class _CallWriter:
-    """Writes calls, each schema of them once."""
+    """Writes calls; each schema becomes one rule."""
 
-    def __init__(self, grammar: GrammarText, wanted: Any) -> None:
+    def __init__(self, grammar: GrammarText, spec: Any) -> None:
         self._grammar = grammar
-        self._schemas = wanted["schemas"]
-        self._known: dict[str, str] = {}
+        self._schemas = spec["schemas"]
+        self._schema_rules: dict[str, str] = {}
 
     def closed(self, each: Any) -> list[str]:
-        """A list of calls that ends; none if there are only texts."""
+        """A closed list of calls; empty if there are only texts."""
         if not each["calls"]:
             return []
         begin, end = self._literal(each["begin"]), self._literal(each["end"])
@@ -130,7 +130,7 @@ class _CallWriter:
         return [f"{begin} {call} ({self._literal(each['separator'])} {call})* {end}"]
 
     def last(self, each: Any) -> list[str]:
-        """A list whose end is a text."""
+        """A list that ends with a text."""
         if not each["texts"]:
             return []
         begin, text = self._literal(each["begin"]), self._one(each["texts"])
@@ -161,12 +161,13 @@ class _CallWriter:
         return grammar.regex(call["regex"]) if "regex" in call else grammar.lark(call["lark"])
 
     def _schema(self, name: str) -> str:
-        if name not in self._known:
-            self._known[name] = self._grammar.schema(self._schemas[name])
-        return self._known[name]
+        if name not in self._schema_rules:
+            self._schema_rules[name] = self._grammar.schema(self._schemas[name])
+        return self._schema_rules[name]
 
     def _fields(self, fields: list[Any], separator: str) -> str:
-        """Values with names, in their order; ``more`` follows others, ``first`` does not."""
+        """Named values in their order; ``more`` is for fields after another one, ``first`` is
+        not."""
         between, rule = self._literal(separator), self._grammar.rule
         more, first = '""', '""'
         for each in reversed(fields):
@@ -176,8 +177,8 @@ class _CallWriter:
             first = rule(self._unless_required(each, f"{one} {following}", first))
         return first
 
-    def _unless_required(self, field: Any, written: str, left_out: str) -> str:
-        return written if field["required"] else _one_of([written, left_out])
+    def _unless_required(self, field: Any, present: str, absent: str) -> str:
+        return present if field["required"] else _one_of([present, absent])
 
     def _field(self, field: Any) -> str:
         begin, before, end, after = (

@@ -1,7 +1,7 @@
-"""Messages in channels (gpt-oss), of which some are calls that follow their grammars.
+"""Grammars of messages in channels (gpt-oss), with tool calls among them.
 
-``{"calls": [{"name": ..., ...}], "required": ...}``: the output is reasoning, comments, and at last
-one of the calls, or a final message unless a call is required. The content of a call is as in
+``{"calls": [{"name": ..., ...}], "required": ...}``: the output is reasoning and comments, and at
+last one of the calls or, unless a call is required, a final message. The content of a call is as in
 ``calls_in_text``.
 """
 
@@ -14,13 +14,13 @@ from ...text.tool_parsers.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE,
 from .grammar_text import GrammarText
 
 
-def calls_in_channels(grammar: GrammarText, wanted: Any, write: Callable[[Any], str]) -> str:
-    """What an output consists of. The prompt ends with the marker of a message and its role."""
-    calls = [_call(grammar, call, write) for call in wanted["calls"]]
+def calls_in_channels(grammar: GrammarText, spec: Any, write: Callable[[Any], str]) -> str:
+    """The expression of an output. The prompt ends with a message's marker and role."""
+    calls = [_tool_call(grammar, call, write) for call in spec["calls"]]
     again = _one_of([f"{end} {grammar.literal(START + 'assistant')}" for end in _ends(grammar)])
     other = _one_of([_header(grammar, channel) for channel in ("analysis", "commentary", "final")])
-    last = [*calls] if wanted["required"] else [*calls, f"{other} {grammar.text()}"]
-    return f"({other} {again})* {_one_of(last)}" + ("" if wanted["required"] else "?")
+    last = [*calls] if spec["required"] else [*calls, f"{other} {grammar.text()}"]
+    return f"({other} {again})* {_one_of(last)}" + ("" if spec["required"] else "?")
 
 
 def _header(grammar: GrammarText, channel: str) -> str:
@@ -28,12 +28,12 @@ def _header(grammar: GrammarText, channel: str) -> str:
 
 
 def _ends(grammar: GrammarText) -> list[str]:
-    """Text up to what ends a message. The markers that end an output are none of its tokens."""
+    """Text up to a marker that ends a message. Markers that end an output are not part of it."""
     return [grammar.text_until(marker) for marker in (END, CALL, RETURN)]
 
 
-def _call(grammar: GrammarText, call: Any, write: Callable[[Any], str]) -> str:
-    """The recipient is written after the channel, or with the role."""
+def _tool_call(grammar: GrammarText, call: Any, write: Callable[[Any], str]) -> str:
+    """A call; its recipient is written after the channel, or with the role."""
     to, literal, space = f" to=functions.{call['name']}", grammar.literal, grammar.space()
     channel = _one_of([literal(CHANNEL + name) for name in ("commentary", "analysis")])
     header = _one_of([f"{channel} {literal(to)}", f"{literal(to)} {channel}"])

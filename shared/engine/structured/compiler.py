@@ -1,4 +1,4 @@
-"""Grammars of requests, compiled in a thread, and kept for the requests that follow."""
+"""Grammars of requests, compiled in threads and cached."""
 
 from __future__ import annotations
 
@@ -6,30 +6,44 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ...errors import OverloadedError
 from ...process.deep_thread import DeepThread
+from ...text.tokenizer_files import TokenizerFiles
 from .constraint import OutputRules
 from .grammar import Grammar, GrammarBackend, GrammarError
 from .params import GrammarKey, StructuredOutputs
 from .thinking_budget import ThinkingBudget, ThinkingRule
 
 COMPILE_SECONDS = 5.0
-# Requests that wait for a grammar.
+# The limit of requests that wait for a grammar.
 MAX_WAITING = 1024
-# Constraints up to this length take milliseconds.
+# Constraints up to this length compile within milliseconds.
 SMALL_CHARACTERS = 8 * 1024
-MAX_KEPT = 64
-# Of the constraints of kept grammars, which takes a few hundred times as much memory.
-MAX_KEPT_CHARACTERS = 1 << 20
+MAX_CACHED = 64
+# Total length of the cached grammars' texts; a grammar takes a few hundred times its text's memory.
+MAX_CACHED_CHARACTERS = 1 << 20
+
+
+def load_backend(
+    files: TokenizerFiles | None, vocab_size: int, end_tokens: Iterable[int]
+) -> GrammarBackend:
+    """The backend for a model's tokenizer. Raises ``GrammarError`` if there is none."""
+    if files is None:
+        raise GrammarError("the model has no tokenizer")
+    try:  # on demand: ranks and prefill nodes need no grammars
+        from .llguidance_backend import LLGuidanceBackend
+    except ImportError:
+        raise GrammarError("llguidance is not installed (pip install llguidance)") from None
+    return LLGuidanceBackend(files, vocab_size, end_tokens)
 
 
 class GrammarCompiler:
     """The grammars of one model.
 
-    ``load`` makes the backend; it fails for tokenizers that the library does not know. Small and
-    large constraints have a thread each, so that a small one never waits for a large one.
+    ``load`` creates the backend, or raises ``GrammarError``. Small and large constraints have a
+    thread each, so that a small one never waits for a large one.
     """
 
     def __init__(self, load: Callable[[], GrammarBackend]) -> None:
@@ -38,88 +52,88 @@ class GrammarCompiler:
         self._backend: GrammarBackend | None = None
         self._small = DeepThread("grammars")
         self._large = DeepThread("large-grammars")
-        self._kept = KeptGrammars()
+        self._cache = GrammarCache()
         self._waiting = 0
 
     async def prepare(self) -> None:
-        """Make the backend, which takes a second for a large vocabulary. Python is blocked
-        meanwhile, so it should be done before requests are served."""
-        with contextlib.suppress(GrammarError):  # the first request that has a grammar reports it
-            await self._small.run(self._loaded)
+        """Create the backend, which takes a second for a large vocabulary and blocks Python, so it
+        should precede the first request."""
+        with contextlib.suppress(GrammarError):  # reported to the first request with a grammar
+            await self._small.run(self._get_backend)
 
     async def rules(
-        self, wanted: StructuredOutputs | None, thinking: ThinkingBudget | None
+        self, constraint: StructuredOutputs | None, thinking: ThinkingBudget | None
     ) -> OutputRules:
-        """What the outputs of a request follow. Raises as ``compile`` does."""
+        """The rules for the outputs of a request. Raises like ``compile``."""
         return OutputRules(
-            None if wanted is None else await self.compile(wanted),
+            None if constraint is None else await self.compile(constraint),
             None if thinking is None else await self._thinking_rule(thinking),
         )
 
     async def _thinking_rule(self, budget: ThinkingBudget) -> ThinkingRule:
-        """Microseconds once there is a backend, so it never waits for grammars then."""
+        """Takes microseconds once there is a backend, so it does not wait for grammars then."""
         try:
             if self._backend is None:
-                await self._small.run(self._loaded)
-            return ThinkingRule(budget, self._loaded())
+                await self._small.run(self._get_backend)
+            return ThinkingRule(budget, self._get_backend())
         except GrammarError as error:
             raise budget.error(str(error)) from None
 
-    async def compile(self, wanted: StructuredOutputs) -> Grammar:
-        """Raises ``RequestError`` for a constraint that is invalid, that nothing satisfies, or that
-        takes too long, and ``OverloadedError`` if its turn does not come."""
-        key = wanted.key()
-        if (kept := self._kept.get(key)) is not None:
-            return kept
+    async def compile(self, constraint: StructuredOutputs) -> Grammar:
+        """The grammar of a constraint. Raises ``RequestError`` if it is invalid, unsatisfiable or
+        takes too long to compile, and ``OverloadedError`` if others take all the time."""
+        key = constraint.key()
+        if (grammar := self._cache.get(key)) is not None:
+            return grammar
         if self._waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._waiting} requests wait for a grammar; try again later")
         self._waiting += 1
         try:
-            return await self._compiled(key)
+            return await self._compile_in_turn(key)
         except GrammarError as error:
-            raise wanted.error(str(error)) from None
+            raise constraint.error(str(error)) from None
         except TimeoutError:
-            raise wanted.error(
+            raise constraint.error(
                 f"it was not compiled within {COMPILE_SECONDS:g} s; make it smaller or simpler"
             ) from None
         finally:
             self._waiting -= 1
 
-    async def _compiled(self, key: GrammarKey) -> Grammar:
-        begun = asyncio.Event()
+    async def _compile_in_turn(self, key: GrammarKey) -> Grammar:
+        started = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def compiled() -> Grammar:
-            loop.call_soon_threadsafe(begun.set)
-            return self._kept.peek(key) or self._loaded().compile(key)
+        def work() -> Grammar:
+            loop.call_soon_threadsafe(started.set)
+            return self._cache.peek(key) or self._get_backend().compile(key)
 
         thread = self._small if len(key.text) <= SMALL_CHARACTERS else self._large
-        running = thread.run(compiled)
+        running = thread.run(work)
         try:
-            await self._turn(begun)
+            await self._turn(started)
             async with asyncio.timeout(COMPILE_SECONDS):
                 grammar = await running
         finally:
             running.cancel()
-        self._kept.add(key, grammar)
+        self._cache.add(key, grammar)
         return grammar
 
-    async def _turn(self, begun: asyncio.Event) -> None:
+    async def _turn(self, started: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(COMPILE_SECONDS):
-                await begun.wait()
+                await started.wait()
         except TimeoutError:
             raise OverloadedError("other grammars are being compiled; try again later") from None
 
-    def _loaded(self) -> GrammarBackend:
+    def _get_backend(self) -> GrammarBackend:
         with self._loading:
             if self._backend is None:
                 self._backend = self._load()
             return self._backend
 
 
-class KeptGrammars:
-    """The grammars that were used last, within bounds."""
+class GrammarCache:
+    """The most recently used grammars, within bounds."""
 
     def __init__(self) -> None:
         self._grammars: OrderedDict[GrammarKey, Grammar] = OrderedDict()
@@ -134,13 +148,13 @@ class KeptGrammars:
         return self._grammars.get(key)
 
     def peek(self, key: GrammarKey) -> Grammar | None:
-        """As ``get``, from another thread."""
+        """Like ``get``, from another thread."""
         return self._grammars.get(key)
 
     def add(self, key: GrammarKey, grammar: Grammar) -> None:
         if key not in self._grammars:
             self._characters += len(key.text)
         self._grammars[key] = grammar
-        while len(self._grammars) > MAX_KEPT or self._characters > MAX_KEPT_CHARACTERS:
+        while len(self._grammars) > MAX_CACHED or self._characters > MAX_CACHED_CHARACTERS:
             dropped, _ = self._grammars.popitem(last=False)
             self._characters -= len(dropped.text)

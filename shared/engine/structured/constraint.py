@@ -1,4 +1,4 @@
-"""The rules that one choice follows, and which tokens it may draw next."""
+"""The rules that one choice follows, and the tokens that it may draw next."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ class OutputRules:
 
 
 class Constraint:
-    """Follows the outputs of one sequence. The grammar rules over everything else that restricts
-    a draw: end tokens may be drawn where it may stop, and nowhere else. The end of a reasoning that
-    has spent its budget is drawn as soon as the grammar allows it.
+    """Follows the outputs of one sequence.
 
-    ``complete``: it allows no further token, and there is no end token to draw. ``failure`` is the
-    reason why it could not be followed; ``unfollowable`` tells the failure of the grammar itself
-    from an error of this node. All are known before the draw is.
+    The grammar overrides all other restrictions of a draw: end tokens are allowed exactly where it
+    may stop. Once the thinking budget is used up, its closing marker is forced as soon as the
+    grammar allows it.
+
+    ``complete``: no further token is allowed, and there is no end token to draw. ``failure`` is the
+    reason why the grammar could not be followed; ``unfollowable`` is true if that is the grammar's
+    fault, not this node's. All three are set before the draw.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class Constraint:
         self._thinking = thinking
         self._ends = tuple(end_tokens)
         self._matcher: Matcher | None = None
-        self._taken = 0
-        self._checked = -1  # outputs when the budget was last looked at
+        self._num_passed = 0
+        self._last_check = -1  # the number of outputs at the last check of the budget
 
     def restricts(self, place: int) -> bool:
         """True if the draw of the output at ``place`` may need a mask."""
@@ -57,34 +59,32 @@ class Constraint:
         return self._thinking is not None and place >= self._thinking.next_check
 
     def take(self, outputs: list[int]) -> list[int]:
-        """The outputs that ``next_mask`` has to move past; called in the thread of the sequence's
-        owner."""
-        new = outputs[self._taken :]
-        self._taken = len(outputs)
+        """The new outputs, for ``next_mask``. Called in the thread of the sequence's owner."""
+        new = outputs[self._num_passed :]
+        self._num_passed = len(outputs)
         return new
 
     def next_mask(self, tokens: list[int]) -> bytes | None:
-        """The mask of the draw after ``tokens``; ``None`` if any token may be drawn, or if the
-        draw does not count."""
+        """The mask of the draw after ``tokens``; ``None`` if any token may be drawn, or if the draw
+        will be discarded."""
         if self._thinking is not None:
             tokens = self._advance_thinking(self._thinking, tokens)
         mask = self._rule_mask(tokens)
         if self._thinking is None or self.complete or self.failure:
             return mask
-        self._checked = self._thinking.outputs
-        return _with_forced(mask, self._thinking)
+        self._last_check = self._thinking.outputs
+        return _force(mask, self._thinking)
 
     def _advance_thinking(self, thinking: ThinkingLimit, tokens: list[int]) -> list[int]:
-        """Move the budget past ``tokens``. Returns those that the grammar still has to pass.
+        """Move the budget past ``tokens``. Returns the rest for the grammar to move past.
 
-        The outputs that another node has drawn come all at once. Which token of the closing marker
-        is next depends on where the marker was begun, so the budget looks again at every place
-        where it may have been.
+        A resumed sequence has many tokens at once. The next token of the closing marker depends on
+        where the marker began, so the budget is checked again at each place where it may have been.
         """
         first = 0
         for i, token in enumerate(tokens):
-            if thinking.next_check <= thinking.outputs != self._checked:
-                _with_forced(self._rule_mask(tokens[first:i]), thinking)
+            if thinking.next_check <= thinking.outputs != self._last_check:
+                _force(self._rule_mask(tokens[first:i]), thinking)
                 first = i
             thinking.advance([token])
         return tokens[first:]
@@ -115,12 +115,12 @@ class Constraint:
                 mask[token >> 3] |= 1 << (token & 7)
 
 
-def _with_forced(mask: bytes | None, thinking: ThinkingLimit) -> bytes | None:
-    """The mask of the token that must be drawn, if there is one and ``mask`` allows it."""
+def _force(mask: bytes | None, thinking: ThinkingLimit) -> bytes | None:
+    """Replace the mask if a token is forced, unless ``mask`` forbids that token."""
     token = thinking.forced()
     if token is None:
         return mask
     if mask is None or mask[token >> 3] >> (token & 7) & 1:
         return thinking.mask(token)
-    thinking.not_allowed()
+    thinking.reject_forced()
     return mask

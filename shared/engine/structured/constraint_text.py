@@ -1,4 +1,4 @@
-"""The text that is compiled for a constraint on an output."""
+"""The grammar text of a constraint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .structural_tag import structural_tag
 
 
 def constraint_text(key: GrammarKey, special: TokenLiterals) -> str:
-    """The text to compile. Raises ``GrammarError``."""
+    """The grammar text to compile. Raises ``GrammarError``."""
     grammar = GrammarText(special)
     if key.kind != "tool_calls":
         return grammar.whole(_after_reasoning(grammar, key, _output(grammar, key), ""))
@@ -30,7 +30,7 @@ def constraint_text(key: GrammarKey, special: TokenLiterals) -> str:
 
 
 def _after_reasoning(grammar: GrammarText, key: GrammarKey, output: str, early: str) -> str:
-    """The output behind its reasoning, unless its ``early`` form goes on from there."""
+    """The output after its reasoning, or its ``early`` form, which begins within it."""
     if not key.reasoning_end:
         return output
     ended = f"{grammar.text_until(key.reasoning_end)} {grammar.space()} {output}"

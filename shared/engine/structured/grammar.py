@@ -12,16 +12,16 @@ class GrammarError(Exception):
 
 
 class Matcher(Protocol):
-    """The place of one output in its grammar. Used in one thread."""
+    """The position of one output in its grammar. Not thread-safe."""
 
     def advance(self, tokens: list[int]) -> None:
         """Move past ``tokens``. Raises ``GrammarError`` if they do not follow the grammar, or if
-        the grammar became too ambiguous to follow."""
+        the grammar has become too ambiguous."""
 
     def mask(self) -> bytearray:
-        """The tokens that may come next, a bit each, from the lowest bit of the first byte.
+        """The tokens that may come next, one bit each, from the lowest bit of the first byte.
 
-        End tokens are not among them. Raises ``GrammarError`` as ``advance`` does.
+        End tokens are excluded. Raises ``GrammarError`` like ``advance``.
         """
 
     @property
@@ -33,19 +33,19 @@ class Grammar(Protocol):
     """A compiled grammar."""
 
     def matcher(self) -> Matcher:
-        """A new place at the beginning."""
+        """A new matcher at the beginning."""
 
 
 class GrammarBackend(Protocol):
-    """A library for one tokenizer. Its methods may take seconds, and run in threads."""
+    """A grammar library for one tokenizer. Methods may take seconds and run in threads."""
 
     vocab_size: int
 
     def compile(self, key: GrammarKey) -> Grammar:
-        """Raises ``GrammarError``."""
+        """Compile a grammar. Raises ``GrammarError``."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, special ones among them."""
+        """The tokens of a text, including special ones."""
 
     def text_of(self, token: int) -> bytes:
-        """The text of one token, a special one too."""
+        """The text of one token, which may be special."""

@@ -13,13 +13,13 @@ from typing import Any
 from ...text.json_schema import clean_schema
 from .grammar import GrammarError
 
-# A rule of GBNF; those of Lark have one colon.
+# A rule of GBNF. Lark's rules have one colon.
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-# Before a schema in a Lark grammar.
+# The mark before a schema in a Lark grammar.
 _JSON = re.compile(r"%json\s*")
 _ANY = r"(.|\n)*"
 _TEXT = f"/{_ANY}/"
-# Some models write white space without end, which JSON would allow.
+# Limited, since some models never stop writing white space.
 WHITESPACE = r"[ \t\r\n]{0,40}"
 # Between the end of the reasoning and the output.
 _SPACE = r"/[ \t\r\n]{0,8}/"
@@ -34,12 +34,12 @@ class TokenLiterals:
         self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def literal(self, text: str) -> str:
-        """A text as Lark; the special tokens in it are tokens."""
+        """A text as Lark, with its special tokens as tokens."""
         parts, end = [], 0
-        for found in self._any.finditer(text):
-            parts += [json.dumps(text[end : found.start()])] if found.start() > end else []
-            parts.append(f"<[{self._numbers[found[0]]}]>")
-            end = found.end()
+        for match in self._any.finditer(text):
+            parts += [json.dumps(text[end : match.start()])] if match.start() > end else []
+            parts.append(f"<[{self._numbers[match[0]]}]>")
+            end = match.end()
         parts += [json.dumps(text[end:])] if text[end:] else []
         return " ".join(parts)
 
@@ -49,20 +49,20 @@ class TokenLiterals:
 
 
 class GrammarText:
-    """A main grammar and those that it refers to."""
+    """A main grammar and the grammars that it refers to."""
 
     def __init__(self, special: TokenLiterals) -> None:
         self._special = special
         self._rules: list[str] = []
-        # Of two rules for the same text, the lexer would follow one only.
-        self._known: dict[tuple[str, str], str] = {}  # the names of rules
-        self._named: list[dict[str, Any]] = []
+        # By kind and body: with two rules for the same text, the lexer would follow only one.
+        self._rule_names: dict[tuple[str, str], str] = {}
+        self._grammars: list[dict[str, Any]] = []
 
     def whole(self, start: str) -> str:
-        """The text to compile, with ``start`` as what an output consists of."""
+        """The text to compile, with ``start`` as the expression of an output."""
         lark = "\n".join([f"start: {start}", *self._rules, ""])
         main = {"name": "main", "lark_grammar": lark}
-        return json.dumps({"grammars": [main, *self._named]}, allow_nan=False)
+        return json.dumps({"grammars": [main, *self._grammars]}, allow_nan=False)
 
     def literal(self, text: str) -> str:
         return self._special.literal(text)
@@ -91,7 +91,7 @@ class GrammarText:
         return self._refer("lark_grammar", f"start: {_terminal(pattern)}")
 
     def choice(self, texts: list[str]) -> str:
-        """One of several texts, as one terminal: a rule has a limit of alternatives."""
+        """One of several texts, as one terminal, because rules are limited in alternatives."""
         name = f"CHOICE_{len(self._rules)}"
         self._rules.append(f"{name}: " + " | ".join(map(json.dumps, texts)))
         return name
@@ -101,14 +101,14 @@ class GrammarText:
         return self._rule("TEXT", _TEXT)
 
     def text_until(self, end: str, *, without: Sequence[str] = ()) -> str:
-        """Any text up to the first ``end``, and that. Texts ``without`` markers end before them."""
+        """Any text up to and including the first ``end``, ``without`` these markers in it."""
         text = self._text_without([one for one in without if not self.is_token(one)])
         if self.is_token(end):
             return f"{text} {self.literal(end)}"
         return self._rule("until", f"{text} {self.literal(end)}", "[lazy]")
 
     def lazy(self, pattern: str) -> str:
-        """Text up to the first match of a regular expression, which begins it."""
+        """The shortest text that a regular expression matches."""
         return self._rule("opening", _terminal(pattern), "[lazy]")
 
     def text_unless(self, opening: str) -> str:
@@ -116,11 +116,11 @@ class GrammarText:
         return self._rule("TEXT", f"{_TEXT} & ~{_terminal(f'({opening}){_ANY}')}")
 
     def is_token(self, text: str) -> bool:
-        """True if the text is one special token, which no other text matches."""
+        """True if the text is one special token, which free text never matches."""
         return self._special.ends_with_token(text)
 
     def marker(self, text: str) -> str:
-        """A text at which free text could begin too, which it does not."""
+        """A marker, in preference to free text that begins with it."""
         literal = self.literal(text)
         return literal if self.is_token(text) else self._rule("marker", literal, "[lazy]")
 
@@ -129,25 +129,25 @@ class GrammarText:
         return self._rule("SPACE", _SPACE)
 
     def rule(self, body: str) -> str:
-        """A rule of its own for an expression."""
+        """A separate rule for an expression."""
         return self._rule("part", body)
 
     def _text_without(self, markers: list[str]) -> str:
         if not markers:
             return _TEXT
-        found = "|".join(map(re.escape, markers))
-        return self._rule("TEXT", f"{_TEXT} & ~{_terminal(f'{_ANY}({found}){_ANY}')}")
+        pattern = "|".join(map(re.escape, markers))
+        return self._rule("TEXT", f"{_TEXT} & ~{_terminal(f'{_ANY}({pattern}){_ANY}')}")
 
     def _rule(self, kind: str, body: str, attributes: str = "") -> str:
-        known = self._known.get((kind, body))
-        if known is None:
-            known = self._known[kind, body] = f"{kind}_{len(self._rules)}"
-            self._rules.append(f"{known}{attributes}: {body}")
-        return known
+        name = self._rule_names.get((kind, body))
+        if name is None:
+            name = self._rule_names[kind, body] = f"{kind}_{len(self._rules)}"
+            self._rules.append(f"{name}{attributes}: {body}")
+        return name
 
     def _refer(self, kind: str, content: Any) -> str:
-        name = f"g{len(self._named)}"
-        self._named.append({"name": name, kind: content})
+        name = f"g{len(self._grammars)}"
+        self._grammars.append({"name": name, kind: content})
         return f"@{name}"
 
 
@@ -158,14 +158,14 @@ def _terminal(pattern: str) -> str:
 
 
 def _with_followable_schemas(grammar: str) -> str:
-    """A Lark grammar with the schemas in it as they are followed."""
+    """A Lark grammar, with its schemas in followable form."""
     parts, end = [], 0
-    for found in _JSON.finditer(grammar):
+    for match in _JSON.finditer(grammar):
         try:
-            schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
+            schema, after = json.JSONDecoder().raw_decode(grammar, match.end())
         except ValueError:
-            continue  # no schema, as in a text; or one that the compiler rejects
-        parts += [grammar[end : found.end()], json.dumps(clean_schema(schema))]
+            continue  # not a schema but text, or invalid, which the compiler rejects
+        parts += [grammar[end : match.end()], json.dumps(clean_schema(schema))]
         end = after
     return "".join((*parts, grammar[end:]))
 
@@ -175,5 +175,5 @@ def _from_gbnf(grammar: str) -> str:
 
     try:
         return gbnf_to_lark(grammar)
-    except Exception as error:  # the parser has classes of its own for errors
+    except Exception as error:  # the parser has its own exception classes
         raise GrammarError(str(error)) from None

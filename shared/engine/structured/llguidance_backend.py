@@ -1,7 +1,7 @@
-"""Grammars by llguidance, which computes a mask in the time of a few microseconds to milliseconds.
+"""Grammars by llguidance, which computes a mask in microseconds to a few milliseconds.
 
-Its matchers never raise, and report errors instead. What they compute is limited, so that a grammar
-made to be expensive ends with an error.
+Its matchers never raise, and report errors instead. Their work is limited, so that a maliciously
+expensive grammar ends with an error.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from .grammar_text import TokenLiterals
 from .params import GrammarKey
 
 _SILENT = 0
-# Of a parser's state: 3,000 optional properties, which is as many as a schema has room for, take
-# 12,000. A mask of such a state takes 0.1 s; llguidance's own limit of 2,000 ends an output in the
-# middle.
+# The limit of a parser's state. A schema has room for 3,000 optional properties, which take 12,000
+# items; a mask then takes 0.1 s. With llguidance's default of 2,000, such outputs would end midway.
 MAX_ROW_ITEMS = 14_000
-MAX_SHOWN = 300
+MAX_ERROR_CHARACTERS = 300
 
 
 class LLGuidanceBackend:
-    """Grammars over the tokens of one model, of which ``end_tokens`` end an output."""
+    """Grammars over the tokens of one model. ``end_tokens`` end an output."""
 
     def __init__(self, files: TokenizerFiles, vocab_size: int, end_tokens: Iterable[int]) -> None:
-        known = 1 + max(files.vocabulary().values())
+        vocabulary_size = 1 + max(files.vocabulary().values())
         self.vocab_size = vocab_size
-        # Without an end token, the last one takes the role, which it can have at most once.
-        self._ends = sorted(token for token in end_tokens if token < known) or [known - 1]
-        self._tokenizer = _tokenizer(files, max(vocab_size, known), self._ends)
+        # The library needs an end token; without one, the last token serves as such.
+        self._ends = sorted(token for token in end_tokens if token < vocabulary_size) or [
+            vocabulary_size - 1
+        ]
+        self._tokenizer = _tokenizer(files, max(vocab_size, vocabulary_size), self._ends)
         self._special = TokenLiterals(
             {
                 text: number
@@ -129,4 +130,6 @@ def _problem(matcher: LLMatcher) -> str:
 
 def _short(message: str) -> str:
     """The beginning of a message, as one line."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:MAX_SHOWN].rstrip(".")
+    return " ".join(message.replace("<non-verbose/>", "").split())[:MAX_ERROR_CHARACTERS].rstrip(
+        "."
+    )

@@ -1,4 +1,4 @@
-"""The constraint of a request's outputs, as callers give it."""
+"""The constraint on a request's outputs, as callers specify it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from ...errors import RequestError
 
-# Of the constraint's text. What a grammar costs to compile grows with its square, and how deep it
-# nests with its length: at this size, the slowest takes a second.
+# The limit of a constraint's text. Compile time grows with the square of its length, and nesting
+# with its length: at this size, the slowest grammar takes a second.
 MAX_CHARACTERS = 128 * 1024
 MAX_REGEX_CHARACTERS = 16 * 1024
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
@@ -20,11 +20,10 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", 
 class StructuredOutputs:
     """A constraint on every output of a request: exactly one of the following.
 
-    ``json`` is a JSON schema, as a mapping or as text. ``choice`` lists the texts of which the
-    output is one. ``grammar`` is a context-free grammar in the syntax of Lark or GBNF.
-    ``json_object`` is any JSON object. ``structural_tag`` describes text with constrained parts, as
-    a mapping or as JSON; ``tool_calls`` text with calls, as routers want it
-    (``calls_in_text.py``).
+    ``json`` is a JSON schema, as a mapping or as text. ``choice`` lists the allowed outputs.
+    ``grammar`` is a context-free grammar in the syntax of Lark or GBNF. ``json_object`` is any JSON
+    object. ``structural_tag`` describes text with constrained parts, as a mapping or as JSON;
+    ``tool_calls`` is a router's specification of text with tool calls (``calls_in_text.py``).
 
     ``whitespace`` allows optional whitespace in JSON. The constraint holds after the model's
     reasoning, which ends with ``reasoning_end``, unless that is empty; outputs that do not begin
@@ -44,12 +43,12 @@ class StructuredOutputs:
     param: str = "structured_outputs"
 
     def key(self) -> GrammarKey:
-        """The constraint in the form that grammars are compiled from. Raises ``RequestError``."""
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise self.error(f"exactly one of {', '.join(KINDS)} is needed, and {found} is given")
-        kind = given[0]
+        """The constraint as a key to compile. Raises ``RequestError``."""
+        kinds = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(kinds) != 1:
+            names = " and ".join(kinds) or "none"
+            raise self.error(f"exactly one of {', '.join(KINDS)} is needed, and {names} is given")
+        kind = kinds[0]
         text = self._text(kind)
         limit = MAX_REGEX_CHARACTERS if kind == "regex" else MAX_CHARACTERS
         if len(text) > limit:
@@ -86,7 +85,7 @@ class StructuredOutputs:
 
 @dataclass(frozen=True, slots=True)
 class GrammarKey:
-    """A constraint by which a compiled grammar is found again: its kind, and its text."""
+    """The key of a compiled grammar: the constraint's kind, text and options."""
 
     kind: str
     text: str

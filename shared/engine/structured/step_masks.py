@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sequence whose draw waits for its mask, and the tokens that its grammar lacks."""
+    """A sequence whose draw waits for its mask, and its new tokens."""
 
     sequence_id: int
     constraint: Constraint
@@ -25,20 +25,20 @@ class _Row:
 
 
 class StepMasks:
-    """Every step with constrained rows gets one message of masks. A row may lack one in it: any
-    token may be drawn for it, or the draw counts for nothing, as the row has ended."""
+    """Sends one message for each step with constrained rows. A row without a mask in it may draw
+    any token, or has ended, so that its draw is discarded."""
 
     def __init__(self, send: Callable[[TokenMasks], None]) -> None:
         self._send = send
         self._thread = DeepThread("masks")
-        self._begun = 0
+        self._last_step = 0
 
     def begin(self, plan: StepPlan, sequences: Iterable[Sequence]) -> None:
-        """Compute the masks of a step whose rows are of ``sequences``. The tokens before it must be
-        known. No-op if it was done for this step before, or if no row needs one."""
-        if plan.step <= self._begun or not plan.masked:
+        """Compute the masks of a step for its ``sequences``, whose earlier tokens must be known.
+        No-op for a step that was begun before, or without constrained rows."""
+        if plan.step <= self._last_step or not plan.masked:
             return
-        self._begun = plan.step
+        self._last_step = plan.step
         masked = {row.sequence_id for row in plan.sequences if row.masked}
         rows = [
             _Row(one.sequence_id, constraint, constraint.take(one.outputs))
@@ -50,9 +50,9 @@ class StepMasks:
         masks = self._thread.run(lambda: _masks(plan.step, rows))
         masks.add_done_callback(self._computed)
 
-    def _computed(self, done: asyncio.Future[TokenMasks]) -> None:
-        if not done.cancelled():
-            self._send(done.result())
+    def _computed(self, future: asyncio.Future[TokenMasks]) -> None:
+        if not future.cancelled():
+            self._send(future.result())
 
 
 def _masks(step: int, rows: list[_Row]) -> TokenMasks:
@@ -61,10 +61,10 @@ def _masks(step: int, rows: list[_Row]) -> TokenMasks:
 
 
 def _mask(step: int, row: _Row) -> bytes | None:
-    """The mask of one row. One that raises costs no other: a rank waits for the masks of all."""
+    """The mask of one row. An error fails only this row, since the rank waits for all masks."""
     try:
         return row.constraint.next_mask(row.tokens)
     except Exception:
-        log.exception("a mask of step %d could not be computed", step)
-        row.constraint.failure = "the node had an error in its grammar"
+        log.exception("a token mask of step %d could not be computed", step)
+        row.constraint.failure = "the node failed to compute its token mask"
         return None

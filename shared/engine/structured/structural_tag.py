@@ -1,7 +1,7 @@
-"""Structural tags: text with constrained parts, in the formats that vLLM and xgrammar have.
+"""Structural tags: text with constrained parts, in the formats of vLLM and xgrammar.
 
-A format is an object with a ``type``; those that consist of others nest. The older form has
-``triggers`` and ``structures`` instead, and stands for ``triggered_tags``.
+A format is an object with a ``type``, and may contain other formats. The older form has
+``triggers`` and ``structures`` instead, and means ``triggered_tags``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Format = dict[str, Any]
 
 
 def structural_tag(grammar: GrammarText, tag: Any) -> str:
-    """What an output consists of. Raises ``GrammarError``."""
+    """The expression of an output. Raises ``GrammarError``."""
     if not isinstance(tag, dict):
         raise GrammarError("a structural tag must be an object")
     if "structures" in tag:
@@ -36,11 +36,11 @@ def _older(structure: Any) -> Format:
 def _expression(grammar: GrammarText, part: Any) -> str:
     if not isinstance(part, dict):
         raise GrammarError("a format of a structural tag must be an object")
-    made = _FORMATS.get(kind := str(part.get("type")))
-    if made is None:
-        known = ", ".join(_FORMATS)
-        raise GrammarError(f"the format {kind!r:.64} is not supported; known are {known}")
-    return made(grammar, part)
+    write = _FORMATS.get(kind := str(part.get("type")))
+    if write is None:
+        formats = ", ".join(_FORMATS)
+        raise GrammarError(f"the format {kind!r:.64} is not supported; supported: {formats}")
+    return write(grammar, part)
 
 
 def _constant(grammar: GrammarText, part: Format) -> str:
@@ -99,7 +99,10 @@ def _triggered(grammar: GrammarText, part: Format) -> str:
     begins with a tag, and with ``stop_after_first`` it ends after the first."""
     triggers = [_checked(one, "triggers") for one in _list(part, "triggers")]
     tags = _list(part, "tags")
-    once, least = part.get("stop_after_first") is True, part.get("at_least_one") is True
+    stop_after_first, at_least_one = (
+        part.get("stop_after_first") is True,
+        part.get("at_least_one") is True,
+    )
     by_trigger: dict[str, list[str]] = {}
     for tag in tags:
         begin = _string(tag, "begin")
@@ -108,10 +111,10 @@ def _triggered(grammar: GrammarText, part: Format) -> str:
             raise GrammarError(f"the tag {begin!r:.64} begins with none of the triggers")
         rest = f"{grammar.literal(begin[len(trigger) :])} {_rest(grammar, tag)}"
         by_trigger.setdefault(trigger, []).append(rest)
-    found = [f"{grammar.text_until(t)} {_one_of(rests)}" for t, rests in by_trigger.items()]
-    in_text = grammar.rule(_one_of(found))
-    first = _one_of([_tag(grammar, tag) for tag in tags]) if least else ""
-    if once:
+    ways = [f"{grammar.text_until(t)} {_one_of(rests)}" for t, rests in by_trigger.items()]
+    in_text = grammar.rule(_one_of(ways))
+    first = _one_of([_tag(grammar, tag) for tag in tags]) if at_least_one else ""
+    if stop_after_first:
         return first or _one_of([in_text, grammar.text()])
     return f"{first} {in_text}* {grammar.text()}"
 

@@ -1,2 +1,2 @@
-"""What moves frames from one rank to another: one folder for each kind, and the connection that
-they share."""
+"""Carriers, which move frames from one rank to another: a folder for each kind, and the connections
+that they share."""

@@ -1,10 +1,10 @@
 """A carrier: one way for frames to get from the sending to the receiving rank of a connection.
 
-A kind of carrier is a subclass of ``Carrier``, and lives in one folder. An instance is what one
-rank holds of it. For each connection it makes a ``FrameWriter`` on the sending rank or a
-``FrameReader`` on the receiving one.
+A kind of carrier is a subclass of ``Carrier`` in a folder of its own. Each rank has one instance,
+which makes a ``FrameWriter`` (on the sending rank) or a ``FrameReader`` (on the receiving rank) for
+each connection.
 
-All of it is used on the data-plane thread, and nothing waits.
+Everything here runs on the data-plane thread and never blocks.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
     from .device import Device
 
-# More than any ring has.
+# No limit: more than any ring has.
 MAX_SLOTS = 1 << 32
-# Frames that a peer may have in our ring at once. With more, they have left the cache when it reads
-# them: two Zen 3 cores move 10 GB/s with 4 to 6 frames of 1 MiB, and 6 GB/s with 32.
-LENT_FRAMES = 6
+# Frames that one peer may read in our ring at once. More would be evicted from the CPU's cache
+# before they are read: two Zen 3 cores move 10 GB/s with 4 to 6 frames of 1 MiB, and 6 GB/s with
+# 32.
+MAX_LOANS = 6
 
 
 class CarrierUnavailableError(TransferError):
-    """This rank cannot use a carrier; another one may do."""
+    """This rank cannot use a carrier, but maybe another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResources:
-    """What a rank provides to its carriers. ``sends`` False: it only receives.
+    """The resources that a rank shares with its carriers. ``sends`` False: it only receives.
 
-    ``memory`` is under the staging ``ring``. ``device``: the GPU that the cache lives on, if any.
+    ``memory`` backs the staging ``ring``. ``device``: the GPU with the cache, if any.
     """
 
     me: PeerKey
@@ -54,8 +55,8 @@ class RankResources:
 
 @dataclass(frozen=True, slots=True)
 class SendChannel:
-    """A connection as the sending rank has it: frames for the peer may go to ``socket``, after the
-    ``identity`` that it has there."""
+    """The sending rank's side of a connection. Frames for the peer may go to ``socket``, preceded
+    by the peer's ``identity``."""
 
     connection: int
     socket: zmq.Socket[bytes]
@@ -64,8 +65,8 @@ class SendChannel:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveChannel:
-    """A connection as the receiving rank has it. ``give_back`` tells the sender that its oldest
-    lent frame has been read."""
+    """The receiving rank's side of a connection. ``give_back`` tells the sender that its oldest
+    loans frame has been read."""
 
     connection: int
     peer: PeerKey
@@ -84,13 +85,13 @@ class SendHandle(Protocol):
 class FrameWriter(Protocol):
     """Sends frames over one connection."""
 
-    slots: int  # slots of the ring that frames for the peer may hold at once
-    lent: LentFrames
-    offer: bytes  # for the peer, in the answer to its greeting
+    slots: int  # ring slots that frames for the peer may use at once
+    loans: Loans
+    offer: bytes  # for the peer, in the reply to its greeting
 
     @property
     def needs_polling(self) -> bool:
-        """True if ``poll`` may have work that no descriptor announces."""
+        """True if ``poll`` may have work while no descriptor is readable."""
 
     def start(self) -> None:
         """The peer has chosen this carrier."""
@@ -99,14 +100,14 @@ class FrameWriter(Protocol):
         """Readable when ``poll`` has work."""
 
     def write(self, message: Message, offset: int | None) -> SendHandle:
-        """Send a frame, which lies at ``offset`` of the ring if that is given.
+        """Send a frame; ``offset`` is its place in the ring, if it is there.
 
         Raises ``ZMQError`` or ``OSError`` when the connection is gone.
         """
 
     def poll(self) -> None:
-        """Take back frames that were read. Raises ``EOFError``, ``OSError`` or ``TransferError``
-        when the connection is gone."""
+        """Reclaim frames that were read. Raises ``EOFError``, ``OSError`` or ``TransferError`` when
+        the connection is gone."""
 
     def close(self) -> None: ...
 
@@ -116,37 +117,37 @@ class FrameReader(Protocol):
 
     @property
     def needs_polling(self) -> bool:
-        """True if a frame may come that no descriptor announces."""
+        """True if a frame may come while no descriptor is readable."""
 
     def descriptors(self) -> list[Any]:
         """Readable when ``read`` may have a frame."""
 
     def read(self, now: float) -> Message | None:
-        """The next frame, if it is here; valid until ``release``."""
+        """The next frame, if it has arrived; valid until ``release``."""
 
     def release(self) -> None:
-        """The frame of the last ``read`` is no longer used."""
+        """Release the frame of the last ``read``."""
 
     def close(self) -> None: ...
 
 
 class Carrier:
-    """A kind of carrier (the class), and what one rank holds of it (an instance).
+    """A kind of carrier (the class) on one rank (an instance).
 
-    An instance is made on the data-plane thread; its constructor takes ``RankResources`` and raises
-    ``CarrierUnavailableError`` where this rank cannot use the carrier.
+    Instances are created on the data-plane thread, from ``RankResources``. The constructor raises
+    ``CarrierUnavailableError`` if this rank cannot use the carrier.
     """
 
     name: ClassVar[str]
     # Both ranks must be processes of one host that can open each other's memory.
     one_host: ClassVar[bool] = False
-    # Used only when --carrier names it.
+    # Used only if --carrier names it, never by auto.
     on_request: ClassVar[bool] = False
-    # Every version has it, so it needs no offer, and no choice where it is the only one.
+    # Always available, so it needs no offer, and no choice if it is the only one.
     baseline: ClassVar[bool] = False
-    # A peer that it cannot reach now may be reached later.
+    # A peer that is unreachable now may be reachable later.
     retriable: ClassVar[bool] = False
-    # Bytes of a transfer on the way, unless the transfer says otherwise.
+    # The default limit of a transfer's bytes in flight.
     window_bytes: ClassVar[int] = HOST_WINDOW_BYTES
 
     def __init__(self, rank: RankResources) -> None:
@@ -154,67 +155,67 @@ class Carrier:
 
     @classmethod
     def check(cls, *, insecure: bool) -> None:
-        """Check a choice by ``--carrier``, before anything is loaded. ``insecure``: the network is
-        trusted. Raises ``UsageError`` or ``StartupError``."""
+        """Check ``--carrier`` before anything is loaded. ``insecure``: the network is trusted.
+        Raises ``UsageError`` or ``StartupError``."""
 
     @classmethod
     def prepare(cls) -> None:
-        """Load what takes longer than a start may. Raises ``StartupError``."""
+        """Load slow libraries before the data plane starts. Raises ``StartupError``."""
 
     @classmethod
     def host_memory(cls, size: int) -> HostMemory | None:
-        """Memory for the staging ring that peers can reach; None: any will do. Raises
+        """Memory for the staging ring that peers can access; None if any memory will do. Raises
         ``CarrierUnavailableError``."""
         return None
 
     def hello(self) -> bytes:
-        """Offered in the greeting of a receiving rank."""
+        """The offer in the greeting of a receiving rank."""
         return b""
 
     def writer(self, channel: SendChannel, hello: bytes) -> FrameWriter:
-        """Prepare to send to a peer that said ``hello``. Raises ``OSError``, or ``TransferError``
-        when the two cannot use this carrier."""
+        """Prepare to send to a peer with this ``hello``. Raises ``OSError``, or ``TransferError``
+        if the two ranks cannot use this carrier."""
         raise NotImplementedError
 
     def reader(self, channel: ReceiveChannel, offer: bytes) -> FrameReader:
-        """Begin to receive from a peer by the ``offer`` of its writer. Raises ``TransferError``."""
+        """Begin to receive, given the ``offer`` of the peer's writer. Raises ``TransferError``."""
         raise NotImplementedError
 
     def tick(self) -> None:
         """Called in each round of the loop."""
 
     def close(self) -> None:
-        """Free what the rank holds. All connections have been closed."""
+        """Free resources. All connections are already closed."""
 
 
 @dataclass(slots=True)
-class LentFrame:
-    """A frame that the peer reads in our ring."""
+class Loan:
+    """A frame in our ring, while the peer reads it there."""
 
     done: bool = False
 
 
-class LentFrames:
-    """Frames in the ring that one peer has not given back yet, oldest first."""
+class Loans:
+    """The frames that one peer has not given back yet, oldest first."""
 
     def __init__(self) -> None:
-        self._lent: deque[LentFrame] = deque()
+        self._loans: deque[Loan] = deque()
 
     def __len__(self) -> int:
-        return len(self._lent)
+        return len(self._loans)
 
     def lend(self) -> SendHandle:
-        self._lent.append(LentFrame())
-        return self._lent[-1]
+        self._loans.append(Loan())
+        return self._loans[-1]
 
     def give_back(self, frames: int) -> None:
-        """Raises ``TransferError`` when fewer are lent."""
-        if frames > len(self._lent):
-            raise TransferError(f"it gave back {frames} frames of {len(self._lent)}")
+        """End the oldest loans. Raises ``TransferError`` if there are fewer."""
+        if frames > len(self._loans):
+            raise TransferError(f"it gave back {frames} frames of {len(self._loans)}")
         for _ in range(frames):
-            self._lent.popleft().done = True
+            self._loans.popleft().done = True
 
     def reclaim(self) -> None:
-        """Take back the frames of a lost peer. It may still read them: then its checksums fail, and
-        the transfer, which has failed here, can never be confirmed there."""
-        self.give_back(len(self._lent))
+        """Reclaim the frames of a lost peer. It may still read them, but its checksums will fail,
+        and the transfer has failed here."""
+        self.give_back(len(self._loans))

@@ -1,16 +1,14 @@
 """Doorbells: pipes that announce frames in a ring between two processes of one host.
 
-Each connection has two pipes. In one the sender writes a record for every frame that it has put
-into the ring; small frames (a fin) travel in the record itself, so that nothing overtakes anything.
-In the other the receiver writes a byte for every frame that it has read. A pipe wakes its reader
-within microseconds and without a thread in between, which over ZeroMQ cost more than the copies. It
-has no name that could be left behind, and it ends when its last writer does, so the death of a peer
-is known at once.
+Each connection has two pipes. Into one the sender writes a record for every frame in the ring;
+small frames (a fin) travel in the record itself, which keeps the order. Into the other the receiver
+writes a byte for every frame that it has read. A pipe wakes its reader within microseconds, without
+a thread in between, which over ZeroMQ cost more than the copies. It has no name that could be left
+behind, and it ends with its last writer, so the death of a peer is noticed at once.
 
-The owner of the ring makes both pipes, and the receiver opens its ends through ``/proc``, as it
-does with the ring. A pipe does not say whose it is or what it is for, and could be any other
-program's of the same user. So their owner records in a sealed memfd which two pipes belong to the
-connection, and only the memfd is announced to the receiver.
+The owner of the ring creates both pipes, and the receiver opens its ends through ``/proc``, like
+the ring. A pipe has no identity: a descriptor may be any other pipe of the same user. So the owner
+records the connection's two pipes in a sealed memfd, and announces only the memfd.
 """
 
 from __future__ import annotations
@@ -23,13 +21,12 @@ import struct
 
 from .memfd import MemfdError, open_memfd
 
-# A pipe takes this much in one piece, whatever else is written to it (PIPE_BUF is 4096 on Linux,
-# and at least 512 by POSIX).
+# Writes up to this size are atomic: PIPE_BUF on Linux.
 MAX_RECORD_BYTES = 4096
 _READ_BYTES = 65536
 _LENGTH = struct.Struct("<H")
 _NAME = "tandem-doorbells"
-# Of the memfd: the connection, then descriptor and inode of the receiver's ends.
+# The content of the memfd: the connection, then descriptor and inode of each end of the receiver.
 _CARD = struct.Struct("<8sQIQIQ")
 _CARD_MAGIC = b"TDMBELLS"
 _PLACE = struct.Struct("<4sQI")
@@ -38,12 +35,12 @@ _PAYLOAD_MAGIC = b"TDMD"
 
 
 def doorbell(offset: int, length: int) -> bytes:
-    """Announce a frame at this place of the ring."""
+    """The record that announces a frame at this place of the ring."""
     return _PLACE.pack(_PLACE_MAGIC, offset, length)
 
 
 def read_doorbell(record: bytes) -> tuple[int, int] | None:
-    """Offset and length; ``None`` for a record that is a frame itself."""
+    """Offset and length of a frame; ``None`` if the record is a frame itself."""
     if len(record) != _PLACE.size:
         return None
     magic, offset, length = _PLACE.unpack(record)
@@ -51,12 +48,12 @@ def read_doorbell(record: bytes) -> tuple[int, int] | None:
 
 
 def payload_doorbell(offset: int, length: int, head: memoryview) -> bytes:
-    """Announce a frame with this header, whose payload is at this place of a device's ring."""
+    """The record of a frame with this header, and its payload at this place of a device's ring."""
     return _PLACE.pack(_PAYLOAD_MAGIC, offset, length) + head
 
 
 def read_payload_doorbell(record: bytes) -> tuple[int, int, bytes] | None:
-    """Offset, length and header; ``None`` for a record that is a frame itself."""
+    """Offset, length and header; ``None`` if the record is a frame itself."""
     if len(record) < _PLACE.size:
         return None
     magic, offset, length = _PLACE.unpack_from(record)
@@ -67,7 +64,7 @@ class DoorbellWriter:
     """The sender's ends of one connection."""
 
     def __init__(self, connection: int) -> None:
-        """Make the pipes. Raises ``OSError``."""
+        """Create the pipes. Raises ``OSError``."""
         self._theirs = [-1, -1]
         self._bell = self._back = self._card = -1
         try:
@@ -81,7 +78,7 @@ class DoorbellWriter:
 
     @property
     def descriptor(self) -> int:
-        """The memfd that the receiver opens; ``opened`` may be called once it has its ends."""
+        """The memfd for the receiver, until it has opened its ends and ``opened`` is called."""
         return self._card
 
     def opened(self) -> None:
@@ -92,16 +89,15 @@ class DoorbellWriter:
         self._card = -1
 
     def fileno(self) -> int:
-        """The descriptor that is readable when frames were given back, or the receiver is gone."""
+        """The descriptor, readable when frames were given back or the receiver is gone."""
         return self._back
 
     def ring(self, record: bytes | memoryview) -> None:
-        """Write a record. Raises ``OSError`` when the receiver is gone, or has left tens of
-        kilobytes unread."""
+        """Write a record. Raises ``OSError`` if the receiver is gone, or the pipe is full."""
         assert len(record) <= MAX_RECORD_BYTES - _LENGTH.size
         os.write(self._bell, _LENGTH.pack(len(record)) + record)
 
-    def given_back(self) -> int:
+    def count_returns(self) -> int:
         """Count the frames that were given back since the last call. Raises ``EOFError`` when the
         receiver is gone."""
         try:
@@ -135,7 +131,7 @@ class DoorbellReader:
             raise
 
     def fileno(self) -> int:
-        """The descriptor that is readable when a record has come, or the sender is gone."""
+        """The descriptor, readable when a record has come or the sender is gone."""
         return self._bell
 
     def next(self) -> bytes | None:
@@ -167,7 +163,7 @@ class DoorbellReader:
         return True
 
     def give_back(self) -> None:
-        """Give the oldest frame back. ``next`` notices a sender that is gone."""
+        """Give the oldest frame back. A lost sender is left to ``next``."""
         with contextlib.suppress(OSError):
             os.write(self._back, b"r")
 
@@ -192,12 +188,12 @@ def _sealed(content: bytes) -> int:
 def _read_card(
     pid: int, descriptor: int, connection: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Descriptor and inode of either pipe, as their owner recorded them. Raises ``MemfdError``."""
-    opened = open_memfd(pid, descriptor, _NAME)
+    """Descriptor and inode of both pipes, as the owner recorded them. Raises ``MemfdError``."""
+    memfd = open_memfd(pid, descriptor, _NAME)
     try:
-        content = os.pread(opened, _CARD.size + 1, 0)
+        content = os.pread(memfd, _CARD.size + 1, 0)
     finally:
-        os.close(opened)
+        os.close(memfd)
     if len(content) != _CARD.size:
         raise MemfdError(
             f"descriptor {descriptor} of process {pid} has {len(content)} bytes, which is not the "
@@ -215,10 +211,10 @@ def _read_card(
 def _open_pipe(pid: int, descriptor: int, inode: int, mode: int) -> int:
     path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
     try:
-        # Checked before it is opened: opening some devices has effects.
-        found = os.stat(path)
-        if not stat.S_ISFIFO(found.st_mode) or found.st_ino != inode:
-            raise MemfdError(f"{path} is not the pipe that it was")
+        # Checked before opening it, since opening some devices has side effects.
+        status = os.stat(path)
+        if not stat.S_ISFIFO(status.st_mode) or status.st_ino != inode:
+            raise MemfdError(f"{path} is not the announced pipe")
         return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise MemfdError(f"cannot open {path}: {error}") from None

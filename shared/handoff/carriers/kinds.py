@@ -1,4 +1,4 @@
-"""The kinds of carriers, best first. A new one is entered here, and named nowhere else."""
+"""The kinds of carriers, best first: the only module that names them."""
 
 from __future__ import annotations
 

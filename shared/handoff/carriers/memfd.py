@@ -1,8 +1,8 @@
 """Memory files of other processes on this host.
 
-A memfd has no name that could be left behind, and goes away with its last user, however that one
-ends. Another process opens it through the owner's ``/proc`` entry, which needs the same user and
-the same view of processes.
+A memfd has no name that could be left behind, and goes away with its last user, however that
+process ends. Other processes open it through the owner's ``/proc`` entry, which requires the same
+user and PID namespace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MemfdError(TransferError):
 
 
 def host_identity() -> str:
-    """Equal in two processes that see each other in ``/proc``; empty on systems without it."""
+    """Equal in processes that see each other in ``/proc``; empty on systems without it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -40,9 +40,9 @@ def open_memfd(pid: int, descriptor: int, name: str) -> int:
     # Built from numbers, so that a peer cannot name any other file.
     path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
     try:
-        # Checked before it is opened: opening some devices has effects.
+        # Checked before opening it, since opening some devices has side effects.
         if os.readlink(path) != f"/memfd:{name} (deleted)":
-            raise MemfdError(f"{path} is no {name}")
+            raise MemfdError(f"{path} is not a {name}")
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise MemfdError(f"cannot open {path}: {error}") from None

@@ -1,4 +1,4 @@
-"""The carriers that one rank may use, and the choice that two ranks make among theirs."""
+"""The carriers of one rank, and the choice between two ranks' carriers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...errors import PeerRefusedError
 from ..wire.frame import HEADER_BYTES
 from ..wire.greeting import Greeting, PeerKey
 from .base import Carrier, CarrierUnavailableError, RankResources
-from .carrier_option import allows, not_possible
 from .device import Device
+from .option import allows, not_possible
 from .staging import HOST_WINDOW_BYTES, HostMemory, PrivateMemory, Ring, StagingRing, pinned
 
 Kinds = Sequence[type[Carrier]]
@@ -36,7 +36,7 @@ class CarrierSettings:
 class RankCarriers:
     """The opened carriers of a rank, best first; closed by the thread that opened them.
 
-    ``ring`` is the staging ring in memory of the host.
+    ``ring`` is the staging ring in host memory.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RankCarriers:
         self._baseline = {name for name, carrier in self._carriers.items() if carrier.baseline}
         self._closing = closing
         self.ring = ring
-        # The rings that frames leave from.
+        # All rings that frames are sent from.
         self.rings: list[Ring[Any]] = list(
             dict.fromkeys([ring, *(carrier.ring for carrier in self._carriers.values())])
         )
@@ -58,12 +58,12 @@ class RankCarriers:
         return self._carriers[name]
 
     def ring_of(self, name: str) -> Ring[Any]:
-        """The ring for frames of a peer with this carrier."""
+        """The ring for frames to a peer with this carrier."""
         carrier = self._carriers.get(name)
         return self.ring if carrier is None else carrier.ring
 
     def window_of(self, name: str) -> int:
-        """Bytes of a transfer on the way by this carrier."""
+        """The default limit of a transfer's bytes in flight with this carrier."""
         carrier = self._carriers.get(name)
         return HOST_WINDOW_BYTES if carrier is None else carrier.window_bytes
 
@@ -72,19 +72,19 @@ class RankCarriers:
         return {carrier.name: carrier.hello() for carrier in self}
 
     def possible(self, me: Greeting, theirs: Greeting) -> list[Carrier]:
-        """The carriers that this rank and a peer may both use. Raises ``PeerRefusedError`` when
-        there are none."""
+        """The carriers that both this rank and a peer may use. Raises ``PeerRefusedError`` if there
+        are none."""
         one_host = bool(me.host) and me.host == theirs.host
-        found = [c for c in self if c.name in theirs.offers and (one_host or not c.one_host)]
-        if not found:
+        carriers = [c for c in self if c.name in theirs.offers and (one_host or not c.one_host)]
+        if not carriers:
             here, there = ",".join(self._carriers), ",".join(theirs.offers)
             where = "one host" if one_host else "two hosts"
             raise PeerRefusedError(f"carrier: here {here}, at {theirs.node_id} {there}, on {where}")
-        return found
+        return carriers
 
-    def needs_choice(self, offered: Iterable[str]) -> bool:
-        """Return whether the receiving rank says which of the offered carriers it uses."""
-        return any(name not in self._baseline for name in offered)
+    def needs_choice(self, names: Iterable[str]) -> bool:
+        """True if the receiving rank has to choose among these offered carriers."""
+        return any(name not in self._baseline for name in names)
 
     def tick(self) -> None:
         for carrier in self:
@@ -134,10 +134,10 @@ def open_carriers(
 
 
 def _host_memory(kinds: Kinds, settings: CarrierSettings) -> tuple[Kinds, HostMemory]:
-    """Memory for the staging ring from the first carrier that has its own, and the kinds that are
-    left."""
+    """The usable kinds, and memory for the staging ring: from the first carrier that provides it,
+    or private."""
     size = settings.slots * StagingRing.stride(settings.slot_bytes)
-    left: list[type[Carrier]] = []
+    usable: list[type[Carrier]] = []
     memory: HostMemory | None = None
     for kind in kinds:
         if settings.sends and memory is None:
@@ -146,12 +146,12 @@ def _host_memory(kinds: Kinds, settings: CarrierSettings) -> tuple[Kinds, HostMe
             except CarrierUnavailableError as error:
                 _skip(kind, settings.carrier, error)
                 continue
-        left.append(kind)
-    return left, memory or PrivateMemory(size)
+        usable.append(kind)
+    return usable, memory or PrivateMemory(size)
 
 
 def _skip(kind: type[Carrier], setting: str, error: CarrierUnavailableError) -> None:
-    """Go on without a carrier, unless it is the only one. Raises ``StartupError``."""
+    """Continue without a carrier, unless it is the only one. Raises ``StartupError``."""
     if setting == kind.name:
         raise not_possible(kind.name, str(error)) from None
     log.debug("without the carrier %s: %s", kind.name, error)

@@ -13,20 +13,20 @@ from ..wire.buffer import Buffer
 from ..wire.frame import HEADER_BYTES, Message
 from .device import DeviceDriver, DeviceError
 
-# Half as much costs a transfer over TCP a tenth of its rate: each frame wakes four threads.
+# With half as much, a transfer over TCP is a tenth slower: each frame wakes four threads.
 DEFAULT_SLOT_BYTES = 2 << 20
-# Bytes of a transfer on the way, if its frames lie in memory of the host.
+# The default limit of a transfer's bytes in flight, for frames in host memory.
 HOST_WINDOW_BYTES = 8 << 20
 _NO_HEADER = bytes(HEADER_BYTES)
 _LINE = 64
-# From the start of a slot: payloads begin with a cache line, and headers end right before them.
+# The offset of payloads in a slot: on a cache line, with the header right before it.
 _PAYLOAD_AT = -(-HEADER_BYTES // _LINE) * _LINE
 
 log = logging.getLogger("tandem.handoff")
 
 
 class RingSlot(Protocol):
-    """Room for one frame. ``offset`` is where a peer that reads it in the ring finds it."""
+    """Room for one frame. ``offset`` is its place in the ring, for peers that read it there."""
 
     @property
     def index(self) -> int: ...
@@ -46,7 +46,7 @@ class RingSlot(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagingSlot:
-    """Header and payload lie together, so that one send moves both."""
+    """A slot with header and payload together, so that one send moves both."""
 
     index: int
     offset: int
@@ -68,7 +68,7 @@ S = TypeVar("S", bound=RingSlot)
 
 
 class Ring(Generic[S]):
-    """Equal slots for ``payload_bytes`` each. Every slot is free or held by one frame."""
+    """Equal slots for ``payload_bytes`` each. Every slot is free or in use by one frame."""
 
     def __init__(self, slots: Sequence[S], payload_bytes: int) -> None:
         if len(slots) < 2 or payload_bytes < 1:
@@ -77,9 +77,9 @@ class Ring(Generic[S]):
             )
         self.payload_bytes = payload_bytes
         self._slots = slots
-        # Last in, first out: the slot that was used last is still in the cache.
+        # Last in, first out: the most recently used slot is still in the CPU's cache.
         self._free = list(reversed(range(len(slots))))
-        self._held: set[int] = set()
+        self._in_use: set[int] = set()
 
     @property
     def total(self) -> int:
@@ -90,37 +90,36 @@ class Ring(Generic[S]):
         return len(self._free)
 
     def acquire(self) -> S | None:
-        """A free slot, or None until a frame has left.
+        """A free slot, or None while there is none.
 
-        Its header is wiped before anything else is written, so that a reader in another process
-        that was taken for lost, and is not, can see that the frame is gone.
+        Its header is wiped first, so that a reader in another process, wrongly considered lost, can
+        see that its frame is gone.
         """
         if not self._free:
             return None
         index = self._free.pop()
-        self._held.add(index)
+        self._in_use.add(index)
         slot = self._slots[index]
         slot.head[:] = _NO_HEADER
         return slot
 
     def release(self, slot: S) -> None:
-        if slot.index not in self._held:
-            raise ValueError(f"slot {slot.index} is not held; it was released before")
-        self._held.remove(slot.index)
+        if slot.index not in self._in_use:
+            raise ValueError(f"slot {slot.index} is not in use; it was released before")
+        self._in_use.remove(slot.index)
         self._free.append(slot.index)
 
-    def check_conserved(self, held: int) -> None:
-        """Raise ``AssertionError`` unless free + held == total, and the frames in flight account
-        for every held slot."""
-        if self.free + held != self.total or len(self._held) != held:
+    def check_conserved(self, in_use: int) -> None:
+        """Raise ``AssertionError`` unless ``in_use`` slots are in use and all others are free."""
+        if self.free + in_use != self.total or len(self._in_use) != in_use:
             raise AssertionError(
-                f"staging slots leaked: {self.free} free, {len(self._held)} held, "
-                f"{held} accounted for, {self.total} in all"
+                f"staging slots leaked: {self.free} free, {len(self._in_use)} in use, "
+                f"{in_use} accounted for, {self.total} in all"
             )
 
 
 class StagingRing(Ring[StagingSlot]):
-    """A contiguous run of bytes, cut into equal slots; allocated unless ``memory`` is given."""
+    """Equal slots in one contiguous ``memory``, allocated by default."""
 
     def __init__(
         self,
@@ -132,11 +131,11 @@ class StagingRing(Ring[StagingSlot]):
         stride = self.stride(payload_bytes)
         view = memoryview(bytearray(slots * stride)) if memory is None else memory.cast("B")
         if len(view) < slots * stride:
-            raise ValueError(f"{len(view)} bytes hold no {slots} slots of {stride}")
+            raise ValueError(f"{len(view)} bytes are too few for {slots} slots of {stride}")
         size, lead = HEADER_BYTES + payload_bytes, _PAYLOAD_AT - HEADER_BYTES
         starts = [index * stride + lead for index in range(slots)]
-        cut = [StagingSlot(i, at, view[at : at + size]) for i, at in enumerate(starts)]
-        super().__init__(cut, payload_bytes)
+        ring_slots = [StagingSlot(i, at, view[at : at + size]) for i, at in enumerate(starts)]
+        super().__init__(ring_slots, payload_bytes)
 
     @staticmethod
     def stride(payload_bytes: int) -> int:
@@ -159,11 +158,11 @@ class PrivateMemory:
         self.memory = memoryview(mmap.mmap(-1, size))
 
     def close(self) -> None:
-        """The memory goes with its last view."""
+        """No-op: the memory is freed with its last view."""
 
 
 class PinnedMemory:
-    """Memory that a GPU copies to and from by itself, which is several times as fast."""
+    """Pinned memory, which a GPU accesses directly and several times faster."""
 
     def __init__(self, driver: DeviceDriver, memory: memoryview) -> None:
         """Raises ``DeviceError``."""
@@ -179,7 +178,7 @@ class PinnedMemory:
 
 
 def pinned(driver: DeviceDriver, memory: memoryview) -> PinnedMemory | None:
-    """Pin memory; None where that fails, which is slower but no less right."""
+    """Pin memory; None if that fails, which only makes copies slower."""
     try:
         return PinnedMemory(driver, memory)
     except DeviceError as error:

@@ -2,10 +2,10 @@
 
 A transport has two ends. The listener belongs to the sending rank: it accepts connections and sends
 frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
-yields each frame as a view: of a message, of the sender's ring, or of memory here into which it was
-read, which may be a GPU's. Which carrier moves the frames is agreed for each connection.
+yields each frame as a view of a message, of the sender's ring, or of local memory, which may be a
+GPU's. The two ranks agree on the carrier of each connection.
 
-All methods are called on the data-plane thread, and none of them waits.
+All methods are called on the data-plane thread, and none of them blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PeerGoneError(TransferError):
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """The addresses of a sending rank; both empty if it does not listen. ``key``: its public CURVE
-    key, if the data plane is locked; if not, it asks for its epoch as a password.
+    key if the data plane is locked; otherwise its epoch is the password.
     """
 
     bulk: str = ""
@@ -41,7 +41,7 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Both ranks have greeted and agreed on a carrier. ``note``: why not on a better one."""
+    """Both ranks have greeted and agreed on a carrier. ``note``: why no better one works."""
 
     peer: PeerKey
     carrier: str
@@ -50,8 +50,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection ended. ``refused``: no later connection can succeed either. ``full``: there
-    was no place for it, and there may be one later."""
+    """The connection ended. ``refused``: no later connection can succeed. ``full``: the peer has no
+    room for it now."""
 
     peer: PeerKey
     reason: str
@@ -60,7 +60,7 @@ class Lost:
 
     @property
     def cause(self) -> Cause:
-        """The cause by which the connection's transfers fail."""
+        """The cause of failure of the connection's transfers."""
         if self.full:
             return Cause.NO_PLACE
         return Cause.REFUSED if self.refused else Cause.PEER_LOST
@@ -77,24 +77,24 @@ class TransportEnd(Protocol):
 
     @property
     def needs_polling(self) -> bool:
-        """True if something is under way whose end none of the ``sockets`` announces."""
+        """True if something is in flight whose end makes none of the ``sockets`` readable."""
 
     def is_live(self, peer: PeerKey) -> bool: ...
 
     def carrier(self, peer: PeerKey) -> str:
-        """The carrier of a live connection, by name; empty without one."""
+        """The name of the carrier of a live connection; empty without one."""
 
     def live(self) -> Counter[str]:
         """Live connections by carrier."""
 
     def send_control(self, peer: PeerKey, message: bytes) -> None:
-        """Send a small frame; raises PeerGoneError."""
+        """Send a small frame. Raises ``PeerGoneError``."""
 
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
-        """Small frames that have arrived, at most a fixed number; bounded, not yet parsed."""
+        """Small frames that have arrived: a bounded number, not yet parsed."""
 
     def notices(self, now: float) -> list[Notice]:
-        """Peers that joined or were lost since the last call. Also sends pings that are due."""
+        """Peers that joined or were lost since the last call. Also sends due pings."""
 
     def close(self) -> None: ...
 
@@ -102,27 +102,27 @@ class TransportEnd(Protocol):
 class Listener(TransportEnd, Protocol):
     """The sending rank's end."""
 
-    unknown_connections: int  # connections that never became a peer's, as of the last ``notices``
+    unknown_connections: int  # connections that never greeted, as of the last ``notices``
     keys_refused: int  # connections with a wrong CURVE key or password
 
     def start(self) -> Endpoints: ...
 
     def admit(self, keys: Iterable[str]) -> None:
-        """Let in dialers with these CURVE keys, and no others, if this end is locked."""
+        """Admit only dialers with these CURVE keys, if this end is locked."""
 
     def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
-        """Send a frame without copying it; raises PeerGoneError. ``offset``: its place in the ring
-        of the peer's carrier, which the peer may read."""
+        """Send a frame without copying it. ``offset``: its place in the ring of the peer's carrier.
+        Raises ``PeerGoneError``."""
 
     def slots_for(self, peer: PeerKey) -> int:
-        """Slots of the ring that frames for this peer may hold at once. If fewer than
-        ``MAX_SLOTS``, ``sockets`` become readable when a slot is free."""
+        """Ring slots that frames for this peer may use at once. If fewer than ``MAX_SLOTS``,
+        ``sockets`` become readable when a slot is free."""
 
     def max_payload(self, peer: PeerKey) -> int:
-        """Bytes of payload in a frame that this live peer receives through memory of the host."""
+        """The largest payload in bytes that this live peer receives through host memory."""
 
     def kv_scales(self, peer: PeerKey) -> tuple[float, ...]:
-        """The scales of each component of each layer in this live peer's cache; none if all are
+        """The scales of each component of each layer in this live peer's cache; empty if all are
         1."""
 
 
@@ -130,10 +130,10 @@ class Dialer(TransportEnd, Protocol):
     """The receiving rank's end."""
 
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
-        """Begin to connect and greet, unless that is done or under way."""
+        """Begin to connect and greet, unless a connection exists already."""
 
     def bulk_sockets(self) -> Iterable[Any]:
-        """Those of ``sockets`` that say only that frames may have come."""
+        """The ``sockets`` that are readable only because of frames."""
 
     def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
         """The next frame, fair among peers; the view is valid until the next call."""
@@ -141,9 +141,8 @@ class Dialer(TransportEnd, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Makes the two ends of a rank, with the arguments of ``ZmqListener`` and ``ZmqDialer``.
-
-    Each is called, and its result is used, on the data-plane thread.
+    """Factories for the two ends of a rank, with the arguments of ``ZmqListener`` and
+    ``ZmqDialer``. Everything runs on the data-plane thread.
     """
 
     listener: Callable[..., Listener]

@@ -1,4 +1,4 @@
-"""The queue of commands from other threads to the data plane's own."""
+"""The queue of commands from other threads to the data-plane thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .messages import Command
 
 
 class Commands:
-    """A bounded queue that can be polled: from ``open`` to ``close``, ``socket`` is readable while
-    a command waits."""
+    """A bounded queue that can be polled: between ``open`` and ``close``, ``socket`` is readable
+    while a command waits."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: queue.Queue[Command] = queue.Queue(limit)
-        # Held only to put or to set a flag: commands queued before the end are still taken, and
-        # none can be queued after it.
+        # Ensures that commands queued before the end are still taken, and that none is queued after
+        # it.
         self._putting = threading.Lock()
         self._over = False
         self._woken = False
@@ -54,18 +54,18 @@ class Commands:
             self._over = True
 
     def wake(self) -> None:
-        # A lost race costs one byte more in the pair, never a lost wake-up: the plane clears the
-        # flag before it reads the queue.
+        # A race costs at most an extra byte, never a lost wake-up: the plane clears the flag before
+        # it reads the queue.
         pair = self._wake_in
         if not self._woken and pair is not None:
             self._woken = True
-            with contextlib.suppress(OSError):  # full, or closed by a stop: it is awake
+            with contextlib.suppress(OSError):  # full or closed: the plane is awake
                 pair.send(b"w")
 
     # ---- the data-plane thread ---------------------------------------------------------------
 
     def fileno(self) -> int:
-        """The descriptor that is readable while a command waits."""
+        """The descriptor, readable while a command waits."""
         return -1 if self.socket is None else self.socket.fileno()
 
     def rest(self) -> None:

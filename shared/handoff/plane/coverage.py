@@ -34,14 +34,14 @@ class Coverage:
         return self.cells == self.total
 
     def holds(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> bool:
-        """Return whether the rectangle is not empty and lies within the transfer."""
+        """True if the rectangle is not empty and lies within the transfer."""
         if not 0 <= first_layer < end_layer <= self.num_layers:
             return False
         first = max(self._first_tokens[first_layer:end_layer])
         return first <= first_token < end_token <= self.end_token
 
     def missing(self, layer: int, first_token: int, end_token: int) -> list[tuple[int, int]]:
-        """The parts of an interval, clipped to the transfer, that have not been added yet."""
+        """The parts of an interval, clipped to the transfer, that were not added yet."""
         at, end = max(first_token, self._first_tokens[layer]), min(end_token, self.end_token)
         gaps = []
         for start, stop in self._intervals[layer]:
@@ -57,7 +57,7 @@ class Coverage:
         return gaps
 
     def add(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> None:
-        """Mark a rectangle. Raises ``OverlapError``, and changes nothing, if a cell of it is marked
+        """Mark a rectangle. Raises ``OverlapError``, without changes, if a cell is already marked
         or outside."""
         if not self.holds(first_layer, end_layer, first_token, end_token):
             raise OverlapError(

@@ -1,4 +1,4 @@
-"""One rank's end of the data plane, as its other threads use it.
+"""One rank's end of the data plane, for the rank's other threads.
 
 The plane's own thread owns the rank's sockets, its staging ring and all its transfers
 (``loop.py``). Other threads only queue commands and read counters. Events come back through
@@ -17,9 +17,9 @@ import zmq
 
 from ...errors import StartupError
 from ...kv.layout import widest_cell
-from ..carriers.carrier_option import allows
 from ..carriers.device import Device
 from ..carriers.kinds import CARRIERS
+from ..carriers.option import allows
 from ..carriers.ranks import Kinds
 from ..carriers.transport import Endpoints, Transport
 from ..carriers.zeromq.dialer import ZmqDialer
@@ -49,8 +49,8 @@ class DataPlane:
         carriers: Kinds = CARRIERS,
         device: Device | None = None,
     ) -> None:
-        """``carriers``: the kinds that the config's choice is made from, best first. ``device``:
-        the GPU that the cache lives on, if any."""
+        """``carriers``: the available kinds, best first. ``device``: the GPU with the cache, if
+        any."""
         self._device = device
         self._config = config
         self._cache = cache
@@ -78,12 +78,12 @@ class DataPlane:
         cell = widest_cell(self._cache.layout)
         if cell > self._config.slot_bytes:
             raise StartupError(
-                f"one token of one layer has {cell} bytes, a staging slot "
+                f"one token of one layer has {cell} bytes, but a staging slot only "
                 f"{self._config.slot_bytes}: raise the slot size"
             )
         for kind in self._carriers:
             if allows(self._config.carrier, kind.name, on_request=kind.on_request):
-                kind.prepare()  # it may take longer than the rest has time
+                kind.prepare()  # may take longer than ``timeout``
         self._commands.open()
         self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
         self._thread.start()
@@ -106,8 +106,8 @@ class DataPlane:
         return replace(self._stats)
 
     def stop(self, deadline: float = 5.0) -> None:
-        """Fail what is under way, close the sockets, end the thread within ``deadline`` seconds."""
-        self._commands.end()  # first: what the plane finds when it stops is all there will ever be
+        """Fail all transfers, close the sockets, end the thread within ``deadline`` seconds."""
+        self._commands.end()  # first, so that no command comes after the last that the plane takes
         self._stop.set()
         self._commands.wake()
         if self._thread is not None:
@@ -117,7 +117,7 @@ class DataPlane:
         self._commands.close()
 
     def loop(self, context: zmq.Context[zmq.Socket[bytes]]) -> PlaneLoop:
-        """The loop of the plane's thread; tests step one by hand."""
+        """The loop of the plane's thread, which tests step by hand."""
         return PlaneLoop(
             self._config,
             self._cache,
@@ -142,7 +142,7 @@ class DataPlane:
                 self._ready.set()
                 while not self._stop.is_set():
                     loop.round()
-        except Exception as error:  # the head must learn of it, whatever it is
+        except Exception as error:  # reported to the head, whatever it is
             started = self._ready.is_set()
             self._failure = error
             self._commands.end()

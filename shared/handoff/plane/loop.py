@@ -1,5 +1,5 @@
-"""The loop of a data plane's thread: commands, control, frames, notices and time, a bounded amount
-of each in turn."""
+"""The loop of the data-plane thread: commands, control, frames, notices and timers, a bounded
+amount of each in turn."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 0.5
 SLOT_POLL_SECONDS = 0.001
 FRAMES_A_ROUND = 8
-# At the end, for receivers to give back what was lent to them.
+# Limit of the wait at the end for receivers to give back loans.
 FAREWELL_SECONDS = 2.0
 
 
 class PlaneLoop:
-    """Made, used and closed on the plane's thread. ``turn`` never waits, ``round`` does."""
+    """Created, used and closed on the plane's thread. ``turn`` never waits, ``round`` does."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PlaneLoop:
         carriers: Kinds,
         device: Device | None,
     ) -> None:
-        """Other threads read ``stats``, which this one alone writes."""
+        """``stats`` is written by this thread alone, and read by others."""
         self._commands = commands
         self._clock = clock
         self._stats = stats
@@ -107,10 +107,10 @@ class PlaneLoop:
         self._sender = Sender(end, self._listener)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
         self._polled: list[Any] = []
-        self._bulk: frozenset[Any] = frozenset()  # of the polled ones
+        self._bulk: frozenset[Any] = frozenset()  # the polled bulk sockets
         self._poller = zmq.Poller()
         self._next_tick = self._next_report = 0.0
-        self._reported = DataPlaneStats()
+        self._last_report = DataPlaneStats()
         self._busy = False
 
     def start(self) -> Endpoints:
@@ -119,14 +119,14 @@ class PlaneLoop:
         return Endpoints(key="" if self._keys is None else self._keys.public)
 
     def round(self) -> None:
-        """Wait for anything, then deal with it.
+        """Wait for anything, then handle it.
 
-        Frames that arrive beside a decode step take the core from it, and half of a turn is spent
-        on what has not changed: if only frames have come, only they are taken.
+        Handling frames takes a core from concurrent decode steps, and half of a turn would look at
+        things that have not changed, so if only frames have come, only they are handled.
         """
         ready = self._wait()
-        if self._is_only_bulk(ready) and (received := self._receive(self._clock())):
-            self._busy = received == FRAMES_A_ROUND
+        if self._is_only_bulk(ready) and (count := self._receive(self._clock())):
+            self._busy = count == FRAMES_A_ROUND
         else:
             self.turn()
 
@@ -140,9 +140,9 @@ class PlaneLoop:
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
         self._take_control(self._dialer, self._receiver.on_control, now)
-        received = self._receive(now)
+        count = self._receive(now)
         more = self._sender.pump(FRAMES_A_ROUND)
-        self._busy = more or received == FRAMES_A_ROUND
+        self._busy = more or count == FRAMES_A_ROUND
         self._take_notices(now)
         self._carriers.tick()
         if now >= self._next_tick:
@@ -154,11 +154,11 @@ class PlaneLoop:
         self._report_stats(now)
 
     def _report_stats(self, now: float) -> None:
-        """Report the counters now and then, so that the head need not ask for them."""
-        if now >= self._next_report and self._stats != self._reported:
+        """Report the counters now and then, so that the head need not request them."""
+        if now >= self._next_report and self._stats != self._last_report:
             self._next_report = now + REPORT_SECONDS
-            self._reported = replace(self._stats)
-            self._emit(self._reported)
+            self._last_report = replace(self._stats)
+            self._emit(self._last_report)
 
     def _wait(self) -> list[Any]:
         """Wait for anything. Returns the sockets that are readable."""
@@ -173,12 +173,12 @@ class PlaneLoop:
         return ready
 
     def _is_polling(self) -> bool:
-        """Nothing wakes this thread when ZeroMQ releases a slot, or a read over the network is
-        over."""
+        """True if something may happen that does not wake this thread: ZeroMQ releases a slot, or a
+        read over the network ends."""
         return self._sender.awaits_slots or any(end.needs_polling for end in self._ends)
 
     def _current_poller(self) -> zmq.Poller:
-        """Rebuilt only when connections have come or gone, because each frame is waited for."""
+        """The poller, rebuilt only if sockets have changed, since each frame needs it."""
         polled: list[Any] = [self._commands.fileno()]
         for end in self._ends:
             polled += end.sockets()
@@ -201,7 +201,7 @@ class PlaneLoop:
         }
         for command in self._commands.take():
             if isinstance(command, (Expect, OpenSend)):
-                # A loss that was not reported yet concerns earlier attempts.
+                # An unreported loss concerns earlier attempts only.
                 self._take_notices(self._clock())
             handlers[type(command)](command)
 
@@ -235,24 +235,24 @@ class PlaneLoop:
             except FrameError:
                 self._stats.frames_refused += 1
                 continue
-            # ZeroMQ may hand a restarted process what was meant for the one before it.
+            # ZeroMQ may deliver messages for the previous process to a restarted one.
             if (header.sender_epoch, header.receiver_epoch) == (peer.epoch, self._me.epoch):
                 handle(peer, header, payload)
             else:
                 self._stats.frames_stale += 1
 
     def _receive(self, now: float) -> int:
-        received = self._take_bulk(now)
-        if received:
+        count = self._take_bulk(now)
+        if count:
             self._receiver.fill(self._stats)
-        return received
+        return count
 
     def _take_bulk(self, now: float) -> int:
         for count in range(FRAMES_A_ROUND):
-            taken = self._dialer.receive_bulk(now)
-            if taken is None:
+            item = self._dialer.receive_bulk(now)
+            if item is None:
                 return count
-            self._receiver.on_bulk(*taken)
+            self._receiver.on_bulk(*item)
         return FRAMES_A_ROUND
 
     def _take_notices(self, now: float) -> None:
@@ -289,13 +289,13 @@ class PlaneLoop:
         )
 
     def close(self) -> None:
-        self._take_commands()  # each is owed its event
+        self._take_commands()  # each must get its event
         self._sender.close()
         self._receiver.close()
         self._let_receivers_finish()
         self._listener.close()
         self._dialer.close()
-        # Closed sockets release their frames soon; only then may the ring's memory go away.
+        # Closed sockets release their frames soon, after which the ring's memory may be freed.
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
@@ -304,10 +304,10 @@ class PlaneLoop:
         self._receiver.fill(self._stats)
 
     def _let_receivers_finish(self) -> None:
-        """Wait for lent frames, before the connections are closed, which would reclaim them.
+        """Wait for loans, before the connections are closed, which would reclaim them.
 
-        A receiver may be copying out of a ring, whose memory must not go away meanwhile: in a GPU's
-        memory, the effect is undefined.
+        A receiver may be copying out of a ring, whose memory must not be freed during that: on a
+        GPU the effect would be undefined.
         """
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:

@@ -1,8 +1,8 @@
-"""Commands of a head to its ranks' data planes, and the events that come back.
+"""Commands of a head to its ranks' data planes, and the events in reply.
 
-A command is handled in the order in which it was queued; each names a transfer and an attempt, and
-sending one twice has no effect. A rank may have several parts in one transfer, each with another
-rank of the peer (``peer_rank``); LayerReady and the cancels apply to all of them.
+Commands are handled in order; each names a transfer and an attempt, and repeating one has no
+effect. A rank may have several parts in one transfer, each with another rank of the peer
+(``peer_rank``); LayerReady and the cancels apply to all of them.
 
 Every OpenSend ends in exactly one of SendFinished, SendFailed, Cancelled; every Expect in exactly
 one of Received, ReceiveFailed, Cancelled; every Compare in one of Compared, ReceiveFailed. After
@@ -18,7 +18,7 @@ from ...causes import Cause
 from ..wire.head_parts import HeadRun
 from .stats import DataPlaneStats
 
-# The default of the carrier.
+# Use the carrier's default.
 WINDOW_OF_CARRIER = 0
 
 
@@ -68,7 +68,7 @@ class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
     ``deadline_seconds``: when the request ends, and with it the attempt. ``heads`` and
-    ``first_tokens`` as in OpenSend. ``key`` as in ``Endpoints``.
+    ``first_tokens``: see OpenSend. ``key``: see ``Endpoints``.
     """
 
     transfer_id: int
@@ -114,8 +114,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmitKeys:
-    """Prefill side: admit the dialers with these CURVE keys, and no others. ``version`` counts
-    these lists."""
+    """Prefill side: admit only dialers with these CURVE keys. ``version`` counts these lists."""
 
     version: int
     keys: tuple[str, ...]
@@ -130,7 +129,7 @@ class KeysAdmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expecting:
-    """The peer is greeted and frames will be accepted: the head may now open the transfer."""
+    """The peer is connected and frames will be accepted: the head may now open the transfer."""
 
     transfer_id: int
     attempt: int
@@ -139,7 +138,7 @@ class Expecting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFinished:
-    """The receiver confirmed everything. ``exposed_seconds``: from the last layer to that."""
+    """The receiver confirmed everything, ``exposed_seconds`` after the last layer."""
 
     transfer_id: int
     attempt: int
@@ -191,12 +190,12 @@ class Compared:
     layer: int
     component: str
     largest: float
-    allowed: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Answers a cancel, also of an unknown attempt."""
+    """The reply to a cancel, even of an unknown attempt."""
 
     transfer_id: int
     attempt: int
@@ -226,7 +225,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneFailed:
-    """The data-plane thread itself ended by a bug or a lost machine. No event follows."""
+    """The data-plane thread itself has failed. No event follows."""
 
     reason: str
 

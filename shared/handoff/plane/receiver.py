@@ -18,7 +18,6 @@ from ..wire.buffer import Buffer
 from ..wire.frame import ChecksumError, Digest, FrameError, Header, Kind, Message
 from ..wire.greeting import PeerKey
 from .canary import worst_difference
-from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
 from .messages import (
     CancelExpect,
@@ -32,14 +31,14 @@ from .messages import (
 )
 from .part_layout import Layout, coverage_of
 from .stats import DataPlaneStats
-from .transfer_end import PartKey, PlaneEnd, part_of, refusal
+from .transfer_end import ClosedAttempts, PartKey, PlaneEnd, part_of, refusal
 
-# The words for a connection that ended, by cause.
-_LOST = {Cause.REFUSED: "refused by", Cause.NO_PLACE: "no place at"}
+# Words for a lost connection, by cause.
+_LOSS_WORDS = {Cause.REFUSED: "refused by", Cause.NO_PLACE: "no place at"}
 
-# The longest time that received bytes stay unacknowledged. A sender counts unacknowledged bytes as
-# waiting for its peer, so the rest of a quarter window must not wait for the next frame: the link
-# may be slow, and the computation may pause for any time.
+# The longest time that received bytes stay unacknowledged. For the sender, unacknowledged bytes
+# mean that it waits for its peer, so the rest of a quarter window must not wait for the next frame:
+# the link may be slow, and the computation may pause for any time.
 ACK_SECONDS = 0.5
 
 
@@ -76,17 +75,17 @@ class Receiver:
     # ---- commands ----------------------------------------------------------------------------
 
     def expect(self, command: Expect) -> None:
-        known = self._transfers.get(part_of(command))
-        if known is not None and known.command.attempt == command.attempt:
+        current = self._transfers.get(part_of(command))
+        if current is not None and current.command.attempt == command.attempt:
             return
-        under_way = known.command.attempt if known else None
+        under_way = current.command.attempt if current else None
         reason = refusal(command, self._end.layouts, self._me.dtype, under_way, self._closed)
         if reason:
             self._report_failed(command, reason, Cause.OTHER, retriable=False)
             return
-        if known is not None:
+        if current is not None:
             reason = f"attempt {command.attempt} took its place"
-            self._fail(known, reason, Cause.SUPERSEDED, retriable=False)
+            self._fail(current, reason, Cause.SUPERSEDED, retriable=False)
         now = self._clock()
         layout = self._end.layouts.of(command.heads, self._me.dtype)
         transfer = Incoming(
@@ -134,7 +133,7 @@ class Receiver:
                 layer=worst.layer,
                 component=worst.component,
                 largest=worst.largest,
-                allowed=worst.allowed,
+                limit=worst.limit,
             )
         )
 
@@ -161,24 +160,24 @@ class Receiver:
     def on_bulk(self, peer: PeerKey, message: Message) -> None:
         """Handle one bulk frame, valid or not."""
         head, _ = frame.parts_of(message)
-        seen = bytes(head)
+        first_head = bytes(head)
         try:
             header, payload = frame.parse(message, self._max_payload)
         except FrameError:
             self._stats.frames_refused += 1
             return
         transfer = self._transfers.get((header.transfer_id, peer.rank))
-        if not self._is_meant(transfer, peer, header):
+        if not self._is_expected(transfer, peer, header):
             self._stats.frames_stale += 1
-            self._answer_stale(peer, header)
+            self._abort_stale(peer, header)
             return
         assert transfer is not None
         try:
             self._take(transfer, header, payload, frame.verify(message))
-            # In shared memory, a sender that takes this rank for dead may have packed another frame
-            # into the slot meanwhile.
-            if head != seen:
-                raise FrameError("the frame changed while it was read; its sender took it back")
+            # In shared memory, a sender that considers this rank dead may have packed another frame
+            # into the slot.
+            if head != first_head:
+                raise FrameError("the frame changed while it was read; its sender reclaimed it")
         except TransferError as error:
             self._stats.frames_refused += 1
             self._stats.checksum_failures += isinstance(error, ChecksumError)
@@ -186,8 +185,8 @@ class Receiver:
         except Exception as error:  # an error of the cache ends one transfer, not the plane
             self._reject(transfer, f"scattering failed: {error!r}", Cause.OTHER)
 
-    def _is_meant(self, transfer: Incoming | None, peer: PeerKey, header: Header) -> bool:
-        """Return whether the frame belongs to an expected attempt, from the expected process."""
+    def _is_expected(self, transfer: Incoming | None, peer: PeerKey, header: Header) -> bool:
+        """True if the frame belongs to an expected attempt, from the expected process."""
         return (
             transfer is not None
             and transfer.peer == peer
@@ -196,16 +195,16 @@ class Receiver:
             and header.receiver_epoch == self._me.epoch
         )
 
-    def _answer_stale(self, peer: PeerKey, header: Header) -> None:
-        """Abort an attempt, once: a whole window of late frames needs one answer."""
+    def _abort_stale(self, peer: PeerKey, header: Header) -> None:
+        """Abort an attempt, once for a whole window of late frames."""
         if header.kind not in (Kind.DATA, Kind.FIN):
             return
         key = header.transfer_id, peer.rank
         if self._aborted.covers(key, header.attempt):
             return
         self._aborted.add(key, header.attempt)
-        answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
-        if self._end.send_reason(self._dialer, peer, answer, "not expecting this attempt"):
+        abort = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
+        if self._end.send_reason(self._dialer, peer, abort, "not expecting this attempt"):
             self._stats.aborts_sent += 1
 
     def _take(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
@@ -242,8 +241,8 @@ class Receiver:
             self._acknowledge(transfer)
 
     def _ack_is_due(self, transfer: Incoming) -> bool:
-        waited = self._clock() - transfer.acknowledged_at
-        return transfer.received > transfer.acknowledged and waited >= ACK_SECONDS
+        elapsed = self._clock() - transfer.acknowledged_at
+        return transfer.received > transfer.acknowledged and elapsed >= ACK_SECONDS
 
     def _check_data(self, transfer: Incoming, header: Header, length: int, window: int) -> None:
         try:
@@ -255,10 +254,10 @@ class Receiver:
         part, *others = transfer.layout[header.first_layer : header.end_layer]
         if any(other != part for other in others):
             layers = f"[{header.first_layer}, {header.end_layer})"
-            raise FrameError(f"layers {layers} came in one frame, and they are not alike")
+            raise FrameError(f"layers {layers} of one frame have different layouts")
         heads = range(header.first_head, header.end_head)
         if heads != part.heads:
-            raise FrameError(f"heads {heads} came, this part has {part.heads}")
+            raise FrameError(f"got heads {heads}, expected {part.heads}")
         cells = (header.end_layer - header.first_layer) * (header.end_token - header.first_token)
         if length != cells * part.token_bytes:
             raise FrameError(f"{length} bytes for {cells} cells of {part.token_bytes}")
@@ -269,13 +268,13 @@ class Receiver:
     def _fin(self, transfer: Incoming, fin: frame.Fin) -> None:
         mine = frame.Fin(transfer.sequence, transfer.received, transfer.digest.value)
         if fin != mine:
-            raise FrameError(f"the sender counts {fin}, here arrived {mine}")
+            raise FrameError(f"the sender counts {fin}, this rank {mine}")
         if not transfer.coverage.complete:
             coverage = transfer.coverage
             raise FrameError(f"fin after {coverage.cells} of {coverage.total} cells")
         transfer.sequence += 1
         self._acknowledge(transfer)
-        # The bytes are here, so if the connection broke on the last ack, only the send has failed.
+        # All bytes are here: if the connection broke on the last ack, only the send has failed.
         if self._transfers.get(part_of(transfer.command)) is transfer:
             self._drop(transfer)
         self._stats.receives_finished += 1
@@ -298,7 +297,7 @@ class Receiver:
         try:
             self._dialer.send_control(transfer.peer, message)
         except PeerGoneError:
-            return  # the carrier's notice will fail the transfer
+            return  # a notice will fail the transfer
 
     def _header(self, transfer: Incoming, kind: Kind) -> Header:
         command = transfer.command
@@ -307,10 +306,10 @@ class Receiver:
         )
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
-        """Handle an abort from a sender; the epochs have been checked. It is never answered, as
-        that would echo."""
+        """Handle an abort from a sender, whose epochs were checked. There is no reply, which would
+        echo."""
         transfer = self._transfers.get((header.transfer_id, peer.rank))
-        if header.kind is Kind.ABORT and self._is_meant(transfer, peer, header):
+        if header.kind is Kind.ABORT and self._is_expected(transfer, peer, header):
             assert transfer is not None
             reason = frame.read_reason(payload)
             text = f"aborted by the sender: {reason}"
@@ -319,16 +318,16 @@ class Receiver:
     # ---- failures and time -------------------------------------------------------------------
 
     def on_lost(self, peer: PeerKey, reason: str, cause: Cause) -> None:
-        what = _LOST.get(cause, "lost")
+        what = _LOSS_WORDS.get(cause, "lost")
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             text, retriable = f"{what} {peer}: {reason}", cause is not Cause.REFUSED
             self._fail(transfer, text, cause, retriable=retriable)
 
     def tick(self, now: float) -> None:
-        """Acknowledge the rest of what has arrived, and fail transfers past their deadline.
+        """Acknowledge remaining bytes, and fail transfers past their deadline.
 
-        Silence is no failure here. Between two frames the peer may compute for any time; pings on
-        the connection show that it lives, and its head shows that the computation goes on.
+        Silence is no failure here: between two frames the peer may compute for any time. Pings on
+        the connection show that the rank is alive, heartbeats of its head that it computes.
         """
         for transfer in list(self._transfers.values()):
             seconds = transfer.command.deadline_seconds
@@ -371,7 +370,7 @@ class Receiver:
         key = part_of(transfer.command)
         del self._transfers[key]
         self._closed.add(key, transfer.command.attempt)
-        # Late frames of an attempt that ended here have been answered.
+        # The sender knows that the attempt ended, so its late frames need no abort.
         self._aborted.add(key, transfer.command.attempt)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """The prefill rank's half of every transfer: pack, send against credits, await the confirmation.
 
-A frame is packed straight from the cache as soon as there is credit for it, so the compute thread
-never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may hold
-more slots of the ring than are free: a peer that does not drain gets no more slots, while some
-always remain for the others.
+A frame is packed directly from the cache as soon as there is credit for it, so the compute thread
+never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may use
+more slots of the ring than are free, so that a peer that does not drain always leaves some for the
+others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from ..wire import frame
 from ..wire.buffer import Buffer
 from ..wire.frame import Digest, Fin, Header, Kind
 from ..wire.greeting import PeerKey
-from .closed import ClosedAttempts
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
 from .part_layout import Layout, coverage_of
 from .stats import DataPlaneStats
-from .transfer_end import PartKey, PlaneEnd, part_of, refusal
+from .transfer_end import ClosedAttempts, PartKey, PlaneEnd, part_of, refusal
 from .work_list import CellRange, WorkList
 
 
@@ -52,12 +51,12 @@ class Outgoing:
 
     @property
     def waits_for_peer(self) -> bool:
-        """True if the next step is the receiver's; otherwise it is the computation's."""
+        """True if the transfer waits for the receiver, False if for the computation."""
         return self.in_flight > 0 or self.fin_sent or not self.work.empty
 
 
 class SlotHolder(NamedTuple):
-    """The frames for one peer in one ring; they leave it in order."""
+    """A peer's frames in one ring, which leave it in order."""
 
     peer: PeerKey
     ring: Ring[Any]
@@ -78,25 +77,25 @@ class Sender:
         self._transfers: dict[PartKey, Outgoing] = {}
         self._turn: deque[PartKey] = deque()
         self._departing: dict[SlotHolder, deque[tuple[RingSlot, SendHandle]]] = {}
-        self._held: Counter[SlotHolder] = Counter()
-        # When a frame last left for a peer, or was acknowledged by it, in any transfer.
+        self._slot_counts: Counter[SlotHolder] = Counter()
+        # When a peer was last sent a frame, or acknowledged one, in any transfer.
         self._moved_at: dict[PeerKey, float] = {}
         self._closed = ClosedAttempts()
-        # The last pump could have sent more, had a slot been free.
+        # True if the last pump could have sent more with a free slot.
         self.awaits_slots = False
 
     # ---- commands ----------------------------------------------------------------------------
 
     def open(self, command: OpenSend) -> None:
-        known = self._transfers.get(part_of(command))
-        if known is not None and known.command.attempt == command.attempt:
+        current = self._transfers.get(part_of(command))
+        if current is not None and current.command.attempt == command.attempt:
             return
-        reason = self._refusal(command, known)
+        reason = self._refusal(command, current)
         if reason:
             self._report_failed(command, reason, Cause.REFUSED)
             return
-        if known is not None:
-            self._fail(known, f"attempt {command.attempt} took its place", Cause.SUPERSEDED)
+        if current is not None:
+            self._fail(current, f"attempt {command.attempt} took its place", Cause.SUPERSEDED)
         layout = self._end.layouts.of(command.heads, command.dtype)
         self._transfers[part_of(command)] = Outgoing(
             command=command,
@@ -109,8 +108,8 @@ class Sender:
         )
         self._turn.append(part_of(command))
 
-    def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
-        under_way = known.command.attempt if known is not None else None
+    def _refusal(self, command: OpenSend, current: Outgoing | None) -> str:
+        under_way = current.command.attempt if current is not None else None
         reason = refusal(command, self._end.layouts, command.dtype, under_way, self._closed)
         if reason:
             return reason
@@ -120,19 +119,19 @@ class Sender:
             return f"a window of {window} bytes; two tokens need {2 * cell}"
         slot = self._carriers.ring.payload_bytes
         if cell > slot:
-            return f"one token has {cell} bytes, a staging slot {slot}"
+            return f"one token has {cell} bytes, but a staging slot only {slot}"
         return ""
 
     def ready(self, command: LayerReady) -> None:
-        """Take cells that are computed; ignored for a transfer that is over."""
+        """Queue computed cells; ignored if the transfer is over."""
         for transfer in self._parts(command.transfer_id):
             if transfer.command.attempt == command.attempt:
-                self._computed(transfer, command)
+                self._note_computed(transfer, command)
 
     def _parts(self, transfer_id: int) -> list[Outgoing]:
         return [t for t in self._transfers.values() if t.command.transfer_id == transfer_id]
 
-    def _computed(self, transfer: Outgoing, command: LayerReady) -> None:
+    def _note_computed(self, transfer: Outgoing, command: LayerReady) -> None:
         now = self._clock()
         if not transfer.waits_for_peer:
             transfer.progress_at = now
@@ -158,18 +157,18 @@ class Sender:
     # ---- the wire ----------------------------------------------------------------------------
 
     def pump(self, max_frames: int) -> bool:
-        """Send up to ``max_frames``, one transfer after the other; return whether more could go."""
+        """Send up to ``max_frames``, in turn for all transfers; True if more could be sent."""
         self._reap()
         self.awaits_slots = False
-        sent = idle = 0
-        while idle < len(self._turn) and sent < max_frames:
+        frames = idle = 0
+        while idle < len(self._turn) and frames < max_frames:
             self._turn.rotate(-1)
             if self._advance(self._transfers[self._turn[0]]):
-                sent += 1
+                frames += 1
                 idle = 0
             else:
                 idle += 1
-        return sent >= max_frames
+        return frames >= max_frames
 
     def _advance(self, transfer: Outgoing) -> bool:
         """Send one frame of a transfer, if credit and staging allow it."""
@@ -195,19 +194,19 @@ class Sender:
             limit = min(limit, self._listener.max_payload(transfer.peer))
         piece = transfer.work.peek(limit)
         if piece is None:
-            reason = f"{transfer.peer} takes frames of {limit} bytes; one token has more"
+            reason = f"{transfer.peer} accepts {limit} bytes of payload; one token has more"
             self._fail(transfer, reason, Cause.REFUSED, notify=True)
             return False
         length = piece.cells * transfer.layout[piece.first_layer].token_bytes
         if transfer.in_flight + length > window:
             return False
-        held = self._held[holder]
-        if held >= self._listener.slots_for(transfer.peer):
+        slots = self._slot_counts[holder]
+        if slots >= self._listener.slots_for(transfer.peer):
             return False
-        slot = ring.acquire() if held < ring.free else None
+        slot = ring.acquire() if slots < ring.free else None
         if slot is None:
             self.awaits_slots = True
-            if not held:  # others hold the whole ring, which is not this peer's fault
+            if not slots:  # other peers use the whole ring, which is not this peer's fault
                 transfer.progress_at = self._clock()
             return False
         try:
@@ -219,7 +218,7 @@ class Sender:
             ring.release(slot)
             raise
         self._departing.setdefault(holder, deque()).append((slot, handle))
-        self._held[holder] += 1
+        self._slot_counts[holder] += 1
         self._count(transfer, piece, length, checksum)
         return True
 
@@ -262,7 +261,7 @@ class Sender:
         )
 
     def _send_fin(self, transfer: Outgoing) -> bool:
-        """Send the fin after the data, on the same socket, so that it never overtakes any."""
+        """Send the fin after the data, on the same socket, which keeps the order."""
         fin = Fin(transfer.sequence, transfer.sent, transfer.digest.value)
         message = frame.encode(self._header(transfer, Kind.FIN), frame.fin_payload(fin))
         self._listener.send_bulk(transfer.peer, memoryview(message))
@@ -277,25 +276,25 @@ class Sender:
         )
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
-        """An ack, nack or abort from a receiver; the epochs have been checked."""
+        """Handle an ack, nack or abort from a receiver, whose epochs were checked."""
         transfer = self._transfers.get((header.transfer_id, peer.rank))
         if transfer is None or transfer.command.attempt != header.attempt or transfer.peer != peer:
-            self._answer_unknown(peer, header)
+            self._abort_unknown(peer, header)
         elif header.kind is Kind.ACK:
-            self._acknowledged(transfer, header.sequence, frame.read_ack(payload))
+            self._on_ack(transfer, header.sequence, frame.read_ack(payload))
         elif header.kind in (Kind.NACK, Kind.ABORT):
             reason = f"refused by the receiver: {frame.read_reason(payload)}"
             self._fail(transfer, reason, Cause.PEER_FAILED)
 
-    def _answer_unknown(self, peer: PeerKey, header: Header) -> None:
-        """Abort a transfer that we do not send, so that its receiver stops waiting for it."""
+    def _abort_unknown(self, peer: PeerKey, header: Header) -> None:
+        """Abort an unknown transfer, so that its receiver stops waiting."""
         if header.kind is not Kind.ACK:
             return
-        answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
-        if self._end.send_reason(self._listener, peer, answer, "not sending this attempt"):
+        abort = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
+        if self._end.send_reason(self._listener, peer, abort, "not sending this attempt"):
             self._stats.aborts_sent += 1
 
-    def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
+    def _on_ack(self, transfer: Outgoing, sequence: int, received: int) -> None:
         if not transfer.acknowledged <= received <= transfer.sent:
             reason = f"{received} bytes acknowledged, {transfer.sent} sent"
             self._fail(transfer, reason, Cause.INCOMPLETE, notify=True)
@@ -303,7 +302,8 @@ class Sender:
         self._stats.bytes_acknowledged += received - transfer.acknowledged
         transfer.acknowledged = received
         transfer.progress_at = self._moved_at[transfer.peer] = self._clock()
-        # Only the answer to the fin counts it: the bytes are acknowledged before all is verified.
+        # Only the ack of the fin has the next sequence; bytes are acknowledged before the end is
+        # verified.
         if transfer.fin_sent and sequence == transfer.sequence + 1 and not transfer.in_flight:
             self._finish(transfer)
 
@@ -329,15 +329,15 @@ class Sender:
     def tick(self, now: float) -> None:
         """Fail transfers that wait too long for their receiver; the head watches the computation.
 
-        Transfers to one peer share its link, where each may wait long for its turn: as long as
-        anything moves to the peer, none of them has failed.
+        Transfers to one peer share its link, and each may wait long for its turn: while anything
+        moves to the peer, none of them has failed.
         """
         peers = {transfer.peer for transfer in self._transfers.values()}
         self._moved_at = {peer: at for peer, at in self._moved_at.items() if peer in peers}
         for transfer in list(self._transfers.values()):
-            waited = now - max(transfer.progress_at, self._moved_at.get(transfer.peer, 0.0))
-            if transfer.waits_for_peer and waited > transfer.command.progress_seconds:
-                reason = f"no progress at {transfer.peer} for {waited:.1f} s"
+            elapsed = now - max(transfer.progress_at, self._moved_at.get(transfer.peer, 0.0))
+            if transfer.waits_for_peer and elapsed > transfer.command.progress_seconds:
+                reason = f"no progress at {transfer.peer} for {elapsed:.1f} s"
                 self._fail(transfer, reason, Cause.TIMEOUT_PROGRESS, notify=True)
 
     def _fail(self, transfer: Outgoing, reason: str, cause: Cause, *, notify: bool = False) -> None:
@@ -371,18 +371,18 @@ class Sender:
     # ---- staging -----------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Take back the slots whose frames have left."""
+        """Release the slots whose frames have left."""
         for holder, queue in list(self._departing.items()):
             while queue and queue[0][1].done:
                 holder.ring.release(queue.popleft()[0])
-                self._held[holder] -= 1
+                self._slot_counts[holder] -= 1
                 self._moved_at[holder.peer] = self._clock()
             if not queue:
                 del self._departing[holder]
-                del self._held[holder]
+                del self._slot_counts[holder]
 
     def close(self) -> None:
-        """Fail everything; the slots come back as their frames leave (``settled``)."""
+        """Fail everything. Slots are released as their frames leave (``settled``)."""
         for transfer in list(self._transfers.values()):
             reason = "the data plane is shutting down"
             self._fail(transfer, reason, Cause.STOPPING, notify=True)
@@ -393,17 +393,19 @@ class Sender:
         self._reap()
         rings = self._carriers.rings
         for ring in rings:
-            ring.check_conserved(sum(n for held, n in self._held.items() if held.ring is ring))
+            ring.check_conserved(
+                sum(n for holder, n in self._slot_counts.items() if holder.ring is ring)
+            )
         return all(ring.free == ring.total for ring in rings)
 
     def fill(self, stats: DataPlaneStats) -> None:
         stats.active_sends = len(self._transfers)
         stats.credit_in_flight = sum(t.in_flight for t in self._transfers.values())
-        granted = sum(
+        credit = sum(
             self._end.window_of(t.command, self._listener.carrier(t.peer))
             for t in self._transfers.values()
         )
-        stats.credit_free = granted - stats.credit_in_flight
+        stats.credit_free = credit - stats.credit_in_flight
         rings = self._carriers.rings
         stats.free_slots = sum(ring.free for ring in rings)
         stats.total_slots = sum(ring.total for ring in rings)

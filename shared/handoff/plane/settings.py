@@ -1,12 +1,12 @@
-"""The identity of a rank on the data plane, and the resources that it may use there."""
+"""The identity and resources of a rank on the data plane."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from ...config.limits import MAX_PEERS
-from ..carriers.carrier_option import AUTO
 from ..carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
+from ..carriers.option import AUTO
 from ..carriers.ranks import CarrierSettings
 from ..carriers.staging import DEFAULT_SLOT_BYTES
 from ..carriers.zeromq.sockets import Timing
@@ -15,8 +15,8 @@ from ..wire.greeting import PeerKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneConfig:
-    """``listen_host`` None: the rank only receives. It listens on ``listen_port`` and the next one;
-    0: any two free ports. ``curve``: peers are authenticated by keys."""
+    """``listen_host`` None: the rank only receives. Otherwise it listens on ``listen_port`` and the
+    next one (0: any two free ports). ``curve``: peers are authenticated by keys."""
 
     node_id: str
     epoch: int
@@ -52,5 +52,5 @@ class DataPlaneConfig:
 
     @property
     def max_payload(self) -> int:
-        """Bytes of any frame's payload; a socket bounds the messages that it receives as well."""
+        """The largest payload of a frame. Sockets limit their messages as well."""
         return max(self.slot_bytes, self.device_slot_bytes)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 class DataPlaneStats:
     """Written by the data-plane thread alone; others read a copy. Bytes are payload bytes.
 
-    ``frames_stale`` were valid, but of an attempt that is over or of a process that is gone;
-    ``frames_refused`` were invalid. ``unknown_connections`` connected and never became a peer;
+    ``frames_stale`` were valid, but for an attempt that is over or a process that is gone;
+    ``frames_refused`` were invalid. ``unknown_connections`` never greeted as a peer;
     ``keys_refused`` of them had a wrong CURVE key or password. ``peers`` counts live connections by
-    carrier; the map is replaced, never changed. Slots are those of all rings.
+    carrier; the map is replaced, never changed. Slots are counted over all rings.
     """
 
     bytes_sent: int = 0

@@ -1,7 +1,8 @@
-"""The context that the sending and the receiving end of a rank share, and their common rules."""
+"""The common context and rules of a rank's sending and receiving ends."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,15 +13,16 @@ from ..wire import frame
 from ..wire.frame import Header, Kind
 from ..wire.greeting import Greeting, PeerKey
 from .cache_port import CachePort
-from .closed import ClosedAttempts
 from .messages import Event, Expect, OpenSend
 from .part_layout import PartLayouts
 from .stats import DataPlaneStats
 
+MAX_REMEMBERED = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneEnd:
-    """The context of both ends, on the data-plane thread."""
+    """The context of both ends. Used on the data-plane thread."""
 
     cache: CachePort
     me: Greeting
@@ -33,7 +35,7 @@ class PlaneEnd:
     def header(
         self, kind: Kind, peer: PeerKey, transfer_id: int, attempt: int, sequence: int = 0
     ) -> Header:
-        """A frame without ranges, from this start of this process to that one of the peer's."""
+        """The header of a frame without ranges, for a peer."""
         return Header(
             kind=kind,
             transfer_id=transfer_id,
@@ -44,14 +46,13 @@ class PlaneEnd:
         )
 
     def window_of(self, command: Expect | OpenSend, carrier: str) -> int:
-        """Bytes of this part that may be on the way. Both ends know the carrier."""
+        """The limit of this part's bytes in flight, the same on both ends."""
         return command.window_bytes or self.carriers.window_of(carrier)
 
     def send_reason(
         self, transport: TransportEnd, peer: PeerKey, header: Header, reason: str
     ) -> bool:
-        """Send a frame with a reason; False when the connection is gone, which the peer will notice
-        by itself."""
+        """Send a frame with a reason; False if the connection is gone, which the peer notices."""
         try:
             transport.send_control(peer, frame.encode(header, frame.reason_payload(reason)))
         except PeerGoneError:
@@ -61,6 +62,26 @@ class PlaneEnd:
 
 # One part of a transfer on one rank: the transfer, and the peer's rank.
 PartKey = tuple[int, int]
+# A transfer and the peer's rank of a part of it; None: all parts.
+ClosedKey = tuple[int, int | None]
+
+
+class ClosedAttempts:
+    """The newest closed attempt of each recent transfer or part, so that none is opened again. The
+    oldest are dropped."""
+
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._limit = limit
+        self._newest: OrderedDict[ClosedKey, int] = OrderedDict()
+
+    def add(self, key: ClosedKey, attempt: int) -> None:
+        newest = max(attempt, self._newest.pop(key, attempt))
+        self._newest[key] = newest
+        if len(self._newest) > self._limit:
+            self._newest.popitem(last=False)
+
+    def covers(self, key: ClosedKey, attempt: int) -> bool:
+        return attempt <= self._newest.get(key, -1)
 
 
 def part_of(command: Expect | OpenSend) -> PartKey:
@@ -74,8 +95,8 @@ def refusal(
     under_way: int | None,
     closed: ClosedAttempts,
 ) -> str:
-    """The reason why an attempt in ``dtype`` cannot begin beside the one ``under_way``; empty if it
-    can."""
+    """The reason why an attempt in ``dtype`` cannot begin; empty if it can. ``under_way`` is the
+    current attempt, if any."""
     whole = command.transfer_id, None
     if any(closed.covers(key, command.attempt) for key in (whole, part_of(command))):
         return f"attempt {command.attempt} is over"

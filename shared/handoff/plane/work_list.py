@@ -1,4 +1,4 @@
-"""The cells of a transfer that are computed and not yet sent, cut into frames."""
+"""The computed but unsent cells of a transfer, cut into frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .part_layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class CellRange:
-    """A rectangle of cells that travels as one frame. Its layers are alike."""
+    """A rectangle of cells that travels as one frame. Its layers have the same layout."""
 
     first_layer: int
     end_layer: int
@@ -26,10 +26,10 @@ class CellRange:
 class WorkList:
     """Ready rectangles, first come first served.
 
-    Consecutive layers of the same tokens are merged while they wait if they are alike, so a short
-    chunk travels as a few full frames; a wide layer is cut by tokens. Cells that were announced
-    before are dropped, because a preempted prefill computes its chunks again; so are cells that are
-    not wanted (``coverage``): outside a layer's window, or of a layer without a head in this part.
+    While they wait, consecutive layers with the same tokens and layout are merged, so that a short
+    chunk travels in a few full frames; a wide layer is cut by tokens. Cells that were announced
+    before are dropped, because a preempted prefill computes its chunks again. So are cells outside
+    ``coverage``: outside a layer's window, or in a layer without heads in this part.
     """
 
     def __init__(self, layout: Layout, coverage: Coverage) -> None:

@@ -1,1 +1,1 @@
-"""The meaning of the bytes between two ranks: frames, greetings, which heads, which layers."""
+"""The protocol between two ranks: frames, greetings, and the split of heads and layers."""

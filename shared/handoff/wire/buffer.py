@@ -1,4 +1,4 @@
-"""Memory that holds a payload: a memoryview or, in a GPU's memory, a tensor of bytes on it."""
+"""Memory of a payload: a memoryview or, on a GPU, a tensor of bytes."""
 
 from __future__ import annotations
 

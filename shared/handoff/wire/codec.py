@@ -1,7 +1,7 @@
 """Dataclasses as msgpack, checked against their type hints on arrival.
 
 A ``Codec`` knows a closed set of message types. A message begins with a version and a tag, both
-little-endian and 32 bits: the tag is the type's position in the set. What follows is msgspec's. The
+little-endian and 32 bits: the tag is the type's position in the set. The body is msgspec's. The
 version is a digest of every type, field name and hint, so processes of different versions reject
 each other's messages instead of misreading them.
 """
@@ -22,11 +22,11 @@ _HEADER = Struct("<II")
 
 
 class CodecError(ValueError):
-    """A message that is not what its type declares."""
+    """A message does not match its type."""
 
 
 class VersionError(CodecError):
-    """A message of a process with other message types."""
+    """A message comes from a process with other message types."""
 
 
 class Codec(Generic[T]):
@@ -41,17 +41,19 @@ class Codec(Generic[T]):
         self.version = _digest(self.kinds)
 
     def encode(self, message: T) -> bytes:
-        """Raises ``CodecError`` for a message over the limit, which the other end would reject."""
+        """Encode a message. Raises ``CodecError`` if it exceeds the limit."""
         tag = self._tags[type(message)]
         data = _HEADER.pack(self.version, tag) + self._encoder.encode(message)
         self._check_size(data)
         return data
 
     def decode(self, data: bytes) -> T:
-        """Raises ``CodecError``; ``VersionError`` for a message of another version."""
+        """Decode a message. Raises ``CodecError``; ``VersionError`` for another version."""
         self._check_size(data)
         if len(data) < _HEADER.size:
-            raise CodecError(f"message of {len(data)} bytes, without its version and type")
+            raise CodecError(
+                f"message of {len(data)} bytes is too short for its header of {_HEADER.size}"
+            )
         version, tag = _HEADER.unpack_from(data)
         if version != self.version:
             raise VersionError(
@@ -82,7 +84,7 @@ def _digest(kinds: Sequence[type]) -> int:
 
 def _declare(hint: Any, declarations: dict[str, str]) -> None:
     if hint in (Any, object):
-        raise TypeError(f"a message may not have a field of type {hint}, which nothing checks")
+        raise TypeError(f"a message must not have a field of type {hint}, which cannot be checked")
     if not dataclasses.is_dataclass(hint):
         for inner in get_args(hint):
             _declare(inner, declarations)

@@ -1,9 +1,8 @@
 """One frame of the data plane: a fixed header, then raw bytes.
 
-No length from the wire causes an allocation: a frame is parsed out of a message that the socket has
-already bounded (``MAXMSGSIZE``), and the length in the header must equal that of the payload. The
-checksum covers header and payload, so a flipped bit in a token range is found as surely as one in a
-tensor.
+No length from the wire causes an allocation: frames are parsed out of messages that the socket has
+already bounded (``MAXMSGSIZE``), and the length in the header must equal the payload's. The
+checksum covers header and payload, so it detects corrupt token ranges as well as tensors.
 
 ::
 
@@ -14,7 +13,7 @@ tensor.
     abort  both                 unknown, stale or cancelled transfer: reason
     ping, pong                  liveness of a connection; names no transfer
     choice  receiver -> sender  the carrier of the connection; names no transfer
-    release receiver -> sender  the oldest lent frame has been read; names no transfer
+    release receiver -> sender  the oldest loan has been read; names no transfer
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class Fin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceFrame:
-    """A frame with its header in memory of the host and its payload in a device's, where ``sums``
-    adds it up (see ``Device``)."""
+    """A frame with its header in host memory and its payload in a device's memory. ``sums``
+    computes the input of its checksum there (see ``Device``)."""
 
     head: memoryview
     payload: Buffer
@@ -121,7 +120,7 @@ def parts_of(message: Message) -> tuple[memoryview, Buffer]:
 
 
 def seal(message: Message, header: Header) -> int:
-    """Write the header of a message whose payload is in place; return the checksum."""
+    """Write the header of a message that has its payload; returns the checksum."""
     head, payload = parts_of(message)
     _FIELDS.pack_into(
         head,
@@ -149,7 +148,7 @@ def seal(message: Message, header: Header) -> int:
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
-    """A whole frame, in memory of its own; for small ones."""
+    """A whole small frame."""
     buffer = bytearray(HEADER_BYTES + len(payload))
     buffer[HEADER_BYTES:] = payload
     seal(memoryview(buffer), header)
@@ -166,15 +165,15 @@ def parse(message: Message, max_payload: int) -> tuple[Header, Buffer]:
         first_layer, end_layer, first_token, end_token, first_head, end_head, length,
     ) = _FIELDS.unpack_from(head)  # fmt: skip
     if magic != MAGIC:
-        raise FrameError(f"a frame begins with {MAGIC!r}, this message with {magic!r}")
+        raise FrameError(f"this message begins with {magic!r}, not with {MAGIC!r}")
     if version != VERSION:
-        raise FrameError(f"frame version {version}; this process speaks {VERSION}")
+        raise FrameError(f"frame version {version}, not {VERSION}")
     if flags:
         raise FrameError(f"frame flags {flags:#x}; none is defined in version {VERSION}")
     if length > max_payload:
         raise FrameError(f"payload of {length} bytes; the limit is {max_payload}")
     if length != len(payload):
-        raise FrameError(f"header says {length} payload bytes, {len(payload)} came")
+        raise FrameError(f"the header says {length} payload bytes, but there are {len(payload)}")
     header = Header(
         kind=_kind(kind),
         transfer_id=transfer_id,
@@ -196,9 +195,9 @@ def parse(message: Message, max_payload: int) -> tuple[Header, Buffer]:
 def verify(message: Message) -> int:
     """The checksum of a parsed message. Raises ``ChecksumError`` if the bytes do not match it."""
     (stated,) = _CHECKSUM.unpack_from(parts_of(message)[0], _FIELDS.size)
-    found = checksum_of(message)
-    if stated != found:
-        raise ChecksumError(f"checksum {found:#018x}, the frame says {stated:#018x}")
+    actual = checksum_of(message)
+    if stated != actual:
+        raise ChecksumError(f"checksum {actual:#018x}, but the frame says {stated:#018x}")
     return int(stated)
 
 
@@ -210,12 +209,11 @@ def decode(message: memoryview | bytes, max_payload: int) -> tuple[Header, Buffe
 
 
 def checksum_of(message: Message) -> int:
-    """xxh3 over the payload, or over a device's sums of it, seeded with xxh3 over the header's
-    fields."""
+    """xxh3 of the payload, or of a device's sums of it, seeded with xxh3 of the header's fields."""
     head, payload = parts_of(message)
     seed = xxhash.xxh3_64_intdigest(head[: _FIELDS.size])
-    summed = message.sums(payload) if isinstance(message, DeviceFrame) else payload
-    return xxhash.xxh3_64_intdigest(summed, seed)
+    data = message.sums(payload) if isinstance(message, DeviceFrame) else payload
+    return xxhash.xxh3_64_intdigest(data, seed)
 
 
 class Digest:
@@ -266,7 +264,7 @@ def _kind(value: int) -> Kind:
     try:
         return Kind(value)
     except ValueError:
-        raise FrameError(f"frame type {value}; known are 1 to {len(Kind)}") from None
+        raise FrameError(f"frame type {value} is not one of 1 to {len(Kind)}") from None
 
 
 _PAYLOAD_BYTES = {
@@ -282,7 +280,7 @@ _PAYLOAD_BYTES = {
 
 
 def _check_shape(header: Header, length: int) -> None:
-    """Raise ``FrameError`` unless a frame has the shape of its type."""
+    """Raise ``FrameError`` unless a frame's ranges and length fit its kind."""
     ranges = (
         ("layers", header.first_layer, header.end_layer),
         ("tokens", header.first_token, header.end_token),
@@ -297,7 +295,7 @@ def _check_shape(header: Header, length: int) -> None:
         return
     if any(first or end for _, first, end in ranges):
         raise FrameError(f"{header.kind.name.lower()} frame with ranges")
-    least, most = _PAYLOAD_BYTES[header.kind]
-    if not least <= length <= most:
+    low, high = _PAYLOAD_BYTES[header.kind]
+    if not low <= length <= high:
         name = header.kind.name.lower()
-        raise FrameError(f"{name} frame with {length} payload bytes, not {least} to {most}")
+        raise FrameError(f"{name} frame with {length} payload bytes, not {low} to {high}")

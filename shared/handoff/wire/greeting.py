@@ -1,8 +1,8 @@
 """The first message of a connection, sent by both ranks before any KV moves.
 
-It says who is at the other end (which start of which process), what the ranks must agree on (the
-shape of each layer's KV), and which carriers a rank offers. The content of an offer is the
-carrier's own. The model's fingerprint is compared by the heads over gRPC.
+It identifies the process, has what the ranks must agree on (the shape of each layer's KV), and
+offers carriers. The content of an offer is up to the carrier. The heads compare the model's
+fingerprint over gRPC.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from ...kv.layout import check_kv_dtype, components_of
 from .frame import FrameError
 
 MAGIC = b"TDMG"
-# 1: one shape for all layers.
 PROTOCOL = 2
 MAX_GREETING_BYTES = 32 << 10
 MAX_LAYERS = 1024
 MAX_TEXT_BYTES = 256
 MAX_OFFERS = 8
 MAX_NAME_BYTES = 32
-# The largest describes every network device of a machine.
+# The largest offer describes every network device of a machine.
 MAX_OFFER_BYTES = (16 << 10) + 64
-# Several times what this version sends.
+# Several times the fields of this version.
 MAX_FIELDS = 64
 
 
@@ -47,15 +46,14 @@ class PeerKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome.
-    ``full`` is 1 in a refusal for lack of a place, which may be free later.
+    """``connection`` pairs the two sockets of one connection. ``refused`` is the reason of a
+    refusal, empty in a welcome. ``full`` is 1 if the refused peer may try again later.
 
-    ``layers``: the shape of each layer's KV, as ``LayerLayout.shape`` has it. ``offers``: what each
-    carrier that the rank may use encoded for the peer, by the carrier's name, best first. Two ranks
-    of one ``host`` can open each other's memory; empty: no other process can. ``max_payload``:
-    bytes of payload in a frame that the rank receives through memory of the host. ``kv_scales``:
-    what each component of each layer is to be multiplied with, as float32 in little-endian order;
-    empty if all are 1.
+    ``layers``: each layer's ``LayerLayout.shape``. ``offers``: the data of each carrier that the
+    rank may use, by the carrier's name, best first. Ranks with the same ``host`` can open each
+    other's memory, unless it is empty. ``max_payload``: the largest payload in bytes that the rank
+    receives through host memory. ``kv_scales``: the factors of each component of each layer, as
+    little-endian float32; empty if all are 1.
     """
 
     node_id: str
@@ -85,7 +83,7 @@ class Greeting:
 
 
 def packed_scales(scales: Sequence[float]) -> bytes:
-    """``Greeting.kv_scales`` of numbers."""
+    """Numbers as ``Greeting.kv_scales``."""
     return struct.pack(f"<{len(scales)}f", *scales)
 
 
@@ -105,7 +103,7 @@ def is_greeting(message: memoryview | bytes) -> bool:
 
 
 def decode(message: memoryview | bytes) -> Greeting:
-    """A greeting from untrusted bytes. Raises ``FrameError``."""
+    """Decode untrusted bytes. Raises ``FrameError``."""
     if len(message) > MAX_GREETING_BYTES:
         raise FrameError(f"greeting of {len(message)} bytes; the limit is {MAX_GREETING_BYTES}")
     if not is_greeting(message):
@@ -125,8 +123,7 @@ def decode(message: memoryview | bytes) -> Greeting:
 
 
 def check(mine: Greeting, theirs: Greeting) -> None:
-    """Raise ``PeerRefusedError`` for a peer that differs in what must be equal; it names the field
-    and both values."""
+    """Raise ``PeerRefusedError``, with the field and both values, for an incompatible peer."""
     _compare("protocol", mine.protocol, theirs.protocol, theirs)
     check_kv_dtype(theirs.dtype)
     _compare("number of layers", len(mine.layers), len(theirs.layers), theirs)
@@ -145,28 +142,28 @@ def _compare(field_name: str, ours: object, other: object, theirs: Greeting) -> 
 
 
 def refusal_text(refusal: TransferError) -> str:
-    """As much of it as a greeting may carry, which counts bytes."""
+    """The message, cut to the bytes that fit in a greeting."""
     return str(refusal).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
-def check_epoch(expected: int, found: int, node_id: str) -> None:
-    """Raise ``PeerRefusedError`` for another start of a process: agreements do not outlive one."""
-    if expected != found:
-        raise PeerRefusedError(f"epoch: {node_id} was {expected:016x}, now {found:016x}")
+def check_epoch(expected: int, actual: int, node_id: str) -> None:
+    """Raise ``PeerRefusedError`` for another start of a process, which invalidates agreements."""
+    if expected != actual:
+        raise PeerRefusedError(f"epoch: {node_id} was {expected:016x}, now {actual:016x}")
 
 
 def _checked(values: Any) -> Greeting:
     if not isinstance(values, dict):
         raise FrameError(f"greeting is a {type(values).__name__}, not a map")
-    # Another version of Tandem may send more fields, or fewer of those with a default.
-    known = [each for each in fields(Greeting) if each.name in values]
+    # Another version of Tandem may send more fields, or omit optional ones.
+    present = [each for each in fields(Greeting) if each.name in values]
     required = {each.name for each in fields(Greeting) if _is_required(each)}
-    lacking = required - values.keys()
-    if lacking:
-        raise FrameError(f"greeting without {', '.join(sorted(lacking))}")
-    for each in known:
+    missing = required - values.keys()
+    if missing:
+        raise FrameError(f"greeting without {', '.join(sorted(missing))}")
+    for each in present:
         _check_value(each.name, str(each.type), values[each.name])
-    return Greeting(**{each.name: values[each.name] for each in known})
+    return Greeting(**{each.name: values[each.name] for each in present})
 
 
 def _is_required(each: Any) -> bool:
@@ -195,7 +192,7 @@ def _check_text(what: str, value: Any) -> None:
     if not isinstance(value, str) or len(value.encode()) > 2 * MAX_TEXT_BYTES:
         raise FrameError(f"{what} must be a short text")
     if not value.isprintable():
-        raise FrameError(f"{what} holds unprintable characters")
+        raise FrameError(f"{what} has unprintable characters")
 
 
 def _check_layers(layers: Any) -> None:
@@ -217,8 +214,8 @@ def _check_offers(offers: Any) -> None:
         raise FrameError(f"greeting field offers must be a map of at most {MAX_OFFERS} carriers")
     for name, offer in offers.items():
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-            raise FrameError(f"a carrier's name has 1 to {MAX_NAME_BYTES} bytes")
+            raise FrameError(f"a carrier's name must have 1 to {MAX_NAME_BYTES} bytes")
         if not name.isprintable():
-            raise FrameError("a carrier's name holds unprintable characters")
+            raise FrameError("a carrier's name has unprintable characters")
         if not isinstance(offer, bytes):
             raise FrameError(f"the offer of carrier {name} must be bytes")

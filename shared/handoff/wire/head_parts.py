@@ -1,8 +1,8 @@
 """The assignment of KV heads to pairs of ranks, when two nodes have different numbers of ranks.
 
-In each layer, a receiving rank needs its own heads, in runs that one sending rank holds. With more
-ranks than heads, several ranks hold the same one; the receiving ranks that need it are then spread
-over its holders in order, so that a rank receives most layers from the same peers.
+In each layer, a receiving rank gets its heads in runs, each from one sending rank. With more ranks
+than heads, several ranks have the same head; the receiving ranks that need it are then spread over
+its holders in order, so that a rank receives most layers from the same peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Heads = Sequence[range]
 
 @dataclass(frozen=True, slots=True)
 class HeadRun:
-    """Heads [first_head, end_head) of each of some consecutive layers; maybe none."""
+    """Heads [first_head, end_head), possibly none, of each of consecutive layers."""
 
     layers: int
     first_head: int
@@ -26,7 +26,7 @@ class HeadRun:
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """What one rank sends to another: heads of each layer, numbered in the whole model."""
+    """The heads of each layer that one rank sends to another, numbered in the whole model."""
 
     receiver: int
     sender: int
@@ -39,24 +39,24 @@ def parts_of(receivers: Sequence[Heads], senders: Sequence[Heads]) -> list[HeadP
     Raises ``ValueError`` for a head that no sender has.
     """
     layers = len(receivers[0])
-    found: dict[tuple[int, int], list[range]] = {}
+    by_pair: dict[tuple[int, int], list[range]] = {}
     for layer in range(layers):
-        wanted, held = ([heads[layer] for heads in ranks] for ranks in (receivers, senders))
-        for receiver, sender, heads in _assigned(wanted, held):
-            by_layer = found.setdefault((receiver, sender), [range(0)] * layers)
+        needs, holdings = ([heads[layer] for heads in ranks] for ranks in (receivers, senders))
+        for receiver, sender, heads in _assigned(needs, holdings):
+            by_layer = by_pair.setdefault((receiver, sender), [range(0)] * layers)
             by_layer[layer] = heads
-    return [HeadPart(*pair, runs_of(found[pair])) for pair in sorted(found)]
+    return [HeadPart(*pair, runs_of(by_pair[pair])) for pair in sorted(by_pair)]
 
 
 def _assigned(
     receivers: Sequence[range], senders: Sequence[range]
 ) -> Iterator[tuple[int, int, range]]:
-    """Triples of receiver, sender and heads, for one layer."""
-    for receiver, wanted in enumerate(receivers):
-        first = wanted.start
-        while first < wanted.stop:
+    """Yield receiver, sender and heads for one layer."""
+    for receiver, needs in enumerate(receivers):
+        first = needs.start
+        while first < needs.stop:
             sender = _sender_of(first, receiver, receivers, senders)
-            end = min(wanted.stop, senders[sender].stop)
+            end = min(needs.stop, senders[sender].stop)
             yield receiver, sender, range(first, end)
             first = end
 
@@ -64,16 +64,16 @@ def _assigned(
 def _sender_of(
     head: int, receiver: int, receivers: Sequence[range], senders: Sequence[range]
 ) -> int:
-    holders = [rank for rank, held in enumerate(senders) if head in held]
+    holders = [rank for rank, heads in enumerate(senders) if head in heads]
     if not holders:
         raise ValueError(f"no sending rank holds head {head}")
     if len(holders) == 1:
         return holders[0]
-    needing = [rank for rank, wanted in enumerate(receivers) if head in wanted]
-    return holders[needing.index(receiver) * len(holders) // len(needing)]
+    needers = [rank for rank, needs in enumerate(receivers) if head in needs]
+    return holders[needers.index(receiver) * len(holders) // len(needers)]
 
 
 def runs_of(heads: Iterable[range]) -> tuple[HeadRun, ...]:
-    """Heads by layer as runs of layers with the same."""
+    """Heads by layer, as runs of layers with equal heads."""
     runs = ((run, len(list(layers))) for run, layers in groupby(heads))
     return tuple(HeadRun(count, run.start, run.stop) for run, count in runs)

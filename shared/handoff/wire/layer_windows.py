@@ -1,7 +1,7 @@
 """The part of a prompt's KV that a decode node needs, layer by layer.
 
-In a layer with a window of W tokens, the token at position p sees itself and the W - 1 before it.
-To continue at p, a node needs the newest W - 1 tokens of that layer, and no older one. Both heads
+In a layer with a window of W tokens, the token at position p attends to itself and the W - 1 tokens
+before it, so to continue at p, a node needs only the newest W - 1 tokens of that layer. Both heads
 compute this from the model's spec.
 """
 
@@ -16,7 +16,7 @@ def first_tokens(
     """The first token of each layer's part of [first_token, end_token), for a node that computes
     from ``resume_at`` on.
 
-    Every layer has at least one token, so that no transfer is without a frame.
+    Every layer has at least one token, so that every transfer has a frame.
     """
     latest = end_token - 1
     windows = (kv.window for kv in spec.memories)

@@ -202,9 +202,9 @@ async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
         peer = await peers.meet(fake.candidate)
         for transfer_id in (1, 2, 3):
             peer.trust.begin(transfer_id)
-        await until(lambda: peer.trust.left(3) < 0)
+        await until(lambda: peer.trust.remaining(3) < 0)
         assert fake.renewed[0] == [1, 2, 3]
-        assert peer.trust.left(1) > 0 and peer.trust.left(2) > 0
+        assert peer.trust.remaining(1) > 0 and peer.trust.remaining(2) > 0
 
 
 async def test_a_peer_with_long_leases_that_does_not_answer_delays_no_other_s_renewals() -> None:
@@ -217,7 +217,7 @@ async def test_a_peer_with_long_leases_that_does_not_answer_delays_no_other_s_re
             (await peers.meet(fake.candidate)).trust.begin(1)
         peer = await peers.meet(fine.candidate)
         await until(lambda: len(fine.renewed) > 5)
-        assert peer.trust.left(1) > 0
+        assert peer.trust.remaining(1) > 0
 
 
 async def test_the_leases_of_a_peer_that_was_forgotten_and_met_again_are_renewed() -> None:

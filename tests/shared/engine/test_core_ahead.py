@@ -49,12 +49,12 @@ class LateExecutor:
     def __init__(self) -> None:
         self.ranks = SimulatedRanks(SIZE)
         self.waiting: deque[StepPlan] = deque()
-        self.most = 0  # steps in flight at once
+        self.max_in_flight = 0  # steps in flight at once
         self._answers: asyncio.Queue[StepResult | StepFailure | None] = asyncio.Queue()
 
     def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
         self.waiting.append(plan)
-        self.most = max(self.most, len(self.waiting) + self._answers.qsize())
+        self.max_in_flight = max(self.max_in_flight, len(self.waiting) + self._answers.qsize())
 
     def send_masks(self, masks: TokenMasks) -> None:
         raise AssertionError("no row is masked")
@@ -230,7 +230,7 @@ class AnsweredLate(RuleBasedStateMachine):
         self.running.cancel()
         self.run(asyncio.wait_for(asyncio.gather(self.running, return_exceptions=True), 10))
         self.loop.close()
-        assert self.executor.most <= self.steps
+        assert self.executor.max_in_flight <= self.steps
         if self.lost:
             assert not self.core.stepping
             return

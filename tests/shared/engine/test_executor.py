@@ -75,7 +75,7 @@ async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_hea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "PING_SECONDS", 0.01)
-    monkeypatch.setattr(executor, "MAX_UNANSWERED", 10_000)
+    monkeypatch.setattr(executor, "MAX_MISSED_PINGS", 10_000)
     lost: list[str] = []
     config = replace(CONFIG, tensor_parallel_size=2)
     engine = await start_engine(config, IDENTITY, on_lost=lost.append)
@@ -93,8 +93,8 @@ async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_hea
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 process.send_signal(number)
             for _ in range(3):
-                await until(lambda one=one: one.unanswered > 0)  # type: ignore[misc]
-                await until(lambda one=one: one.unanswered == 0)  # type: ignore[misc]
+                await until(lambda one=one: one.missed_pings > 0)  # type: ignore[misc]
+                await until(lambda one=one: one.missed_pings == 0)  # type: ignore[misc]
     finally:
         await engine.ranks.stop()
     assert lost == []
@@ -109,11 +109,11 @@ async def test_an_event_that_cannot_be_handled_ends_the_node(
     """The event may arrive before the head has the rank's last reply, or after."""
     reply = MultiprocessExecutor._reply
 
-    async def late(self: MultiprocessExecutor, rank: Any, wanted: type, seconds: float) -> Any:
-        answer: Any = await reply(self, rank, wanted, seconds)
-        if wanted is CacheAllocated:
+    async def late(self: MultiprocessExecutor, rank: Any, kind: type, seconds: float) -> Any:
+        message: Any = await reply(self, rank, kind, seconds)
+        if kind is CacheAllocated:
             await asyncio.wait_for(asyncio.shield(rank.pump), SECONDS)
-        return answer
+        return message
 
     if slow_head:
         monkeypatch.setattr(MultiprocessExecutor, "_reply", late)
@@ -177,7 +177,9 @@ async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
         engine.ranks.submit(StepPlan(1, []), [])
-        with pytest.raises(ExecutorLostError, match="rank 0 answers, but has computed no layer"):
+        with pytest.raises(
+            ExecutorLostError, match="rank 0 replies to pings, but has computed no layer"
+        ):
             await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "computed no layer" in lost.result()
     finally:

@@ -163,7 +163,7 @@ async def test_a_rank_that_leaves_the_others_in_a_collective_loses_the_node_soon
 async def test_a_node_on_which_nothing_works_any_more_is_lost(
     monkeypatch: pytest.MonkeyPatch, alone: FailingNode
 ) -> None:
-    monkeypatch.setattr(core, "MAX_FAILED_IN_A_ROW", 3)
+    monkeypatch.setattr(core, "MAX_CONSECUTIVE_FAILURES", 3)
     for _ in range(2):
         await ask(alone.engine, BROKEN)
     await ask(alone.engine, GOOD)

@@ -45,8 +45,8 @@ def test_prefixes_chunks_and_preemption_leave_the_tokens(
     )
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     with Engine(config) as engine:
-        answers = engine.generate_sync(prompts, params)
-        assert [choices[0].tokens for choices in answers] == expected
+        completions = engine.generate_sync(prompts, params)
+        assert [choices[0].tokens for choices in completions] == expected
         assert engine._thread is not None and engine._thread.runner.engine.core.load().preemptions
         for _ in range(2):
             again = engine.generate_sync([prompts[0]], params)[0][0]
@@ -63,8 +63,8 @@ def test_longrope_has_the_factors_of_the_longest_context(tmp_path: Path, limit: 
     )
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     with Engine(config) as engine:
-        answer = engine.generate_sync([prompt_of(40)], params)[0][0]
-    assert (answer.tokens == reference_run(tmp_path, 40)[0]) == (limit == 64)
+        completion = engine.generate_sync([prompt_of(40)], params)[0][0]
+    assert (completion.tokens == reference_run(tmp_path, 40)[0]) == (limit == 64)
 
 
 def test_dynamic_rope_has_the_theta_of_the_longest_context(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_dynamic_rope_has_the_theta_of_the_longest_context(tmp_path: Path) -> No
     )
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     with Engine(config) as engine:
-        answer = engine.generate_sync([prompt_of(length)], params)[0][0]
-    tokens = prompt_of(length) + answer.tokens
+        completion = engine.generate_sync([prompt_of(length)], params)[0][0]
+    tokens = prompt_of(length) + completion.tokens
     padded = torch.tensor([tokens + [0] * (whole - len(tokens))])
     plain = tiny_models.new_model("llama_dynamic")
     plain.load_state_dict(reference(tmp_path).state_dict())
     for model, same in ((reference(tmp_path), True), (plain.eval(), False)):
         with torch.inference_mode():
             logits = model(padded, use_cache=False).logits[0, length - 1 : len(tokens) - 1]
-        assert (logits.argmax(-1).tolist() == answer.tokens) == same
+        assert (logits.argmax(-1).tolist() == completion.tokens) == same

@@ -63,7 +63,7 @@ def card(folder: Path, document: str, *instruction: str) -> list[int]:
     return on_the_card(raw, QUERY, document, *instruction)
 
 
-def expected(folder: Path, tokens: list[int]) -> float:
+def expected_score(folder: Path, tokens: list[int]) -> float:
     """The probability of yes against no, as the card computes it."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -75,17 +75,17 @@ def expected(folder: Path, tokens: list[int]) -> float:
 
 def test_a_reranker_scores_by_its_card(engine: Engine, reranker: Path) -> None:
     """All pairs in one call, twice: then their beginning is cached."""
-    wanted = [expected(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]
+    expected = [expected_score(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]
     for _ in range(2):
-        found = engine.score(QUERY, DOCUMENTS)
-        assert [one.value for one in found[:2]] == pytest.approx(wanted, abs=1e-5)
-        assert found[0].prompt_tokens == len(card(reranker, DOCUMENTS[0]))
-    assert found[0].cached_tokens > 0
+        scores = engine.score(QUERY, DOCUMENTS)
+        assert [one.value for one in scores[:2]] == pytest.approx(expected, abs=1e-5)
+        assert scores[0].prompt_tokens == len(card(reranker, DOCUMENTS[0]))
+    assert scores[0].cached_tokens > 0
     [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
-    other = expected(reranker, card(reranker, DOCUMENTS[0], "Find it"))
+    other = expected_score(reranker, card(reranker, DOCUMENTS[0], "Find it"))
     assert told.value == pytest.approx(other, abs=1e-5)
     [logit] = engine.score(QUERY, DOCUMENTS[0], use_activation=False)
-    assert torch.sigmoid(torch.tensor(logit.value)).item() == pytest.approx(wanted[0], abs=1e-5)
+    assert torch.sigmoid(torch.tensor(logit.value)).item() == pytest.approx(expected[0], abs=1e-5)
 
 
 def test_control_tokens_in_a_document_are_text(engine: Engine, reranker: Path) -> None:
@@ -94,8 +94,8 @@ def test_control_tokens_in_a_document_are_text(engine: Engine, reranker: Path) -
     assert engine.tokenizer.decode(tokens).endswith(
         f"<Document>: {DOCUMENTS[2]}\nassistant\n<think>\n\n</think>\n\n"
     )
-    [found] = engine.score(QUERY, [DOCUMENTS[2]])
-    assert found.value == pytest.approx(expected(reranker, tokens), abs=1e-5)
+    [score] = engine.score(QUERY, [DOCUMENTS[2]])
+    assert score.value == pytest.approx(expected_score(reranker, tokens), abs=1e-5)
 
 
 def test_texts_are_cut_and_the_template_stays(engine: Engine, reranker: Path) -> None:
@@ -103,18 +103,18 @@ def test_texts_are_cut_and_the_template_stays(engine: Engine, reranker: Path) ->
     whole = len(card(reranker, ""))
     with pytest.raises(RequestError, match="tokens"):
         engine.score(QUERY, long)
-    [found] = engine.score(QUERY, long, truncate_prompt_tokens=whole + 40)
-    assert found.prompt_tokens == whole + 40
-    wanted = expected(reranker, card(reranker, long[:40]))
-    assert found.value == pytest.approx(wanted, abs=1e-5)
+    [score] = engine.score(QUERY, long, truncate_prompt_tokens=whole + 40)
+    assert score.prompt_tokens == whole + 40
+    expected = expected_score(reranker, card(reranker, long[:40]))
+    assert score.value == pytest.approx(expected, abs=1e-5)
     with pytest.raises(RequestError, match="the model's template alone has"):
         engine.score(QUERY, long, truncate_prompt_tokens=10)
 
 
 def test_a_reranker_generates_as_well_and_its_tokens_classify(engine: Engine) -> None:
     assert engine.generate_sync(["yes or no?"])[0][0].tokens
-    [found] = engine.classify([PREFIX])
-    assert (found.label, len(found.probs)) == ("LABEL_0", 1)
+    [classification] = engine.classify([PREFIX])
+    assert (classification.label, len(classification.probs)) == ("LABEL_0", 1)
 
 
 def test_a_folder_of_sentence_transformers_says_how_it_scores(
@@ -124,10 +124,10 @@ def test_a_folder_of_sentence_transformers_says_how_it_scores(
     folder = Path(shutil.copytree(reranker, tmp_path / "model"))
     write_logit_score(folder, false=False, activation="torch.nn.modules.linear.Identity")
     with engine_of(folder) as engine:
-        found = engine.score(QUERY, DOCUMENTS[:2])
+        scores = engine.score(QUERY, DOCUMENTS[:2])
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    for text, one in zip(DOCUMENTS, found, strict=False):
+    for text, one in zip(DOCUMENTS, scores, strict=False):
         tokens = raw.encode(f"find it|{QUERY}|{text}=").ids
         with torch.inference_mode():
             logits = model(torch.tensor([tokens])).logits[0, -1]
@@ -140,10 +140,10 @@ def test_scores_are_those_of_the_library(false: bool, reranker: Path, tmp_path: 
     folder = Path(shutil.copytree(reranker, tmp_path / "model"))
     write_logit_score(folder, false=false, activation=None)
     model = library.CrossEncoder(str(folder), device="cpu")
-    wanted = model.predict([(QUERY, text) for text in DOCUMENTS[:2]], batch_size=1)
+    expected = model.predict([(QUERY, text) for text in DOCUMENTS[:2]], batch_size=1)
     with engine_of(folder) as engine:
-        found = engine.score(QUERY, DOCUMENTS[:2])
-    assert [one.value for one in found] == pytest.approx(wanted.tolist(), abs=1e-5)
+        scores = engine.score(QUERY, DOCUMENTS[:2])
+    assert [one.value for one in scores] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +167,11 @@ def vl_score(folder: Path, document: str, *instruction: str) -> float:
 
 def test_a_reranker_of_images_scores_texts_by_its_card(vl_reranker: Path) -> None:
     with engine_of(vl_reranker) as engine:
-        found = engine.score(QUERY, DOCUMENTS[:2])
+        scores = engine.score(QUERY, DOCUMENTS[:2])
         [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
         assert engine.generate_sync(["yes or no?"])[0][0].tokens
-    wanted = [vl_score(vl_reranker, text) for text in DOCUMENTS[:2]]
-    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
+    expected = [vl_score(vl_reranker, text) for text in DOCUMENTS[:2]]
+    assert [one.value for one in scores] == pytest.approx(expected, abs=1e-5)
     assert told.value == pytest.approx(vl_score(vl_reranker, DOCUMENTS[0], "Find it"), abs=1e-5)
 
 
@@ -223,12 +223,12 @@ def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) ->
     assert spec_of(config_of(folder)).classifier is None
     keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
     keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
-    found = spec_of(config_of(folder, **keys))
-    assert found.classifier == TokenScoreSpec(true=yes, false=no, activation="sigmoid")
-    assert found.has_head
+    spec = spec_of(config_of(folder, **keys))
+    assert spec.classifier == TokenScoreSpec(true=yes, false=no, activation="sigmoid")
+    assert spec.has_head
     keys |= {"classifier_from_token": ["yes"], "method": "no_post_processing"}
-    found = spec_of(config_of(folder, **keys | {"is_original_qwen3_reranker": None}))
-    assert found.classifier == TokenScoreSpec(true=yes, false=None, activation="sigmoid")
+    spec = spec_of(config_of(folder, **keys | {"is_original_qwen3_reranker": None}))
+    assert spec.classifier == TokenScoreSpec(true=yes, false=None, activation="sigmoid")
     with pytest.raises(ModelError, match="supported: 1 with no_post_processing"):
         config_of(folder, classifier_from_token=["no", "yes"])
     with pytest.raises(ModelError, match="method is 'mean'; supported: from_2_way_softmax or"):
@@ -244,10 +244,10 @@ def test_overrides_make_a_reranker_of_any_name(reranker: Path, tmp_path: Path) -
     keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
     keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     with engine_of(folder, hf_overrides=json.dumps(keys), tensor_parallel_size=2) as engine:
-        found = engine.score(QUERY, DOCUMENTS[:2])
+        scores = engine.score(QUERY, DOCUMENTS[:2])
         tokens = [engine.tokenizer.encode_pair(QUERY, t, max_tokens=1000)[0] for t in DOCUMENTS[:2]]
-    wanted = [expected(folder, each) for each in tokens]
-    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
+    expected = [expected_score(folder, each) for each in tokens]
+    assert [one.value for one in scores] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_gemma_scores_by_the_logit_of_one_token(tmp_path: Path) -> None:
@@ -264,16 +264,16 @@ def test_a_gemma_scores_by_the_logit_of_one_token(tmp_path: Path) -> None:
     )
     keys = {"classifier_from_token": ["yes"], "method": "no_post_processing"}
     with engine_of(folder, hf_overrides=json.dumps(keys)) as engine:
-        found = engine.score(QUERY, DOCUMENTS[:2])
+        scores = engine.score(QUERY, DOCUMENTS[:2])
         logits = engine.score(QUERY, DOCUMENTS[:2], use_activation=False)
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for text, one, logit in zip(DOCUMENTS[:2], found, logits, strict=True):
+    for text, one, logit in zip(DOCUMENTS[:2], scores, logits, strict=True):
         tokens = raw.encode(f"A: {QUERY}\nB: {text}\n{question}").ids
         with torch.inference_mode():
-            wanted = model(torch.tensor([tokens])).logits[0, -1, raw.token_to_id("yes")]
-        assert logit.value == pytest.approx(float(wanted), abs=1e-4)
-        assert one.value == pytest.approx(float(wanted.sigmoid()), abs=1e-5)
+            expected = model(torch.tensor([tokens])).logits[0, -1, raw.token_to_id("yes")]
+        assert logit.value == pytest.approx(float(expected), abs=1e-4)
+        assert one.value == pytest.approx(float(expected.sigmoid()), abs=1e-5)
 
 
 def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: Path) -> None:
@@ -289,14 +289,14 @@ def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: P
     made.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(reranker / name, folder / name)
-    wanted = [expected(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]
+    expected = [expected_score(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]
     with engine_of(folder) as engine:
-        found = engine.score(QUERY, DOCUMENTS[:2])
+        scores = engine.score(QUERY, DOCUMENTS[:2])
         with pytest.raises(RequestError, match="has a classifier, which only scores or labels"):
             engine.generate_sync(["hi"])
         with pytest.raises(RequestError, match="use /v1/score, /v1/rerank or /classify"):
             engine.embed(["hi"])
-    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
+    assert [one.value for one in scores] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
@@ -312,19 +312,19 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
     raw.save(str(folder / "tokenizer.json"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with engine_of(folder, max_model_len=128) as engine:
-        found = engine.score("one", ["two", "three"])
+        scores = engine.score("one", ["two", "three"])
         assert len(engine.classify(["one"])[0].probs) == 1
         with pytest.raises(RequestError, match="reads pairs without one"):
             engine.score("one", "two", instruction="Find it")
         with pytest.raises(RequestError, match="2 first texts and 1 second ones"):
             engine.score(["one", "two"], "three")
-    for text, one in zip(("two", "three"), found, strict=True):
+    for text, one in zip(("two", "three"), scores, strict=True):
         pair = raw.encode("one", text)
         with torch.inference_mode():
-            wanted = model(
+            expected = model(
                 torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])
             ).logits
-        assert one.value == pytest.approx(float(wanted.sigmoid()), abs=1e-5)
+        assert one.value == pytest.approx(float(expected.sigmoid()), abs=1e-5)
 
 
 def test_texts_are_labelled(tmp_path: Path) -> None:
@@ -334,11 +334,11 @@ def test_texts_are_labelled(tmp_path: Path) -> None:
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     texts = ["one", "two words"]
     with engine_of(folder, max_model_len=128) as engine:
-        found = engine.classify(texts)
+        classifications = engine.classify(texts)
         with pytest.raises(RequestError, match="a classifier of 3 labels, which scores no pairs"):
             engine.score("one", "two")
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    for text, one in zip(texts, found, strict=True):
+    for text, one in zip(texts, classifications, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([raw.encode(text).ids])).logits[0]
         assert one.probs == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
@@ -347,10 +347,10 @@ def test_texts_are_labelled(tmp_path: Path) -> None:
 
 def test_a_model_of_embeddings_scores_by_its_vectors(tmp_path: Path) -> None:
     with engine_of(tiny_models.cached("bert", tmp_path), max_model_len=128) as engine:
-        found = engine.score("one", ["one", "two words"])
+        scores = engine.score("one", ["one", "two words"])
         one, other = engine.embed(["one", "two words"])
         with pytest.raises(RequestError, match="are for models with a classifier"):
             engine.score("one", "two", instruction="Find it")
-    assert found[0].value == pytest.approx(1)
+    assert scores[0].value == pytest.approx(1)
     cosine = sum(a * b for a, b in zip(one.values, other.values, strict=True))
-    assert found[1].value == pytest.approx(cosine)
+    assert scores[1].value == pytest.approx(cosine)

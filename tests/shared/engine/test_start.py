@@ -13,7 +13,12 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import start as engine
 from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettings, TokenMasks
-from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, _with_every_end, start_engine
+from tandem.shared.engine.start import (
+    DataPlaneOptions,
+    NodeIdentity,
+    _with_end_tokens,
+    start_engine,
+)
 from tandem.shared.errors import ModelError
 from tandem.shared.kv.planning import CPU, CUDA, RankDevice, RankMemory
 from tandem.shared.weights.source import open_source, read_spec
@@ -37,10 +42,10 @@ def test_every_end_token_that_the_folder_names_counts(
     tmp_path: Path, named: Any, added: Any, ends: tuple[int, ...]
 ) -> None:
     spec = read_spec(builtin_model_path())
-    assert _with_every_end(spec, open_source(tmp_path)) == spec
+    assert _with_end_tokens(spec, open_source(tmp_path)) == spec
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    assert _with_every_end(spec, open_source(tmp_path)).eos_token_ids == ends
+    assert _with_end_tokens(spec, open_source(tmp_path)).eos_token_ids == ends
 
 
 class LoadingRanks:

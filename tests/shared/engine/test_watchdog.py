@@ -7,7 +7,7 @@ from tandem.shared.engine.watchdog import MAX_STUCK, MAX_STUCK_FIRST, PATIENCE, 
 
 def answer(watchdog: Watchdog, layers: int, times: int) -> None:
     for _ in range(times):
-        watchdog.answered(layers)
+        watchdog.note_pong(layers)
 
 
 def proven(longest: int = 0) -> Watchdog:

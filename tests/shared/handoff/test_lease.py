@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from tandem.shared.handoff.epoch import new_epoch
-from tandem.shared.handoff.lease import LeaseTable, LeaseTrust, Tenant
-from tandem.shared.handoff.plane.closed import ClosedAttempts
+from tandem.shared.handoff.lease import LeaseTable, LeaseTrust, Tenant, new_epoch
+from tandem.shared.handoff.plane.transfer_end import ClosedAttempts
 from tandem.tests.support.clock import SteppedClock
 
 ONE, TWO = Tenant("d", 1), Tenant("d", 2)
@@ -66,17 +65,17 @@ def test_a_new_epoch_voids_what_the_old_one_held() -> None:
 def test_trust_ends_before_the_lease_does_and_renewals_count_from_when_they_left() -> None:
     table, clock = _table()
     trust = LeaseTrust(10.0, clock)
-    assert trust.left(1) == float("inf")
+    assert trust.remaining(1) == float("inf")
     trust.begin(1)
     clock.now += 1  # the call is slow
     table.grant(ONE, 1, 1)
-    assert trust.left(1) == 8
+    assert trust.remaining(1) == 8
     clock.now += 5
     asked_at = clock.now
     clock.now += 2
     trust.renewed(table.renew(ONE, [1, 2]), asked_at)
     clock.now = asked_at + 9
-    assert trust.left(1) == 0
+    assert trust.remaining(1) == 0
     assert table.live(ONE) == [1]
     assert trust.ids == [1]
 

@@ -78,7 +78,7 @@ def test_every_decode_state_that_is_not_the_end_has_a_deadline(state: DecodeStat
     assert not attempt.overdue()
     clock.now += 61
     assert attempt.overdue().startswith(f"{state.value} for 61.0 s")
-    assert attempt.left <= 0
+    assert attempt.remaining <= 0
 
 
 def _prefill_at(state: PrefillState, clock: SteppedClock) -> TransferState[PrefillState]:
@@ -124,7 +124,7 @@ def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_req
     attempt.progress()
     clock.now += 2
     assert not attempt.overdue()
-    assert attempt.left == 1
+    assert attempt.remaining == 1
     clock.now += 2
     assert attempt.overdue() == "receiving for 6.0 s, 4.0 s idle"
     while clock.now < 161:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.shared.causes import Cause
 from tandem.shared.errors import OverloadedError, PeerRefusedError, TransferError
-from tandem.shared.handoff.connections import Connections
+from tandem.shared.handoff.inbox import Connections
 from tandem.shared.handoff.plane.messages import PeerJoined
 from tandem.shared.handoff.wire.frame import ChecksumError
 from tandem.shared.node.transfer_metrics import TransferMetrics

@@ -1,6 +1,6 @@
 """The carrier from GPU to GPU: payloads are copied out of a ring in the sender's GPU memory.
 
-Pipes announce them and carry the headers; see ``doorbells.py``.
+Pipes announce payloads and carry their headers; see ``doorbells.py``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import struct
 from ....errors import PeerRefusedError, TransferError
 from ...wire.frame import DeviceFrame, Message, printable
 from ..base import (
-    LENT_FRAMES,
+    MAX_LOANS,
     Carrier,
     CarrierUnavailableError,
     FrameReader,
     FrameWriter,
-    LentFrame,
-    LentFrames,
+    Loan,
+    Loans,
     RankResources,
     ReceiveChannel,
     SendChannel,
@@ -29,11 +29,11 @@ from ..doorbells import DoorbellReader, DoorbellWriter, payload_doorbell, read_p
 from . import NAME, NO_GPU
 from .device_ring import DevicePlace, DeviceReceiveBuffer, DeviceRing
 
-# How a payload is summed in a device's memory (``kernels/row_sums.py``); both ends must agree.
+# The version of the checksum of payloads in GPU memory (``kernels/row_sums.py``).
 SUMS_VERSION = 1
 _HELLO = struct.Struct("<B")
-# The version of the sums, the process and descriptor of the doorbell, the bytes of the ring, and
-# the lengths of its device's name and its handle, which follow.
+# The version of the sums, the doorbell's process and descriptor, the ring's bytes, and the lengths
+# of the device's name and of the handle, which follow.
 _OFFER = struct.Struct("<BIIQBB")
 
 log = logging.getLogger("tandem.handoff")
@@ -108,15 +108,15 @@ class CudaIpcCarrier(Carrier):
 
 
 class CudaIpcWriter:
-    """Announces payloads in the ring in our device's memory, with their headers."""
+    """Announces payloads in our device's ring, with their headers."""
 
-    slots = LENT_FRAMES
+    slots = MAX_LOANS
     needs_polling = False
 
     def __init__(self, connection: int, place: DevicePlace) -> None:
         """Raises ``OSError``."""
         self._bells = DoorbellWriter(connection)
-        self.lent = LentFrames()
+        self.loans = Loans()
         self.offer = encode_offer(place, os.getpid(), self._bells.descriptor)
 
     def start(self) -> None:
@@ -128,28 +128,29 @@ class CudaIpcWriter:
     def write(self, message: Message, offset: int | None) -> SendHandle:
         if not isinstance(message, DeviceFrame):
             self._bells.ring(message)
-            return LentFrame(done=True)
+            return Loan(done=True)
         assert offset is not None
         self._bells.ring(payload_doorbell(offset, len(message.payload), message.head))
-        return self.lent.lend()
+        return self.loans.lend()
 
     def poll(self) -> None:
-        self.lent.give_back(self._bells.given_back())
+        self.loans.give_back(self._bells.count_returns())
 
     def close(self) -> None:
         self._bells.close()
-        self.lent.reclaim()
+        self.loans.reclaim()
 
 
 class CudaIpcReader:
-    """Copies payloads out of the ring in the memory of the peer's device."""
+    """Copies payloads out of the ring on the peer's device."""
 
     needs_polling = False
 
     def __init__(
         self, connection: int, offer: bytes, buffer: DeviceReceiveBuffer, max_frame_bytes: int
     ) -> None:
-        """Raises ``DeviceError`` or ``MemfdError``. ``max_frame_bytes``: of frames in doorbells."""
+        """``max_frame_bytes`` limits frames in doorbells. Raises ``DeviceError`` or
+        ``MemfdError``."""
         place, pid, bell = read_offer(offer)
         self._limit = max_frame_bytes
         self._buffer = buffer
@@ -167,12 +168,12 @@ class CudaIpcReader:
         record = self._bells.next()
         if record is None:
             return None
-        found = read_payload_doorbell(record)
-        if found is None:
+        place = read_payload_doorbell(record)
+        if place is None:
             if len(record) > self._limit:
                 raise TransferError(f"a frame of {len(record)} bytes; the limit is {self._limit}")
             return memoryview(record)
-        frame = self._buffer.take(self._ring, *found)
+        frame = self._buffer.take(self._ring, *place)
         self._bells.give_back()
         return frame
 

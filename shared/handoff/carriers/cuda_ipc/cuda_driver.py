@@ -1,8 +1,8 @@
-"""CUDA's driver, called by ctypes: memory that other processes can open, and copies out of theirs.
+"""CUDA's driver through ctypes: memory that other processes can open, and copies out of theirs.
 
-torch is of no use here: its allocator hands out pieces of larger segments, some of which cannot be
-exported at all, and its own way to share tensors uses pickle and reference counts in files. All of
-it works in the primary context of the device, which torch uses too.
+torch cannot do this: its allocator hands out parts of larger segments, some of which cannot be
+exported, and it shares tensors with pickle and reference counts in files. Everything here uses the
+device's primary context, as torch does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..device import DeviceError
 
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
-# Smaller allocations share one, and a handle is always that of the whole.
+# Smaller allocations share a block of this size, and a handle is always for the whole block.
 _ALLOCATION = 2 << 20
 _LAZY_ENABLE_PEER_ACCESS = 1
 _STREAM_NON_BLOCKING = 1
@@ -31,7 +31,7 @@ class _Uuid(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 16)]
 
 
-# As in cuda.h, with the versions that its macros choose.
+# As in cuda.h, in the versions that its macros select.
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
@@ -58,7 +58,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 
 def device_count(library: str = LIBRARY) -> int:
-    """The number of GPUs that this process may use, as torch counts them: the driver respects
+    """The number of GPUs visible to this process, by torch's count: the driver respects
     ``CUDA_VISIBLE_DEVICES``. 0 without a driver. Allocates nothing on any GPU."""
     count = c_int()
     try:
@@ -73,7 +73,7 @@ class CudaDriver:
     """A ``DeviceDriver`` of one GPU."""
 
     def __init__(self, ordinal: int, library: str = LIBRARY) -> None:
-        """``ordinal`` is its number among those that this process may see. Raises
+        """``ordinal`` is the GPU's number among those visible to this process. Raises
         ``DeviceError``."""
         self._library = _load(library)
         self._context = c_void_p()
@@ -81,16 +81,16 @@ class CudaDriver:
         self._device = c_int()
         self._call("cuInit", 0)
         self._call("cuDeviceGet", byref(self._device), ordinal)
-        named = _Uuid()
-        self._call("cuDeviceGetUuid_v2", byref(named), self._device)
-        self.identity = f"GPU-{uuid.UUID(bytes=bytes(named.bytes))}"
+        raw = _Uuid()
+        self._call("cuDeviceGetUuid_v2", byref(raw), self._device)
+        self.identity = f"GPU-{uuid.UUID(bytes=bytes(raw.bytes))}"
 
     def _call(self, name: str, *arguments: Any, what: str = "") -> None:
-        """Call a function of the driver. Raises ``DeviceError``, which names ``what`` failed."""
+        """Call a function of the driver. Raises ``DeviceError``, which mentions ``what``."""
         code = getattr(self._library, name)(*arguments)
         if code:
-            said = f"{self._text('cuGetErrorName', code)}, {self._text('cuGetErrorString', code)}"
-            raise DeviceError(f"{name}{what and f' of {what}'} failed: {said}")
+            reason = f"{self._text('cuGetErrorName', code)}, {self._text('cuGetErrorString', code)}"
+            raise DeviceError(f"{name}{what and f' of {what}'} failed: {reason}")
 
     def _text(self, name: str, code: int) -> str:
         text = c_char_p()
@@ -122,7 +122,7 @@ class CudaDriver:
 
     def open(self, handle: bytes, size: int) -> int:
         if len(handle) != HANDLE_BYTES:
-            raise DeviceError(f"a handle of {len(handle)} bytes; CUDA's have {HANDLE_BYTES}")
+            raise DeviceError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
         address = c_uint64()
         self._call(
             "cuIpcOpenMemHandle_v2",
@@ -142,7 +142,7 @@ class CudaDriver:
         self._call("cuMemGetAddressRange_v2", byref(base), byref(length), address)
         there = base.value + length.value - address
         if there < size:
-            raise DeviceError(f"the handle is of {there} bytes, not of {size}")
+            raise DeviceError(f"the handle is for {there} bytes, not {size}")
 
     def close(self, address: int) -> None:
         self._call("cuIpcCloseMemHandle", address)

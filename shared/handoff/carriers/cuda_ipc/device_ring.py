@@ -1,8 +1,8 @@
-"""Memory on a device, as both ends of a connection between two processes of one host use it.
+"""Rings in GPU memory, for connections between two processes of one host.
 
-The sender's ring is exported once. A receiver opens it when they greet, copies each frame into a
-slot of its own, gives the sender's slot back, and only then verifies and scatters its copy, which
-can no longer change, whatever the sender does. Headers never lie in a device's memory.
+The sender's ring is exported once. The receiver opens it on connecting, copies each payload into
+its own slot, gives the sender's slot back, and only then verifies and scatters the copy, which the
+sender cannot change. Headers are never in GPU memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...wire.frame import HEADER_BYTES, DeviceFrame
 from ..device import Device, DeviceDriver, DeviceError
 from ..staging import Ring
 
-# Suits copies of any width, and exceeds the needs of a frame's sums.
+# Enough for copies of any width and for the sums of a frame.
 _ALIGNMENT = 512
 
 log = logging.getLogger("tandem.handoff")
@@ -32,7 +32,7 @@ class DevicePlace:
 
 
 class _Memory:
-    """An allocation of this process; others open it by its ``handle`` if it is exported."""
+    """An allocation of this process. If exported, others open it by its ``handle``."""
 
     def __init__(self, device: Device, size: int, *, export: bool = False) -> None:
         """Raises ``DeviceError``."""
@@ -54,7 +54,7 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSlot:
-    """The header lies here, the payload at ``offset`` in the ring's memory."""
+    """A slot with its header in host memory and its payload at ``offset`` of the ring."""
 
     index: int
     offset: int
@@ -67,14 +67,14 @@ class DeviceSlot:
 
 
 class DeviceRing(Ring[DeviceSlot]):
-    """The sender's side."""
+    """The sender's side of a ring."""
 
     def __init__(self, device: Device, *, slots: int, payload_bytes: int) -> None:
         """Raises ``DeviceError``."""
         stride = -(-payload_bytes // _ALIGNMENT) * _ALIGNMENT
         self._memory = memory = _Memory(device, slots * stride, export=True)
         self.place = DevicePlace(device.driver.identity, memory.handle, memory.bytes)
-        cut = [
+        ring_slots = [
             DeviceSlot(
                 index,
                 index * stride,
@@ -84,14 +84,14 @@ class DeviceRing(Ring[DeviceSlot]):
             )
             for index in range(slots)
         ]
-        super().__init__(cut, payload_bytes)
+        super().__init__(ring_slots, payload_bytes)
 
     def close(self) -> None:
         self._memory.close()
 
 
 class OpenedRing:
-    """A receiver's side."""
+    """A receiver's side of a ring."""
 
     def __init__(self, driver: DeviceDriver, place: DevicePlace) -> None:
         """Raises ``DeviceError``."""
@@ -119,16 +119,16 @@ class OpenedRing:
 
 
 def _give_up(release: Callable[[int], None], address: int) -> None:
-    """Release memory; a failure is logged, and must not end what does not need the memory."""
+    """Release memory. A failure is only logged, since nothing needs the memory any more."""
     try:
         release(address)
     except DeviceError as error:
-        log.warning("memory of a device stays taken: %s", error)
+        log.warning("device memory is not released: %s", error)
 
 
 class DeviceReceiveBuffer:
-    """The slot that a rank copies frames to, one at a time: a frame is valid until the next one,
-    from whichever peer."""
+    """The slot to which a rank copies frames, one at a time. A frame is valid until the next one
+    from any peer."""
 
     def __init__(self, device: Device, payload_bytes: int) -> None:
         """Raises ``DeviceError``."""

@@ -1,7 +1,7 @@
-"""The data plane's operations on a GPU with torch: its stream, its views of memory, its sums.
+"""The data plane's GPU operations with torch: a stream, views of memory, sums.
 
-The plane's thread has a stream of its own, so that packing does not wait for a layer that is still
-being computed; ``marker`` waits until one has been.
+The plane's thread has its own stream, so that packing does not wait for later layers; ``marker``
+waits until a layer is computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..device import DeviceDriver
 
 
 class Gpu:
-    """A ``Device``. On a CPU, whose memory stands for a device's in tests, it has no stream."""
+    """A ``Device``. On a CPU, as in tests, it has no stream."""
 
     def __init__(self, driver: DeviceDriver, device: torch.device) -> None:
         self.driver = driver
@@ -41,8 +41,8 @@ class Gpu:
 
 
 def marker(device: torch.device) -> Callable[[], Callable[[], None]]:
-    """A function that marks a point in this thread's computation; the mark, called in any thread,
-    returns when the point has been passed. Its thread sleeps until then, without Python's lock."""
+    """A function that marks the current point of this thread's computation. Calling the mark, in
+    any thread, sleeps until the GPU has passed that point, without holding the GIL."""
     stream = torch.cuda.current_stream(device)
 
     def mark() -> Callable[[], None]:

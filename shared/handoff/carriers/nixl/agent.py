@@ -1,11 +1,11 @@
-"""An agent of NIXL, which reads other processes' memory over RDMA: all that is used of the library.
+"""An agent of NIXL, which reads other processes' memory over RDMA; the only module that uses NIXL.
 
-The owner of memory registers it and describes it; an agent that adds the description can read from
-it. The agent has no thread of its own, which would keep a core busy forever: while something is
-under way, both ends have to call in often (``progress``, ``ReadHandle.finished``). Nothing here
-waits, and all of it belongs to one thread.
+The owner of memory registers it and sends a description; an agent that adds the description can
+read the memory. NIXL's progress thread would keep a core busy forever, so it is off: while reads
+are in flight, both ends must call ``progress`` or ``ReadHandle.finished`` often. Nothing here
+waits, and everything belongs to one thread.
 
-The library parses descriptions in C++, and its keys let a peer write as well as read. It is meant
+The library parses descriptions in C++, and its keys let a peer write as well as read, so it is only
 for networks on which every peer is trusted.
 """
 
@@ -34,7 +34,7 @@ class NixlError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class NixlPlace:
-    """Registered memory of an agent, as it is announced to others."""
+    """An agent's registered memory, for peers."""
 
     description: bytes
     address: int
@@ -51,7 +51,7 @@ def check_installed() -> None:
 
 
 def load() -> Any:
-    """Load the library, which takes seconds for the first time. Raises ``StartupError``."""
+    """Load the library, which takes seconds the first time. Raises ``StartupError``."""
     check_installed()
     before = logging.raiseExceptions
     try:
@@ -59,7 +59,7 @@ def load() -> Any:
     except ImportError as error:  # built for another CUDA than torch's
         raise StartupError(f"--carrier nixl is not possible here: {error}") from error
     finally:
-        # It configures logging for the whole process, and sends its own lines to stdout.
+        # It configures the logging of the whole process, and logs to stdout.
         logging.raiseExceptions = before
     logger = logging.getLogger("nixl")
     logger.handlers.clear()
@@ -70,8 +70,8 @@ def load() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """Memory that the network may reach. ``buffer`` keeps it from being unmapped."""
+class Registration:
+    """Memory that the network may access. ``buffer`` keeps it mapped."""
 
     place: NixlPlace
     descriptors: Any
@@ -79,14 +79,14 @@ class Registered:
 
 
 class ReadHandle:
-    """A read, which may write into our memory until it is over."""
+    """A read, which may write to our memory until it is over."""
 
     def __init__(self, agent: Any, handle: Any) -> None:
         self._agent = agent
         self._handle = handle
 
     def finished(self) -> bool:
-        """True if all bytes are here. Raises ``NixlError`` when the read has failed."""
+        """True if all bytes have arrived. Raises ``NixlError`` if the read has failed."""
         try:
             state = self._agent.check_xfer_state(self._handle)
         except Exception as error:
@@ -96,19 +96,19 @@ class ReadHandle:
         return bool(state == "DONE")
 
     def over(self) -> bool:
-        """True if nothing is written any longer: the read has finished or failed."""
+        """True if the read has finished or failed, so that it writes no more."""
         try:
             return self.finished()
         except NixlError:
             return True
 
     def release(self) -> None:
-        with contextlib.suppress(Exception):  # nothing is left to release if the peer is gone
+        with contextlib.suppress(Exception):  # fails if the peer is gone
             self._agent.release_xfer_handle(self._handle)
 
 
 class NixlAgent:
-    """Registers our memory, and reads that of agents which were added."""
+    """Registers our memory, and reads the memory of added agents."""
 
     def __init__(self, name: str) -> None:
         """Find the network devices, which takes up to a second. Raises ``StartupError``."""
@@ -118,42 +118,42 @@ class NixlAgent:
             self._agent: Any = library.nixl_agent(name, options)
         except Exception as error:  # the library's own types, which share no base
             raise StartupError(f"--carrier nixl is not possible here: {error}") from error
-        self._registered: list[Registered] = []
+        self._registrations: list[Registration] = []
 
-    def register(self, memory: memoryview) -> Registered:
-        """Let the network reach this memory until ``close``. Raises ``StartupError``."""
+    def register(self, memory: memoryview) -> Registration:
+        """Let the network access this memory until ``close``. Raises ``StartupError``."""
         buffer = (ctypes.c_char * len(memory)).from_buffer(memory)
         address = ctypes.addressof(buffer)
         try:
             descriptors = self._agent.register_memory([(address, len(memory), 0, "")], _MEMORY)
-            described = self._agent.get_partial_agent_metadata(descriptors, True, [_BACKEND])
+            description = self._agent.get_partial_agent_metadata(descriptors, True, [_BACKEND])
         except Exception as error:  # mostly the limit of locked memory
             raise StartupError(
                 f"NIXL cannot register {len(memory)} bytes: {error}; see ulimit -l"
             ) from error
-        if len(described) > MAX_DESCRIPTION_BYTES:
+        if len(description) > MAX_DESCRIPTION_BYTES:
             raise StartupError(
-                f"NIXL describes this machine in {len(described)} bytes; the limit is "
+                f"NIXL describes this machine in {len(description)} bytes; the limit is "
                 f"{MAX_DESCRIPTION_BYTES}: name fewer network devices in UCX_NET_DEVICES"
             )
-        place = NixlPlace(bytes(described), address, len(memory))
-        self._registered.append(Registered(place, descriptors, buffer))
-        return self._registered[-1]
+        place = NixlPlace(bytes(description), address, len(memory))
+        self._registrations.append(Registration(place, descriptors, buffer))
+        return self._registrations[-1]
 
     def add(self, name: str, description: bytes) -> None:
         """Add the memory of a peer. Raises ``NixlError``."""
         try:
-            found = self._agent.add_remote_agent(description)
+            result = self._agent.add_remote_agent(description)
         except Exception as error:
             raise NixlError(f"NIXL cannot use the description of {name}: {error}") from None
-        text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+        text = result.decode(errors="replace") if isinstance(result, bytes) else str(result)
         if text != name:
-            self.remove(found)
-            raise NixlError(f"NIXL was given the description of {text!r} as that of {name!r}")
+            self.remove(result)
+            raise NixlError(f"the description of {name!r} is for {text!r}")
 
     def remove(self, name: str) -> None:
         """Disconnect from a peer. Its reads should be over."""
-        with contextlib.suppress(Exception):  # it may have gone by itself
+        with contextlib.suppress(Exception):  # it may be gone already
             self._agent.remove_remote_agent(name)
 
     def read(self, name: str, theirs: int, ours: int, length: int) -> ReadHandle:
@@ -168,13 +168,13 @@ class NixlAgent:
         return ReadHandle(self._agent, handle)
 
     def progress(self) -> None:
-        """Serve the reads of peers, where the network does not read our memory by itself."""
-        with contextlib.suppress(Exception):  # a peer that is gone is noticed by its connection
+        """Serve reads by peers, on networks that need the CPU for it."""
+        with contextlib.suppress(Exception):  # the connection reports a lost peer
             self._agent.get_new_notifs()
 
     def close(self) -> None:
-        for each in self._registered:
+        for each in self._registrations:
             with contextlib.suppress(Exception):
                 self._agent.deregister_memory(each.descriptors)
-        self._registered.clear()
+        self._registrations.clear()
         self._agent = None

@@ -1,8 +1,8 @@
 """Buffers for frames that a rank reads out of its peers' rings: a few slots, registered once.
 
-A slot stays taken as long as a read may still write into it, even if the read was given up. So the
-slots of a lost peer come back when its reads are over, and only then is the peer removed from the
-agent. As in the staging ring, no peer may hold more slots than are free.
+A slot stays in use while a read may still write to it, even an abandoned one. So the slots of a
+lost peer are freed when its reads are over, and only then is the peer removed from the agent. As in
+the staging ring, no peer may use more slots than are free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECEIVE_SLOTS = 16
 
 @dataclass(frozen=True, slots=True)
 class FrameRead:
-    """A frame that was read, or is being read, into a slot."""
+    """A frame that is read into a slot."""
 
     slot: StagingSlot
     length: int
@@ -51,12 +51,12 @@ class ReceiveBuffers:
             raise NixlError(f"reads of the last connection to {name} are not over")
         self._agent.add(name, place.description)
 
-    def read(self, name: str, address: int, length: int, held: int) -> FrameRead | None:
-        """Begin to read a frame of a peer that holds ``held`` slots; None while there is no slot
-        for it. Raises ``NixlError``."""
+    def read(self, name: str, address: int, length: int, in_use: int) -> FrameRead | None:
+        """Begin to read a frame of a peer, which has ``in_use`` slots already; None if there is no
+        slot for it yet. Raises ``NixlError``."""
         if not 0 < length <= self._frame_bytes:
             raise NixlError(f"a frame of {length} bytes; the limit is {self._frame_bytes}")
-        slot = self._ring.acquire() if held < self._ring.free else None
+        slot = self._ring.acquire() if in_use < self._ring.free else None
         if slot is None:
             return None
         try:
@@ -67,7 +67,7 @@ class ReceiveBuffers:
         return FrameRead(slot, length, handle)
 
     def free(self, read: FrameRead) -> None:
-        """Free the slot of a read that is over, and whose frame is no longer used."""
+        """Free the slot of a read that is over and whose frame is no longer used."""
         read.handle.release()
         self._ring.release(read.slot)
 
@@ -77,7 +77,7 @@ class ReceiveBuffers:
         self.reap()
 
     def reap(self) -> None:
-        """Finish with removed peers whose reads are over."""
+        """Remove peers whose reads are over from the agent."""
         for name, reads in list(self._ending.items()):
             over = [read for read in reads if read.handle.over()]
             for read in over:
@@ -88,7 +88,7 @@ class ReceiveBuffers:
                 self._agent.remove(name)
 
     def close(self) -> None:
-        """Release peers even if they never answered: the memory is about to be unreachable."""
+        """Release all peers, even with unfinished reads: the memory is about to go away."""
         for name, reads in self._ending.items():
             self._agent.remove(name)
             for read in reads:

@@ -1,7 +1,7 @@
 """The carrier over RDMA: the receiver reads frames out of the sender's ring over the network.
 
-The bulk socket announces them, and a ``release`` frame on the control socket gives one back: that
-wakes the sender, as a notification of the library would not.
+The bulk socket announces frames, and a ``release`` frame on the control socket gives one back. It
+wakes the sender, which NIXL's notifications would not.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ....errors import UsageError
 from ...wire.frame import DeviceFrame, Message
 from ...wire.greeting import PeerKey
 from ..base import (
-    LENT_FRAMES,
+    MAX_LOANS,
     Carrier,
     FrameReader,
     FrameWriter,
-    LentFrames,
+    Loans,
     RankResources,
     ReceiveChannel,
     SendChannel,
@@ -32,9 +32,9 @@ from . import NAME, agent
 from .agent import NixlAgent, NixlError, NixlPlace
 from .buffers import FrameRead, ReceiveBuffers
 
-# Announced frames that a reader takes off its socket before it has yielded them.
-MAX_ANNOUNCED = 16
-# For one frame. Silence on the control socket is noticed sooner.
+# The limit of announced frames that are not yielded yet.
+MAX_PENDING = 16
+# The limit for one frame. Silence on the control socket is noticed sooner.
 READ_SECONDS = 5.0
 # The address and the bytes of the ring; its description follows.
 _OFFER = struct.Struct("<QQ")
@@ -50,14 +50,14 @@ def encode_offer(place: NixlPlace) -> bytes:
 
 
 def read_offer(offer: bytes) -> NixlPlace:
-    """Raises ``NixlError``."""
+    """The place of the ring. Raises ``NixlError``."""
     if not _OFFER.size <= len(offer) <= _OFFER.size + agent.MAX_DESCRIPTION_BYTES:
         raise NixlError(f"an offer of {NAME} with {len(offer)} bytes")
     return NixlPlace(offer[_OFFER.size :], *_OFFER.unpack_from(offer))
 
 
 class NixlCarrier(Carrier):
-    # It opens ports of its own choice and gives peers keys to memory, so it must be asked for.
+    # It opens ports of its choice and gives peers keys to memory, so --carrier must name it.
     name = NAME
     on_request = True
     retriable = True
@@ -100,18 +100,18 @@ class NixlCarrier(Carrier):
 class NixlWriter:
     """Announces frames in the ring, which the peer reads over the network."""
 
-    slots = LENT_FRAMES
+    slots = MAX_LOANS
 
     def __init__(self, channel: SendChannel, agent: NixlAgent, place: NixlPlace) -> None:
         self._socket = channel.socket
         self._identity = channel.identity
         self._agent = agent
-        self.lent = LentFrames()
+        self.loans = Loans()
         self.offer = encode_offer(place)
 
     @property
     def needs_polling(self) -> bool:
-        return len(self.lent) > 0
+        return len(self.loans) > 0
 
     def start(self) -> None:
         pass
@@ -127,19 +127,19 @@ class NixlWriter:
             assert tracker is not None
             return tracker
         self._socket.send(doorbell(offset, len(message)), zmq.NOBLOCK)
-        return self.lent.lend()
+        return self.loans.lend()
 
     def poll(self) -> None:
-        if self.lent:
+        if self.loans:
             self._agent.progress()
 
     def close(self) -> None:
-        self.lent.reclaim()
+        self.loans.reclaim()
 
 
 @dataclass(slots=True)
 class _PendingFrame:
-    """A small frame itself, or the place of one in the peer's ring and the read of it."""
+    """A small frame itself, or a frame's place in the peer's ring and the read of it."""
 
     frame: bytes = b""
     offset: int = 0
@@ -149,7 +149,7 @@ class _PendingFrame:
 
 
 class NixlReader:
-    """Reads several frames at once, and yields them in the order in which they were announced."""
+    """Reads several frames at once, and yields them in the order of their announcements."""
 
     def __init__(self, channel: ReceiveChannel, buffers: ReceiveBuffers, place: NixlPlace) -> None:
         """Raises ``NixlError``."""
@@ -158,65 +158,65 @@ class NixlReader:
         self._buffers = buffers
         self._name = agent_name(channel.peer)
         self._place = place
-        self._announced: deque[_PendingFrame] = deque()
+        self._pending: deque[_PendingFrame] = deque()
         self._yielded: FrameRead | None = None
         buffers.add(self._name, place)
 
     def descriptors(self) -> list[Any]:
-        return [self._socket] if len(self._announced) < MAX_ANNOUNCED else []
+        return [self._socket] if len(self._pending) < MAX_PENDING else []
 
     @property
     def needs_polling(self) -> bool:
-        return len(self._announced) > 0
+        return len(self._pending) > 0
 
     def read(self, now: float) -> memoryview | None:
         self._listen()
         self._read_ahead(now)
-        if not self._announced or not self._is_here(self._announced[0], now):
+        if not self._pending or not self._is_here(self._pending[0], now):
             return None
-        first = self._announced.popleft()
+        first = self._pending.popleft()
         self._yielded = first.read
         return memoryview(first.frame) if first.read is None else first.read.frame
 
     def _listen(self) -> None:
-        while len(self._announced) < MAX_ANNOUNCED:
+        while len(self._pending) < MAX_PENDING:
             try:
                 message = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             place = read_doorbell(message)
-            self._announced.append(
-                _PendingFrame(frame=message) if place is None else self._placed(*place)
+            self._pending.append(
+                _PendingFrame(frame=message) if place is None else self._frame_at(*place)
             )
 
-    def _placed(self, offset: int, length: int) -> _PendingFrame:
+    def _frame_at(self, offset: int, length: int) -> _PendingFrame:
         if offset + length > self._place.bytes:
             end, size = offset + length, self._place.bytes
             raise NixlError(f"bytes {offset} to {end} of a ring of {size}")
         return _PendingFrame(offset=offset, length=length)
 
     def _read_ahead(self, now: float) -> None:
-        for announced in self._announced:
-            if announced.frame or announced.read is not None:
+        for pending in self._pending:
+            if pending.frame or pending.read is not None:
                 continue
-            announced.read = self._buffers.read(
-                self._name, self._place.address + announced.offset, announced.length, self._held()
+            pending.read = self._buffers.read(
+                self._name, self._place.address + pending.offset, pending.length, self._num_reads()
             )
-            if announced.read is None:
+            if pending.read is None:
                 return
-            announced.since = now
+            pending.since = now
 
-    def _held(self) -> int:
-        return sum(announced.read is not None for announced in self._announced)
+    def _num_reads(self) -> int:
+        return sum(pending.read is not None for pending in self._pending)
 
     @staticmethod
-    def _is_here(announced: _PendingFrame, now: float) -> bool:
-        if announced.read is None:
-            return bool(announced.frame)
-        if announced.read.handle.finished():
+    def _is_here(pending: _PendingFrame, now: float) -> bool:
+        if pending.read is None:
+            return bool(pending.frame)
+        if pending.read.handle.finished():
             return True
-        if now - announced.since > READ_SECONDS:
-            raise NixlError(f"a read of {announced.length} bytes took over {READ_SECONDS:g} s")
+        if now - pending.since > READ_SECONDS:
+            raise NixlError(f"a read of {pending.length} bytes took over {READ_SECONDS:g} s")
         return False
 
     def release(self) -> None:
@@ -226,8 +226,8 @@ class NixlReader:
             self._give_back()
 
     def close(self) -> None:
-        under_way = [each.read for each in self._announced if each.read is not None]
-        self._announced.clear()
+        under_way = [each.read for each in self._pending if each.read is not None]
+        self._pending.clear()
         if self._yielded is not None:
             under_way.append(self._yielded)
             self._yielded = None

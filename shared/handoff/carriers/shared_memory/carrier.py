@@ -1,4 +1,4 @@
-"""The carrier through shared memory: frames are read in the sender's ring, and pipes announce them.
+"""The carrier through shared memory: frames stay in the sender's ring, and pipes announce them.
 
 The staging ring is a memfd that the receiver maps; see ``doorbells.py`` for the pipes.
 """
@@ -11,13 +11,13 @@ from dataclasses import astuple
 from ....errors import TransferError
 from ...wire.frame import DeviceFrame, Message
 from ..base import (
-    LENT_FRAMES,
+    MAX_LOANS,
     Carrier,
     CarrierUnavailableError,
     FrameReader,
     FrameWriter,
-    LentFrame,
-    LentFrames,
+    Loan,
+    Loans,
     RankResources,
     ReceiveChannel,
     SendChannel,
@@ -76,15 +76,15 @@ class SharedMemoryCarrier(Carrier):
 
 
 class SharedMemoryWriter:
-    """Announces frames in the ring, which the peer has mapped."""
+    """Announces frames in the ring that the peer has mapped."""
 
-    slots = LENT_FRAMES
+    slots = MAX_LOANS
     needs_polling = False
 
     def __init__(self, connection: int, place: RingPlace) -> None:
         """Raises ``OSError``."""
         self._bells = DoorbellWriter(connection)
-        self.lent = LentFrames()
+        self.loans = Loans()
         self.offer = encode_offer(place, self._bells.descriptor)
 
     def start(self) -> None:
@@ -97,16 +97,16 @@ class SharedMemoryWriter:
         assert not isinstance(message, DeviceFrame)
         if offset is None:
             self._bells.ring(message)
-            return LentFrame(done=True)
+            return Loan(done=True)
         self._bells.ring(doorbell(offset, len(message)))
-        return self.lent.lend()
+        return self.loans.lend()
 
     def poll(self) -> None:
-        self.lent.give_back(self._bells.given_back())
+        self.loans.give_back(self._bells.count_returns())
 
     def close(self) -> None:
         self._bells.close()
-        self.lent.reclaim()
+        self.loans.reclaim()
 
 
 class SharedMemoryReader:
@@ -120,7 +120,7 @@ class SharedMemoryReader:
         self._limit = max_frame_bytes
         self._ring = MappedRing(place)
         self._bells = DoorbellReader(place.pid, bell, connection)
-        self._lent = False
+        self._borrowed = False
 
     def descriptors(self) -> list[int]:
         return [self._bells.fileno()]
@@ -136,12 +136,12 @@ class SharedMemoryReader:
         if place is None:
             return memoryview(record)
         frame = self._ring.slice(*place)
-        self._lent = True
+        self._borrowed = True
         return frame
 
     def release(self) -> None:
-        if self._lent:
-            self._lent = False
+        if self._borrowed:
+            self._borrowed = False
             self._bells.give_back()
 
     def close(self) -> None:

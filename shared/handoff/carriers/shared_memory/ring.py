@@ -1,8 +1,8 @@
 """Memory for a staging ring that other processes on the same host can read.
 
-The owner makes a memfd that is sealed against shrinking, so that no reader can be killed by a peer
-that truncates it. The first page holds a magic word and a random number, by which a reader verifies
-that it opened the ring that was announced, and not something else under the same numbers.
+The owner's memfd is sealed against shrinking, since truncating it would kill its readers. The first
+page has a magic word and a random number, with which a reader verifies that it opened the announced
+ring and not another file with the same numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MAX_RING_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """How to find a ring: its owner, the owner's descriptor, its size and its number."""
+    """The location of a ring: its owner, the owner's descriptor, the ring's size and random
+    number."""
 
     pid: int
     descriptor: int
@@ -33,7 +34,7 @@ class RingPlace:
 
 
 class SharedRing:
-    """The owner's side: ``memory`` has the requested size, and is writable."""
+    """The owner's side: writable ``memory`` of the requested size."""
 
     def __init__(self, size: int) -> None:
         """Raises ``OSError``."""
@@ -49,17 +50,18 @@ class SharedRing:
         self.place = RingPlace(os.getpid(), self._descriptor, size, nonce)
 
     def close(self) -> None:
-        """Let no other process map it; the memory goes with its last view."""
+        """Close the memfd, so that no other process can map it. Memory is freed with its last
+        view."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class MappedRing:
-    """A reader's side."""
+    """A reader's side of a ring."""
 
     def __init__(self, place: RingPlace) -> None:
-        """Map it. Raises ``MemfdError``."""
+        """Map the ring. Raises ``MemfdError``."""
         if not 0 < place.bytes <= MAX_RING_BYTES:
             raise MemfdError(f"a ring of {place.bytes} bytes")
         total = mmap.PAGESIZE + place.bytes
@@ -68,7 +70,7 @@ class MappedRing:
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if not sealed or os.fstat(descriptor).st_size != total:
-                raise MemfdError(f"{what} is not sealed, or not of {total} bytes")
+                raise MemfdError(f"{what} is not sealed, or does not have {total} bytes")
             mapped = mmap.mmap(descriptor, total, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise MemfdError(f"cannot map {what}: {error}") from None
@@ -79,7 +81,7 @@ class MappedRing:
         self._memory = memoryview(mapped)[mmap.PAGESIZE :]
 
     def slice(self, offset: int, length: int) -> memoryview:
-        """Raises ``MemfdError`` for a range outside the ring."""
+        """A range of the ring. Raises ``MemfdError`` if it is outside."""
         if offset + length > len(self._memory):
             raise MemfdError(
                 f"bytes {offset} to {offset + length} of a ring of {len(self._memory)}"

@@ -1,4 +1,4 @@
-"""The carrier over the bulk socket: a message is a frame."""
+"""The carrier over the bulk socket: each message is a frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..base import (
     Carrier,
     FrameReader,
     FrameWriter,
-    LentFrames,
+    Loans,
     ReceiveChannel,
     SendChannel,
     SendHandle,
@@ -27,7 +27,7 @@ class TcpCarrier(Carrier):
 
     @classmethod
     def prepare(cls) -> None:
-        # ZeroMQ allocates each message that it receives; half of the pages were faulted in anew.
+        # ZeroMQ allocates memory for each message; without this, half of its pages fault in anew.
         keep_freed_memory()
 
     def writer(self, channel: SendChannel, hello: bytes) -> FrameWriter:
@@ -47,7 +47,7 @@ class TcpWriter:
     def __init__(self, channel: SendChannel) -> None:
         self._socket = channel.socket
         self._identity = channel.identity
-        self.lent = LentFrames()
+        self.loans = Loans()
 
     def start(self) -> None:
         pass
@@ -70,8 +70,8 @@ class TcpWriter:
 
 
 class TcpReader:
-    """Yields frames where ZeroMQ received them: its buffer already holds just this frame, and
-    copying it to a slot of ours would cost as much as the scatter."""
+    """Yields frames in ZeroMQ's own buffers: copying each to a slot would cost as much as the
+    scatter."""
 
     needs_polling = False
 

@@ -1,4 +1,4 @@
-"""CURVE on the sockets of the data plane: fresh keys, and a handler that admits announced ones.
+"""CURVE on the sockets of the data plane: fresh keys, and a handler that admits announced keys.
 
 A public key is only as trustworthy as the channel that delivered it, so keys travel over the
 control plane alone, and only if that has TLS. Keys are text in Z85, 40 characters.
@@ -19,7 +19,7 @@ from . import password
 from .sockets import CONTROL_BATCH, Socket
 
 KEY_CHARACTERS = 40
-# Added to a message by CURVE; ZeroMQ compares the sum with MAXMSGSIZE.
+# CURVE's addition to each message, which counts towards MAXMSGSIZE.
 OVERHEAD_BYTES = 64
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -28,29 +28,29 @@ _ZAP_VERSION = b"1.0"
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """The keys of one start of a data plane; the secret never leaves its process."""
+    """The keys of one start of a data plane. The secret never leaves the process."""
 
     public: str
     secret: str = field(repr=False)
 
     def serve(self, socket: Socket) -> None:
-        """Let only admitted dialers through. Call before ``bind``."""
+        """Accept only admitted dialers. Call before ``bind``."""
         socket.setsockopt_string(zmq.ZAP_DOMAIN, "tandem")
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.secret)
 
     def dial(self, socket: Socket, server: str) -> None:
-        """Accept answers only from the holder of the key ``server``. Call before ``connect``."""
+        """Connect only to the holder of the key ``server``. Call before ``connect``."""
         socket.setsockopt_string(zmq.CURVE_SERVERKEY, server)
         socket.setsockopt_string(zmq.CURVE_PUBLICKEY, self.public)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.secret)
 
 
 def fresh_keys() -> CurveKeys:
-    """Raises ``StartupError`` when ZeroMQ was built without CURVE."""
+    """New keys. Raises ``StartupError`` if ZeroMQ was built without CURVE."""
     if not zmq.has("curve"):
         raise StartupError(
-            "TLS on the control plane asks for CURVE on the data plane, which this libzmq lacks; "
+            "TLS on the control plane requires CURVE on the data plane, which this libzmq lacks; "
             "install pyzmq from a wheel"
         )
     public, secret = zmq.curve_keypair()
@@ -58,8 +58,8 @@ def fresh_keys() -> CurveKeys:
 
 
 def check_keys(keys: Iterable[str], ranks: int, owner: str) -> None:
-    """Raise ``PeerRefusedError`` unless a node announces a key for each rank; 0 ranks: this node
-    is open."""
+    """Raise ``PeerRefusedError`` unless a node announces a key for each of ``ranks``, which is 0 if
+    this node is open."""
     keys = list(keys)
     if len(keys) != ranks:
         raise PeerRefusedError(
@@ -72,11 +72,11 @@ def check_keys(keys: Iterable[str], ranks: int, owner: str) -> None:
 
 
 class ZapHandler:
-    """Authenticates dialers for libzmq, by ZAP: with an announced key if the plane is locked, else
-    with the ``epoch`` of this process as a password.
+    """Authenticates dialers for libzmq (ZAP): by an announced key if the plane is locked, otherwise
+    by the ``epoch`` of this process as the password.
 
-    pyzmq's authenticators need an event loop or a thread of their own; the data plane has one
-    thread, and polls this beside its sockets. It is bound before the sockets that it guards.
+    pyzmq's authenticators need an event loop or a thread; the data plane polls this beside its
+    sockets instead. Create it before the sockets that it guards.
     """
 
     def __init__(self, context: zmq.Context[Socket], *, locked: bool, epoch: int) -> None:
@@ -89,11 +89,11 @@ class ZapHandler:
         self.socket.bind(_ZAP_ADDRESS)
 
     def admit(self, keys: Iterable[str]) -> None:
-        """Admit these dialers, and no others; established connections stay."""
+        """Admit only these dialers from now on; established connections stay."""
         self._admitted = frozenset(raw for key in keys if (raw := _raw(key)) is not None)
 
-    def answer(self) -> None:
-        """Answer waiting requests, a bounded number."""
+    def reply(self) -> None:
+        """Reply to waiting requests, a bounded number."""
         for _ in range(CONTROL_BATCH):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -104,11 +104,11 @@ class ZapHandler:
             status, text = (b"200", b"OK") if valid else (b"400", b"not announced")
             self.socket.send_multipart([_ZAP_VERSION, request[1], status, text, b"", b""])
 
-    def _is_valid(self, shown: list[bytes]) -> bool:
-        """Check a key or a user and password, whichever the sockets ask for."""
+    def _is_valid(self, proof: list[bytes]) -> bool:
+        """Check a key if the plane is locked, else a user and password."""
         if self._locked:
-            return len(shown) == 1 and shown[0] in self._admitted
-        return compare_digest(b":".join(shown), b":".join(self._password))
+            return len(proof) == 1 and proof[0] in self._admitted
+        return compare_digest(b":".join(proof), b":".join(self._password))
 
     def close(self) -> None:
         self.socket.close(0)
@@ -120,6 +120,6 @@ def _raw(key: str) -> bytes | None:
         return None
     try:
         raw: bytes = z85.decode(key)
-    except (KeyError, struct.error):  # a character that is none of the 85, or a number too large
+    except (KeyError, struct.error):  # an invalid character, or a number that is too large
         return None
     return raw

@@ -31,8 +31,8 @@ from .sockets import (
     about_connection,
     is_readable,
     to_peer,
-    turned_away,
     unwatch,
+    was_rejected,
     watched_socket,
 )
 
@@ -45,8 +45,8 @@ class _DialedPeer:
     connection: int
     bulk: Socket
     control: Socket
-    watches: tuple[Socket, Socket]  # of both
-    heard: float
+    watches: tuple[Socket, Socket]  # of bulk and control
+    last_heard: float
     next_ping: float
     carrier: str = ""
     reader: FrameReader | None = None
@@ -57,7 +57,7 @@ class _DialedPeer:
 
     @property
     def ended(self) -> bool:
-        """True if a connection has ended, and everything that came before is read."""
+        """True if a connection has ended, and all messages are read."""
         unread = is_readable(self.bulk) or is_readable(self.control)
         return not unread and any(is_readable(watch) for watch in self.watches)
 
@@ -90,7 +90,7 @@ class ZmqDialer:
         self._dials: dict[PeerKey, _DialedPeer] = {}
         self._turn: deque[PeerKey] = deque()
         self._notices: list[Notice] = []
-        # The source of the frame that was returned last.
+        # The reader of the last returned frame.
         self._reading: FrameReader | None = None
 
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
@@ -110,7 +110,7 @@ class ZmqDialer:
                 (dial.bulk, endpoints.bulk),
                 (dial.control, endpoints.control),
             ):
-                # The head lets only those local sockets through that the operator has named.
+                # The head accepts only the local sockets that the operator configured.
                 if not endpoint.startswith(("tcp://", "ipc://")):
                     self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
                     return
@@ -122,13 +122,13 @@ class ZmqDialer:
                 else:
                     password.show(socket, peer.epoch)
                 socket.connect(endpoint)
-                with contextlib.suppress(zmq.Again):  # it has ended already, as its watch will show
+                with contextlib.suppress(zmq.Again):  # ended already; its watch reports it
                     socket.send(greeting.encode(hello), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 
     def _new_dial(self, peer: PeerKey, now: float) -> _DialedPeer:
-        """Its sockets, not yet connected. Raises ``ZMQError`` when there are no more."""
+        """A dial with unconnected sockets. Raises ``ZMQError`` if there are no more sockets."""
         bulk, bulk_watch = self._socket(self._max_frame_bytes)
         try:
             control, control_watch = self._socket(MAX_CONTROL_MESSAGE)
@@ -178,22 +178,22 @@ class ZmqDialer:
             raise PeerGoneError(f"{peer} is gone: {error}") from None
 
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
-        taken = []
+        messages = []
         for dial in list(self._dials.values()):
             for _ in range(CONTROL_BATCH):
                 try:
                     message = dial.control.recv(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                dial.heard = now
+                dial.last_heard = now
                 if not dial.live:
-                    self._answered(dial, message)
+                    self._on_reply(dial, message)
                     break
                 if about_connection(message, dial.peer, self._me.epoch, Kind.PONG) is None:
-                    taken.append((dial.peer, message))
-        return taken
+                    messages.append((dial.peer, message))
+        return messages
 
-    def _answered(self, dial: _DialedPeer, message: bytes) -> None:
+    def _on_reply(self, dial: _DialedPeer, message: bytes) -> None:
         """Handle the first message on a control socket: a welcome or a refusal."""
         try:
             theirs = greeting.decode(message)
@@ -204,7 +204,9 @@ class ZmqDialer:
                 raise PeerRefusedError(theirs.refused)
             greeting.check_epoch(dial.peer.epoch, theirs.epoch, theirs.node_id)
             if theirs.node_id != dial.peer.node_id:
-                raise PeerRefusedError(f"node_id: wanted {dial.peer.node_id}, at {theirs.node_id}")
+                raise PeerRefusedError(
+                    f"node_id: expected {dial.peer.node_id}, got {theirs.node_id}"
+                )
             greeting.check(self._me, theirs)
             self._choose(dial, theirs)
         except PeerRefusedError as refusal:
@@ -215,8 +217,8 @@ class ZmqDialer:
             self._lose(dial, str(error))
 
     def _choose(self, dial: _DialedPeer, theirs: Greeting) -> None:
-        """Use the best carrier that works. Raises ``TransferError`` if one may work later, else
-        ``PeerRefusedError``."""
+        """Use the best carrier that works. Raises ``TransferError`` if another attempt may succeed,
+        otherwise ``PeerRefusedError``."""
         possible = self._carriers.possible(self._me, theirs)
         give_back = partial(self._about, dial, Kind.RELEASE)
         channel = ReceiveChannel(dial.connection, dial.peer, dial.bulk, give_back)
@@ -254,13 +256,13 @@ class ZmqDialer:
                 self._lose(dial, str(error))
                 return None
             if message is not None:
-                dial.heard = now
+                dial.last_heard = now
                 self._reading = dial.reader
                 return dial.peer, message
         return None
 
     def _about(self, dial: _DialedPeer, kind: Kind, payload: bytes = b"") -> None:
-        """Send a frame about the connection; a notice tells if it is gone."""
+        """Send a frame about the connection. If it is gone, a notice reports it."""
         with contextlib.suppress(PeerGoneError):
             self.send_control(dial.peer, to_peer(kind, self._me.epoch, dial.peer, payload))
 
@@ -276,26 +278,26 @@ class ZmqDialer:
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):
             if dial.ended:
-                self._lose(dial, *self._how_it_ended(dial))
-            elif now - dial.heard > self._timing.silence_seconds:
-                what = "nothing heard" if dial.live else "no answer to the greeting"
-                self._lose(dial, f"{what} for {now - dial.heard:.1f} s")
+                self._lose(dial, *self._end_reason(dial))
+            elif now - dial.last_heard > self._timing.silence_seconds:
+                what = "nothing heard" if dial.live else "no reply to the greeting"
+                self._lose(dial, f"{what} for {now - dial.last_heard:.1f} s")
             elif dial.live and now >= dial.next_ping:
                 dial.next_ping = now + self._timing.ping_seconds
                 self._about(dial, Kind.PING)
-        taken, self._notices = self._notices, []
-        return taken
+        notices, self._notices = self._notices, []
+        return notices
 
-    def _how_it_ended(self, dial: _DialedPeer) -> tuple[str, bool]:
-        """The reason, and whether no later connection can succeed either."""
+    def _end_reason(self, dial: _DialedPeer) -> tuple[str, bool]:
+        """The reason, and True if no later connection can succeed either."""
         if dial.live:
             return "the connection ended", False
-        if not any(turned_away(watch) for watch in dial.watches):
+        if not any(was_rejected(watch) for watch in dial.watches):
             return "nothing listens there, or only one side is locked", False
         if self._keys is not None:
-            return "it does not know this rank's key", False
+            return "the peer does not know this rank's key", False
         was = f"{dial.peer.node_id} was {dial.peer.epoch:016x}"
-        return f"epoch: {was}, and another start listens there now", True
+        return f"epoch: {was}, and another process listens there now", True
 
     def close(self) -> None:
         for dial in self._dials.values():

@@ -36,30 +36,30 @@ from .sockets import (
 )
 from .unknown_connections import UnknownConnections
 
-# Connections of which one socket has greeted; the other follows at once.
+# The limit of connections with one greeted socket; the other one follows at once.
 MAX_HALF_OPEN = 256
 
 
 @dataclass(slots=True)
 class _AcceptedPeer:
-    """A greeted connection. ``carrier`` is empty until the peer has chosen among ``offered``."""
+    """A greeted connection. ``carrier`` is empty until the peer has chosen one of ``writers``."""
 
     peer: PeerKey
     control_id: bytes
-    heard: float
-    offered: dict[str, FrameWriter]
+    last_heard: float
+    writers: dict[str, FrameWriter]
     max_payload: int
     kv_scales: tuple[float, ...]
     carrier: str = ""
 
     @property
     def writer(self) -> FrameWriter | None:
-        return self.offered.get(self.carrier)
+        return self.writers.get(self.carrier)
 
 
 @dataclass(slots=True)
 class _HalfOpen:
-    """A connection of which one socket has greeted so far."""
+    """A connection with one greeted socket."""
 
     first: Greeting
     control_id: bytes
@@ -104,8 +104,8 @@ class ZmqListener:
     def start(self) -> Endpoints:
         self._zap = ZapHandler(self._context, locked=self._keys is not None, epoch=self._me.epoch)
         self._bulk = self._new_socket()
-        # Frames in flight are bounded by the staging ring and by credits, which count bytes; a
-        # high-water mark, which counts messages, could only interfere.
+        # Frames in flight are bounded in bytes by the staging ring and by credits; a high-water
+        # mark, which counts messages, would only interfere.
         self._bulk.setsockopt(zmq.SNDHWM, 0)
         self._control = self._new_socket()
         bulk, control = self._ports
@@ -117,14 +117,14 @@ class ZmqListener:
         )
 
     def admit(self, keys: Iterable[str]) -> None:
-        """Let in dialers with these CURVE keys, and no others."""
+        """Admit only dialers with these CURVE keys."""
         if self._zap is not None:
             self._zap.admit(keys)
 
     def _new_socket(self) -> Socket:
-        # Only greetings and control frames come in, also on the bulk socket. The limit applies to a
-        # part of a message, which may have any number of parts, so only dialers that have passed
-        # the handshake may send.
+        # Only greetings and control frames arrive, also on the bulk socket. The limit applies to
+        # each part of a message, and the number of parts is unlimited, so a dialer must pass the
+        # handshake before it can send.
         limit = MAX_CONTROL_MESSAGE + OVERHEAD_BYTES
         socket = open_socket(self._context, zmq.ROUTER, limit, self._timing)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -155,8 +155,8 @@ class ZmqListener:
     def sockets(self) -> Iterable[Any]:
         zap = None if self._zap is None else self._zap.socket
         ours = [s for s in (self._bulk, self._control, zap) if s is not None]
-        lent = [each for writer in self._writers() for each in writer.descriptors()]
-        return [*ours, *(port.monitor for port in self._ports), *lent]
+        descriptors = [each for writer in self._writers() for each in writer.descriptors()]
+        return [*ours, *(port.monitor for port in self._ports), *descriptors]
 
     def _writers(self) -> list[FrameWriter]:
         return [
@@ -222,22 +222,22 @@ class ZmqListener:
         if self._bulk is None or self._control is None:
             return []
         if self._zap is not None:
-            self._zap.answer()
+            self._zap.reply()
         for sender, message in drain(self._bulk):
-            self._greeted(message, now, bulk_id=sender)
-        taken = []
+            self._on_greeting(message, now, bulk_id=sender)
+        messages = []
         for sender, message in drain(self._control):
             accepted = self._by_control.get(sender)
             if accepted is None:
-                self._greeted(message, now, control_id=sender)
+                self._on_greeting(message, now, control_id=sender)
                 continue
-            accepted.heard = now
-            if not self._took(accepted, message):
-                taken.append((accepted.peer, message))
+            accepted.last_heard = now
+            if not self._handle_own(accepted, message):
+                messages.append((accepted.peer, message))
         for accepted in list(self._by_peer.values()):
             if accepted.writer is not None:
                 self._take_back(accepted, accepted.writer.poll)
-        return taken
+        return messages
 
     def _take_back(self, accepted: _AcceptedPeer, give_back: Callable[[], None]) -> None:
         try:
@@ -245,42 +245,42 @@ class ZmqListener:
         except (EOFError, OSError, TransferError) as error:
             self._lose(accepted, str(error))
 
-    def _took(self, accepted: _AcceptedPeer, message: bytes) -> bool:
-        """Handle a message about the connection itself; return whether it was one."""
-        found = about_connection(
+    def _handle_own(self, accepted: _AcceptedPeer, message: bytes) -> bool:
+        """Handle a message about the connection itself; True if it was one."""
+        own = about_connection(
             message, accepted.peer, self._me.epoch, Kind.PING, Kind.CHOICE, Kind.RELEASE
         )
-        if found is None:
+        if own is None:
             return False
-        kind, payload = found
+        kind, payload = own
         if kind is Kind.PING:
             self._reply(accepted.control_id, to_peer(Kind.PONG, self._me.epoch, accepted.peer))
         elif kind is Kind.RELEASE:
             if accepted.writer is not None:
-                self._take_back(accepted, partial(accepted.writer.lent.give_back, 1))
+                self._take_back(accepted, partial(accepted.writer.loans.give_back, 1))
         else:
-            self._chosen(accepted, frame.read_reason(payload))
+            self._on_choice(accepted, frame.read_reason(payload))
         return True
 
-    def _chosen(self, accepted: _AcceptedPeer, carrier: str) -> None:
-        if accepted.carrier or carrier not in accepted.offered:
-            offered = ", ".join(accepted.offered)
-            self._lose(accepted, f"it chose the carrier {carrier!r}, offered were {offered}")
+    def _on_choice(self, accepted: _AcceptedPeer, carrier: str) -> None:
+        if accepted.carrier or carrier not in accepted.writers:
+            names = ", ".join(accepted.writers)
+            self._lose(accepted, f"it chose the carrier {carrier!r}; offered: {names}")
             return
         accepted.carrier = carrier
-        for name in accepted.offered.keys() - {carrier}:
-            accepted.offered.pop(name).close()
-        accepted.offered[carrier].start()
+        for name in accepted.writers.keys() - {carrier}:
+            accepted.writers.pop(name).close()
+        accepted.writers[carrier].start()
         self._notices.append(Joined(accepted.peer, carrier))
 
-    def _greeted(
+    def _on_greeting(
         self, message: bytes, now: float, *, control_id: bytes = b"", bulk_id: bytes = b""
     ) -> None:
-        """Match the greetings of a connection's two sockets by its number; both make a peer."""
+        """Match the greetings of a connection's two sockets by its number."""
         try:
             theirs = greeting.decode(message)
         except FrameError:
-            return  # not one of ours, or a connection that was given up: no answer is due
+            return  # foreign, or from an abandoned connection: no reply
         if theirs.connection not in self._half_open and len(self._half_open) >= MAX_HALF_OPEN:
             del self._half_open[next(iter(self._half_open))]
         half = self._half_open.setdefault(theirs.connection, _HalfOpen(theirs, b"", b"", now))
@@ -293,7 +293,7 @@ class ZmqListener:
             self._welcome(theirs, half, now)
 
     def _welcome(self, theirs: Greeting, half: _HalfOpen, now: float) -> None:
-        answer = replace(self._me, connection=theirs.connection, peer_epoch=theirs.epoch)
+        welcome = replace(self._me, connection=theirs.connection, peer_epoch=theirs.epoch)
         try:
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
@@ -302,45 +302,45 @@ class ZmqListener:
                     f"{self._max_peers} ranks are connected, which is the limit; see --max-peers",
                     cause=Cause.NO_PLACE,
                 )
-            offered = self._offer(theirs, half)
+            writers = self._offer(theirs, half)
         except TransferError as refusal:
             text, full = greeting.refusal_text(refusal), int(refusal.cause is Cause.NO_PLACE)
-            refused = replace(answer, refused=text, full=full)
+            refused = replace(welcome, refused=text, full=full)
             self._reply(half.control_id, greeting.encode(refused))
             return
         old = self._by_peer.get(theirs.key)
         if old is not None:
             self._lose(old, "the peer connected anew")
         accepted = _AcceptedPeer(
-            theirs.key, half.control_id, now, offered, theirs.max_payload, theirs.scales
+            theirs.key, half.control_id, now, writers, theirs.max_payload, theirs.scales
         )
         self._by_peer[accepted.peer] = self._by_control[accepted.control_id] = accepted
         self._unknown.greeted(2)
-        answer = replace(answer, offers={name: w.offer for name, w in offered.items()})
-        if not self._carriers.needs_choice(offered):
-            self._chosen(accepted, next(iter(offered)))
-        self._reply(accepted.control_id, greeting.encode(answer))
+        welcome = replace(welcome, offers={name: w.offer for name, w in writers.items()})
+        if not self._carriers.needs_choice(writers):
+            self._on_choice(accepted, next(iter(writers)))
+        self._reply(accepted.control_id, greeting.encode(welcome))
 
     def _offer(self, theirs: Greeting, half: _HalfOpen) -> dict[str, FrameWriter]:
-        """Prepare the carriers that both ranks may use. Raises ``TransferError`` when none works
-        with this peer."""
+        """Writers of the carriers that both ranks may use. Raises ``TransferError`` if none
+        works."""
         assert self._bulk is not None
         channel = SendChannel(theirs.connection, self._bulk, half.bulk_id)
-        offered: dict[str, FrameWriter] = {}
+        writers: dict[str, FrameWriter] = {}
         problem: OSError | TransferError | None = None
         possible = self._carriers.possible(self._me, theirs)
         for carrier in possible:
             try:
                 hello = theirs.offers.get(carrier.name, b"")
-                offered[carrier.name] = carrier.writer(channel, hello)
-            except (OSError, TransferError) as error:  # OSError: no descriptor is left
+                writers[carrier.name] = carrier.writer(channel, hello)
+            except (OSError, TransferError) as error:  # OSError: out of descriptors
                 problem = error
-        if not offered:
+        if not writers:
             text = f"carrier: {' or '.join(each.name for each in possible)} only, and {problem}"
             if isinstance(problem, OSError):
                 raise TransferError(text, cause=Cause.NO_PLACE)
             raise PeerRefusedError(text)
-        return offered
+        return writers
 
     def _lose(self, accepted: _AcceptedPeer, reason: str) -> None:
         if self._by_peer.get(accepted.peer) is accepted:
@@ -352,8 +352,8 @@ class ZmqListener:
     def notices(self, now: float) -> list[Notice]:
         silence = self._timing.silence_seconds
         for accepted in list(self._by_peer.values()):
-            if now - accepted.heard > silence:
-                self._lose(accepted, f"nothing heard for {now - accepted.heard:.1f} s")
+            if now - accepted.last_heard > silence:
+                self._lose(accepted, f"nothing heard for {now - accepted.last_heard:.1f} s")
         for connection, half in list(self._half_open.items()):
             if now - half.since > silence:
                 del self._half_open[connection]
@@ -362,8 +362,8 @@ class ZmqListener:
         total = sum(port.accepted for port in self._ports)
         self.unknown_connections = self._unknown.count(total, now)
         self.keys_refused = 0 if self._zap is None else self._zap.refused
-        taken, self._notices = self._notices, []
-        return taken
+        notices, self._notices = self._notices, []
+        return notices
 
     def close(self) -> None:
         for port in self._ports:
@@ -380,6 +380,6 @@ class ZmqListener:
 
 
 def _end(accepted: _AcceptedPeer) -> None:
-    for writer in accepted.offered.values():
+    for writer in accepted.writers.values():
         writer.close()
-    accepted.offered.clear()
+    accepted.writers.clear()

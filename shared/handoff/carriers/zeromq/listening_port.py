@@ -1,11 +1,10 @@
 """A listening port of a data plane, with a limit of unknown connections.
 
-ZeroMQ accepts every connection without a limit. One that sends nothing stays until its handshake
-times out, and takes a descriptor and some memory; when no descriptor is left, ZeroMQ's thread
-retries without a pause and takes most of a core. Unbinding would also end the established
-connections. So the listening socket is made here, and while there are too many that have not
-greeted, a packet filter on it drops new connections, which retry after a second, as after a lost
-packet.
+ZeroMQ accepts any number of connections. One that sends nothing uses a descriptor and some memory
+until its handshake times out; without free descriptors, ZeroMQ's thread retries in a busy loop.
+Unbinding would also end the established connections. So the listening socket is created here, and
+while too many connections have not greeted, a packet filter on it drops new ones, which retry after
+a second, as after a lost packet.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from zmq.utils.monitor import parse_monitor_message
 from ....host_port import join_host_port
 from .sockets import CONTROL_BATCH, Socket
 
-# Connections that are not a peer's (yet). Each ends when its handshake times out.
+# The limit of connections that have not greeted. Each ends when its handshake times out.
 MAX_UNKNOWN = 256
-# After a connection could not be accepted, most likely for lack of descriptors.
+# The pause after a failed accept, most likely for lack of descriptors.
 PAUSE_SECONDS = 1.0
 _QUEUE = 128
-# Linux's numbers, which Python does not name.
+# Linux's constants, which Python does not define.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-# One instruction: return 0, so keep no byte of a packet.
+# A program of one instruction: return 0, that is, keep no byte of a packet.
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 _FILTER = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
@@ -49,8 +48,8 @@ class ListeningPort:
         self._closed_until = float("-inf")
 
     def listen(self, host: str, port: int, send_buffer: int = 0) -> str:
-        """Listen, and return the endpoint. ``send_buffer``: bytes for each connection; 0: the
-        system's default. Raises ``OSError``."""
+        """Listen, and return the endpoint. ``send_buffer``: bytes per connection; 0: the system's
+        default. Raises ``OSError``."""
         family, _, _, _, address = socket.getaddrinfo(
             None if host == "*" else host,
             port,
@@ -66,17 +65,17 @@ class ListeningPort:
         if family == socket.AF_INET6:
             self._socket.setsockopt(zmq.IPV6, 1)
         endpoint = f"tcp://{join_host_port(str(address[0]), self._port.getsockname()[1])}"
-        self._socket.setsockopt(zmq.USE_FD, os.dup(self._port.fileno()))  # which ZeroMQ closes
+        self._socket.setsockopt(zmq.USE_FD, os.dup(self._port.fileno()))  # ZeroMQ closes it
         self._socket.bind(endpoint)
         return endpoint
 
     def listen_in_folder(self, endpoint: str) -> str:
-        """Listen at a Unix socket, which the folder's permissions guard. Raises ``ZMQError``."""
+        """Listen on a Unix socket, guarded by the folder's permissions. Raises ``ZMQError``."""
         self._socket.bind(endpoint)
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def update(self, known: int, now: float) -> None:
-        """Count connections, of which ``known`` are peers', and open or close the port."""
+    def update(self, peers: int, now: float) -> None:
+        """Count connections, of which ``peers`` have greeted, and open or close the port."""
         for _ in range(CONTROL_BATCH):
             try:
                 event: Any = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
@@ -91,12 +90,12 @@ class ListeningPort:
                 self._closed_until = now + PAUSE_SECONDS
         if self._port is None:
             return
-        unknown = self._open - known
+        unknown = self._open - peers
         full = unknown > (MAX_UNKNOWN if self.admits else MAX_UNKNOWN // 2)
         admits = not full and now >= self._closed_until
         if admits != self.admits:
             self.admits = admits
-            with contextlib.suppress(OSError):  # a kernel without packet filters: there is no limit
+            with contextlib.suppress(OSError):  # a kernel without packet filters: no limit
                 if admits:
                     self._port.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
                 else:

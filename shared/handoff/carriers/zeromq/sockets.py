@@ -1,14 +1,14 @@
-"""The sockets under a connection of two ranks, and how both ends handle them.
+"""The sockets of a connection between two ranks, for both ends.
 
 The sending rank binds two ROUTERs (bulk, control), the receiving rank connects a DEALER pair for
-each sender, so only prefill nodes need ports that others can reach. A connection is
-never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames
-to whatever process answers there. The dialer notices at once when a connection ends. One that only
-falls silent is detected by pings of ours on the control socket: silence of ``silence_seconds`` in
-either direction loses the peer.
+each sender, so only prefill nodes need ports that others can reach. A connection is never silently
+re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames to any process that
+listens there now. The dialer notices at once when a connection ends. Silent connections are
+detected by pings on the control socket: after ``silence_seconds`` of silence in either direction,
+the peer is lost.
 
-The carrier of a connection is agreed in its greetings (``rank_carriers.py``). Those that do not use
-the bulk sockets for frames leave them idle, or announce frames there.
+The ranks agree on the carrier of a connection in their greetings (``ranks.py``). A carrier that
+does not send frames over the bulk sockets leaves them idle, or announces frames there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 MAX_CONTROL_MESSAGE = greeting.MAX_GREETING_BYTES
 CONTROL_BATCH = 256
 BULK_BUFFER_BYTES = 4 << 20
-# Of one data plane. A dialled connection takes six, with those that watch it; the library's own
-# limit is 1023, which is 170 ranks of peers.
+# The limit of one data plane. A dialed connection takes six, with its monitors, so the library's
+# default of 1023 would be enough for 170 peer ranks.
 MAX_SOCKETS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """A dead peer is found after ``silence_seconds`` plus one tick of the loop."""
+    """A dead peer is detected after ``silence_seconds`` plus one tick of the loop."""
 
     ping_seconds: float = 0.5
     silence_seconds: float = 2.0
@@ -65,10 +65,10 @@ def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Tim
 def watched_socket(
     context: zmq.Context[Socket], limit: int, timing: Timing
 ) -> tuple[Socket, Socket]:
-    """A socket to dial with, and its watch: a socket that is readable once the connection has
-    ended, could not be made, or was turned away. ``unwatch`` closes both.
+    """A socket to dial with, and its watch: a socket that becomes readable when the connection has
+    ended, has failed, or was rejected. ``unwatch`` closes both.
 
-    Raises ``ZMQError`` when this process may have no more sockets or descriptors.
+    Raises ``ZMQError`` if this process is out of sockets or descriptors.
     """
     socket = open_socket(context, zmq.DEALER, limit, timing)
     endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -89,8 +89,8 @@ def unwatch(socket: Socket, watch: Socket) -> None:
     socket.close(0)
 
 
-def turned_away(watch: Socket) -> bool:
-    """Return whether the other side rejected this one, once the watch is readable."""
+def was_rejected(watch: Socket) -> bool:
+    """True if the other side rejected the connection. Call once the watch is readable."""
     with contextlib.suppress(zmq.Again):
         while True:
             event: Any = parse_monitor_message(watch.recv_multipart(zmq.NOBLOCK))
@@ -104,7 +104,7 @@ def is_readable(socket: Socket) -> bool:
 
 
 def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes:
-    """A frame about the connection itself, of no transfer."""
+    """A frame about the connection itself."""
     header = Header(kind=kind, sender_epoch=mine, receiver_epoch=peer.epoch)
     return frame.encode(header, payload)
 
@@ -112,23 +112,23 @@ def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes
 def about_connection(
     message: bytes, peer: PeerKey, mine: int, *kinds: Kind
 ) -> tuple[Kind, memoryview] | None:
-    """Kind and payload of a valid frame of these kinds from this start of the peer to ours."""
+    """Kind and payload of a valid frame of these kinds, between these two epochs; else ``None``."""
     try:
         header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
     except FrameError:
         return None
-    meant = (header.sender_epoch, header.receiver_epoch) == (peer.epoch, mine)
-    return (header.kind, payload) if meant and header.kind in kinds else None
+    is_ours = (header.sender_epoch, header.receiver_epoch) == (peer.epoch, mine)
+    return (header.kind, payload) if is_ours and header.kind in kinds else None
 
 
 def drain(router: Socket) -> list[tuple[bytes, bytes]]:
-    """Take waiting messages of a ROUTER, a bounded number; those of another shape are dropped."""
-    taken = []
+    """Take a bounded number of waiting messages of a ROUTER; drop malformed ones."""
+    messages = []
     for _ in range(CONTROL_BATCH):
         try:
             parts = router.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             break
         if len(parts) == 2:
-            taken.append((parts[0], parts[1]))
-    return taken
+            messages.append((parts[0], parts[1]))
+    return messages

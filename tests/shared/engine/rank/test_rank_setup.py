@@ -96,16 +96,16 @@ def test_ranks_meet_over_what_their_devices_have(
 ) -> None:
     met: dict[str, Any] = {}
 
-    def join(backend: str, **told: Any) -> None:
-        met.update(told, backend=backend)
+    def join(backend: str, **arguments: Any) -> None:
+        met.update(arguments, backend=backend)
 
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
     monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)
     device = torch.device(kind, 1)
     tp = meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
     assert (tp.rank, tp.size, tp.control) == (1, 2, "gloo")
-    wanted = ("nccl", device) if kind == "cuda" else ("gloo", None)
-    assert (met["backend"], met["device_id"]) == wanted
+    expected = ("nccl", device) if kind == "cuda" else ("gloo", None)
+    assert (met["backend"], met["device_id"]) == expected
 
 
 def test_a_gpu_that_is_not_there_is_refused(cuda: FakeCuda) -> None:
@@ -122,9 +122,9 @@ def test_a_cpu_is_used_where_it_was_asked_for(cuda: FakeCuda) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
     device = open_device(settings("auto"))
-    told = report(device)
-    assert (device.type, told.kind) == ("cpu", "cpu")
-    assert 0 < told.free_bytes <= told.total_bytes
+    memory = report(device)
+    assert (device.type, memory.kind) == ("cpu", "cpu")
+    assert 0 < memory.free_bytes <= memory.total_bytes
     with pytest.raises(StartupError, match=r"--device cuda: .*; use --device cpu"):
         open_device(settings("cuda"))
 
@@ -178,13 +178,15 @@ def test_compiled_kernels_without_numba_say_what_to_install(
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "bfloat16"])
 def test_a_cache_in_fp8_has_the_scales_of_the_checkpoint(tmp_path: Path, kv_dtype: str) -> None:
     folder = tmp_path / "scaled"
-    scales = write_kv_scales(tiny_models.cached("qwen3", tmp_path), folder, NAMINGS["modelopt"])
-    wanted = replace(settings("cpu"), model_path=str(folder))
+    saved_scales = write_kv_scales(
+        tiny_models.cached("qwen3", tmp_path), folder, NAMINGS["modelopt"]
+    )
+    changed = replace(settings("cpu"), model_path=str(folder))
     formats = LoadFormats("float32", kv_dtype)
-    cache = loading.load_model(wanted, formats, torch.device("cpu")).runner(4).cache
-    found = [each.scale for layer in cache.layout for each in layer.values]
-    expected = [scale for both in scales for scale in both]
-    assert found == (expected if kv_dtype == "float8_e4m3fn" else [1.0] * len(expected))
+    cache = loading.load_model(changed, formats, torch.device("cpu")).runner(4).cache
+    scales = [each.scale for layer in cache.layout for each in layer.values]
+    expected = [scale for both in saved_scales for scale in both]
+    assert scales == (expected if kv_dtype == "float8_e4m3fn" else [1.0] * len(expected))
     assert all(isinstance(each, torch.Tensor) for each in cache.kv[0]) == (kv_dtype == "bfloat16")
 
 

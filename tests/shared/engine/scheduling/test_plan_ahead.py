@@ -168,7 +168,7 @@ class PlannedAhead(RuleBasedStateMachine):
         for output in outputs:
             self.shown.setdefault(output.sequence, []).extend(output.tokens)
             if output.finish_reason is FinishReason.COMPUTED:
-                self.scheduler.release_held(output.sequence)
+                self.scheduler.release_blocks(output.sequence)
             elif output.finish_reason is FinishReason.ERROR:
                 self._cancel_siblings(output.sequence)
         self.scheduler.pool.check()
@@ -295,7 +295,7 @@ def test_several_tokens_of_a_step_that_was_planned_on_are_an_error() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 4))
     first, _ = planned(scheduler), planned(scheduler)
-    with pytest.raises(RuntimeError, match="counts on one token"):
+    with pytest.raises(RuntimeError, match="expects one token"):
         scheduler.apply(StepResult(first.step, [Sampled(1, [5, 6])]))
 
 

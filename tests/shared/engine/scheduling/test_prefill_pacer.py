@@ -27,13 +27,13 @@ WEIGHTS, TOKEN, ATTENDED, CONTEXT = 0.05, 2.2e-3, 0.9e-6, 12e-6
 
 
 def seconds(plan: StepPlan) -> float:
-    spent = WEIGHTS
+    duration = WEIGHTS
     for row in plan.sequences:
         count = len(row.tokens)
-        spent += (TOKEN if count > 1 else 0.1 * TOKEN) * count
-        spent += ATTENDED * count * (row.start + count / 2)
-        spent += CONTEXT * row.start if count > 1 else 0
-    return spent
+        duration += (TOKEN if count > 1 else 0.1 * TOKEN) * count
+        duration += ATTENDED * count * (row.start + count / 2)
+        duration += CONTEXT * row.start if count > 1 else 0
+    return duration
 
 
 class PacedNode:
@@ -59,20 +59,20 @@ class PacedNode:
     def step(self) -> None:
         plan = self.scheduler.schedule(self.pacer.limit)
         assert plan is not None
-        spent = seconds(plan)
-        self.clock += spent
-        self.longest = max(self.longest, spent)
+        duration = seconds(plan)
+        self.clock += duration
+        self.longest = max(self.longest, duration)
         prompts = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
         decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self.pacer.measured(spent, decoded=decoded, prompt_tokens=prompts)
+        self.pacer.measured(duration, decoded=decoded, prompt_tokens=prompts)
         drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self.scheduler.apply(StepResult(plan.step, drawn))
 
     def first_token(self, one: Sequence) -> float:
-        begun = self.clock
+        start_time = self.clock
         while not one.outputs:
             self.step()
-        return self.clock - begun
+        return self.clock - start_time
 
 
 def streaming(pacer: PrefillPacer, streams: int) -> tuple[PacedNode, list[Sequence], float]:
@@ -81,10 +81,10 @@ def streaming(pacer: PrefillPacer, streams: int) -> tuple[PacedNode, list[Sequen
     running = [node.add(n, 16, 50_000) for n in range(streams)]
     for _ in range(20):
         node.step()
-    begun, before = node.clock, len(running[0].outputs)
+    start_time, before = node.clock, len(running[0].outputs)
     for _ in range(50):
         node.step()
-    return node, running, (len(running[0].outputs) - before) / (node.clock - begun)
+    return node, running, (len(running[0].outputs) - before) / (node.clock - start_time)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,13 @@ def test_where_the_least_chunk_takes_longer_streams_get_steps_of_their_own() -> 
     node.add(100, 30_000, 2)
     for _ in range(100):
         node.step()
-    begun, before = node.clock, len(running[0].outputs)
+    start_time, before = node.clock, len(running[0].outputs)
     for _ in range(200):
         node.step()
     assert node.longest > 0.17
-    assert (node.clock - begun) / (len(running[0].outputs) - before) == pytest.approx(0.15, rel=0.1)
+    assert (node.clock - start_time) / (len(running[0].outputs) - before) == pytest.approx(
+        0.15, rel=0.1
+    )
 
 
 def test_a_target_that_decoding_alone_misses_leaves_prompts_a_third_of_the_time() -> None:
@@ -204,7 +206,7 @@ def test_short_prompts_show_a_lower_bound_of_the_rate() -> None:
     rate = PrefillRate()
     for chunk, seconds in ((30, 0.5), (60, 0.3), (20, 0.1), (0, 0.1)):
         rate.measured(chunk, seconds, limit=512)
-    assert (rate.tokens_per_second, rate.at_least) == (0, pytest.approx(200))
+    assert (rate.tokens_per_second, rate.lower_bound) == (0, pytest.approx(200))
     rate.measured(512, 1.0, limit=512)
     assert rate.tokens_per_second == 512
 

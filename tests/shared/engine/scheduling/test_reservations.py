@@ -46,7 +46,7 @@ def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
     assert len(one.block_table) == 5, "all at once, though the step computes 16 tokens"
     drain(scheduler)
     assert one.finish_reason is FinishReason.COMPUTED and scheduler.pool.counts().owned == 5
-    scheduler.release_held(one)
+    scheduler.release_blocks(one)
     assert scheduler.pool.counts().owned == 0 and scheduler.pool.counts().cached == 4
 
 

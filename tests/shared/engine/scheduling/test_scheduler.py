@@ -140,7 +140,7 @@ def test_a_private_prompt_neither_takes_from_the_prefix_index_nor_enters_it() ->
         scheduler.add(one)
         drain(scheduler)
         assert one.cached == 0
-        scheduler.release_held(one)
+        scheduler.release_blocks(one)
     assert scheduler.pool.counts().cached == 2
 
 
@@ -160,7 +160,7 @@ def test_a_private_prompt_is_computed_in_the_next_step_whatever_runs_or_waits(po
     scheduler.add(canary)
     run_step(scheduler)
     assert canary.finish_reason is FinishReason.COMPUTED
-    scheduler.release_held(canary)
+    scheduler.release_blocks(canary)
 
 
 def test_a_private_prompt_takes_blocks_from_the_one_that_runs_last() -> None:
@@ -176,7 +176,7 @@ def test_a_private_prompt_takes_blocks_from_the_one_that_runs_last() -> None:
     run_step(scheduler)
     assert canary.finish_reason is FinishReason.COMPUTED
     assert (old.preemptions, young.preemptions) == (0, 1)
-    scheduler.release_held(canary)
+    scheduler.release_blocks(canary)
     drain(scheduler)
 
 
@@ -238,7 +238,7 @@ def test_a_prompt_cancelled_during_its_last_step_holds_nothing() -> None:
     plan = scheduler.schedule()
     assert plan is not None
     scheduler.cancel(one)
-    scheduler.release_held(one)
+    scheduler.release_blocks(one)
     scheduler.apply(StepResult(plan.step, []))
     assert scheduler.pool.counts().owned == 0 and scheduler.idle
 

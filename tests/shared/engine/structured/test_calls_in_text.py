@@ -117,9 +117,9 @@ def guided(parser: str, **changes: Any) -> GuidedTools:
 
 
 def compiled(backend: LLGuidanceBackend, tools: GuidedTools, *, required: bool = False) -> Grammar:
-    wanted = tools.constraint(required=required)
-    assert wanted is not None
-    return backend.compile(StructuredOutputs(tool_calls=wanted.tool_calls).key())
+    constraint = tools.constraint(required=required)
+    assert constraint is not None
+    return backend.compile(StructuredOutputs(tool_calls=constraint.tool_calls).key())
 
 
 def follows(backend: LLGuidanceBackend, grammar: Grammar, text: str) -> bool:
@@ -239,10 +239,10 @@ def test_a_call_in_the_reasoning_follows_its_grammar(
     backend: LLGuidanceBackend, parser: str, start: str
 ) -> None:
     """Where its marker is a token; otherwise it is text of the reasoning."""
-    wanted = guided(parser).constraint()
-    assert wanted is not None
+    constraint = guided(parser).constraint()
+    assert constraint is not None
     key = StructuredOutputs(
-        tool_calls=wanted.tool_calls, reasoning_start=start, reasoning_end="</think>"
+        tool_calls=constraint.tool_calls, reasoning_start=start, reasoning_end="</think>"
     ).key()
     grammar = backend.compile(key)
     is_token = len(backend.encode("</think>")) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.shared.engine.structured import compiler as module
-from tandem.shared.engine.structured.compiler import GrammarCompiler, KeptGrammars
+from tandem.shared.engine.structured.compiler import GrammarCache, GrammarCompiler
 from tandem.shared.engine.structured.llguidance_backend import LLGuidanceBackend
 from tandem.shared.engine.structured.params import GrammarKey, StructuredOutputs
 from tandem.shared.errors import OverloadedError, RequestError
@@ -89,17 +89,17 @@ async def test_a_compilation_has_a_limit_and_so_has_the_wait_for_a_turn(
 
 
 def test_kept_grammars_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptGrammars()
+    cache = GrammarCache()
     grammar: Any = object()
     keys = [regex(f"{number}").key() for number in range(100)]
     for key in keys:
-        kept.add(key, grammar)
-    assert len(kept) == module.MAX_KEPT
-    assert kept.get(keys[-1]) is grammar and kept.get(keys[0]) is None
-    monkeypatch.setattr(module, "MAX_KEPT_CHARACTERS", 1000)
+        cache.add(key, grammar)
+    assert len(cache) == module.MAX_CACHED
+    assert cache.get(keys[-1]) is grammar and cache.get(keys[0]) is None
+    monkeypatch.setattr(module, "MAX_CACHED_CHARACTERS", 1000)
     another: Any = object()
-    kept.add(regex("x" * 999).key(), another)
-    assert len(kept) == 1
+    cache.add(regex("x" * 999).key(), another)
+    assert len(cache) == 1
 
 
 def nested(count: int) -> dict[str, Any]:

@@ -31,9 +31,9 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> LLGuidanceBackend:
     return LLGuidanceBackend(read_tokenizer_files(folder), 320, [0])
 
 
-def drawn(backend: LLGuidanceBackend, wanted: StructuredOutputs, seed: int) -> str | None:
+def drawn(backend: LLGuidanceBackend, constraint: StructuredOutputs, seed: int) -> str | None:
     """A random output, unless it gets too long."""
-    rng, matcher = random.Random(seed), backend.compile(wanted.key()).matcher()
+    rng, matcher = random.Random(seed), backend.compile(constraint.key()).matcher()
     text = b""
     for _ in range(MOST):
         mask = matcher.mask()
@@ -49,8 +49,8 @@ def drawn(backend: LLGuidanceBackend, wanted: StructuredOutputs, seed: int) -> s
 
 
 def allows(backend: LLGuidanceBackend, schema: Any, text: str) -> bool:
-    wanted = StructuredOutputs(json=schema, whitespace=False)
-    matcher = backend.compile(wanted.key()).matcher()
+    constraint = StructuredOutputs(json=schema, whitespace=False)
+    matcher = backend.compile(constraint.key()).matcher()
     try:
         matcher.advance(backend.encode(text))
     except GrammarError:
@@ -129,8 +129,8 @@ def test_drawn_values_are_valid(backend: LLGuidanceBackend, name: str) -> None:
     assert texts
 
 
-def _checked(backend: LLGuidanceBackend, wanted: StructuredOutputs, schema: Any) -> set[str]:
-    found = {drawn(backend, wanted, seed) for seed in range(DRAWN)} - {None}
+def _checked(backend: LLGuidanceBackend, constraint: StructuredOutputs, schema: Any) -> set[str]:
+    found = {drawn(backend, constraint, seed) for seed in range(DRAWN)} - {None}
     known = jsonschema.Draft202012Validator
     validator = jsonschema.validators.validator_for(_standard(schema), default=known)
     for text in found:
@@ -212,13 +212,13 @@ def test_schemas_in_grammars_and_tags_are_followed_too(backend: LLGuidanceBacken
             StructuredOutputs(grammar=f'start: "<" %json {json.dumps(schema)} ">"'),
             StructuredOutputs(structural_tag={"format": tag | {"content": content}}),
         )
-        for wanted in constraints:
+        for constraint in constraints:
             if schema is text:
-                found = drawn(backend, wanted, 1)
+                found = drawn(backend, constraint, 1)
                 assert found is not None and found.strip("<> \n\r\t") in ("true", "false")
             else:
                 with pytest.raises(GrammarError, match="'const' has the number 9007199254740993"):
-                    backend.compile(wanted.key())
+                    backend.compile(constraint.key())
     plain = StructuredOutputs(grammar='start: "%json {}" %json {"const": 5}')
     assert drawn(backend, plain, 1) == "%json {}5"
 
@@ -244,10 +244,10 @@ def test_forced_calls_follow_the_schema_of_their_tool(
     backend: LLGuidanceBackend, parallel: bool
 ) -> None:
     forced = required_calls(TOOLS, parallel=parallel)
-    wanted = StructuredOutputs(json=forced.json, whitespace=False)
+    constraint = StructuredOutputs(json=forced.json, whitespace=False)
     called = set()
     for seed in range(3 * DRAWN):
-        for call in json.loads(drawn(backend, wanted, seed) or "[]"):
+        for call in json.loads(drawn(backend, constraint, seed) or "[]"):
             called.add(call["name"])
             jsonschema.validate(call["parameters"], TOOLS[call["name"]])
     assert called == {"tree", "leaf"}
@@ -276,7 +276,7 @@ def test_strict_tools_may_have_keywords_without_effect(parser: str) -> None:
 
 def test_only_formats_that_are_followed_reach_the_compiler(backend: LLGuidanceBackend) -> None:
     for form in FORMATS:
-        wanted = StructuredOutputs(json={"type": "string", "format": form}, whitespace=False)
-        backend.compile(wanted.key())
+        constraint = StructuredOutputs(json={"type": "string", "format": form}, whitespace=False)
+        backend.compile(constraint.key())
         assert not allows(backend, {"type": "string", "format": form}, '"? ?"'), form
     assert allows(backend, {"type": "string", "format": "unheard-of"}, '"? ?"')

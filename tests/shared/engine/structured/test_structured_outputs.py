@@ -51,17 +51,17 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
-def spent(engine: Engine, answer: Completion) -> int:
+def spent(engine: Engine, completion: Completion) -> int:
     """The tokens before the closing marker."""
     assert engine._thread is not None
     decode = engine._thread.runner.tokenizer.decode
-    texts = (decode(answer.tokens[:count]) for count in range(len(answer.tokens) + 1))
+    texts = (decode(completion.tokens[:count]) for count in range(len(completion.tokens) + 1))
     whole = next(count for count, text in enumerate(texts) if "</think>" in text)
     return whole - len(engine._thread.runner.tokenizer.encode("</think>"))
 
 
-def follow(engine: Engine, wanted: StructuredOutputs | None, **params: Any) -> list[Completion]:
-    asked = replace(RANDOM, structured_outputs=wanted, **params)
+def follow(engine: Engine, constraint: StructuredOutputs | None, **params: Any) -> list[Completion]:
+    asked = replace(RANDOM, structured_outputs=constraint, **params)
     return engine.generate_sync([PROMPT], asked)[0]
 
 
@@ -74,11 +74,11 @@ def test_random_schemas_give_valid_json_beside_rows_without_one(engine: Engine) 
         )
         for seed, schema in enumerate(found)
     ]
-    answers = engine.generate_sync([PROMPT] * (COUNT + 2), [GREEDY, *params, GREEDY])
-    for schema, [answer] in zip(found, answers[1:-1], strict=True):
-        assert answer.finish_reason == "stop", answer.text
-        jsonschema.validate(json.loads(answer.text), schema)
-    assert answers[0][0].tokens == answers[-1][0].tokens == alone.tokens
+    completions = engine.generate_sync([PROMPT] * (COUNT + 2), [GREEDY, *params, GREEDY])
+    for schema, [completion] in zip(found, completions[1:-1], strict=True):
+        assert completion.finish_reason == "stop", completion.text
+        jsonschema.validate(json.loads(completion.text), schema)
+    assert completions[0][0].tokens == completions[-1][0].tokens == alone.tokens
 
 
 def test_a_schema_may_have_a_thousand_optional_properties(engine: Engine) -> None:
@@ -92,9 +92,9 @@ def test_any_model_makes_required_calls(engine: Engine) -> None:
     city = nothing | {"properties": {"city": {"type": "string", "maxLength": 9}}}
     tools: dict[str, dict[str, Any]] = {"weather": city | {"required": ["city"]}, "now": nothing}
     forced = required_calls(tools, parallel=False)
-    for answer in follow(engine, StructuredOutputs(json=forced.json, whitespace=False), n=4):
-        assert answer.finish_reason == "stop", answer.text
-        [call] = json.loads(answer.text)
+    for completion in follow(engine, StructuredOutputs(json=forced.json, whitespace=False), n=4):
+        assert completion.finish_reason == "stop", completion.text
+        [call] = json.loads(completion.text)
         jsonschema.validate(call["parameters"], tools[call["name"]])
 
 
@@ -109,13 +109,13 @@ def test_any_model_writes_the_texts_of_tools_with_grammars(engine: Engine) -> No
         made = calls_and_text(schemas, {"patch": lark}, parallel=parallel, param="")
         forced = StructuredOutputs(structural_tag=made.structural_tag)
         called: set[str] = set()
-        for answer in follow(engine, forced, n=6, seed=5):
+        for completion in follow(engine, forced, n=6, seed=5):
             text = ToolText(use)
-            calls = whole_calls([*text.push(answer.text), *text.flush()])
-            assert calls, answer.text
-            for name, arguments in calls if answer.finish_reason == "stop" else calls[:-1]:
+            calls = whole_calls([*text.push(completion.text), *text.flush()])
+            assert calls, completion.text
+            for name, arguments in calls if completion.finish_reason == "stop" else calls[:-1]:
                 pattern = 'a(\n[b-d"]{2}){1,3}' if name == "patch" else day.definition
-                assert re.fullmatch(pattern, json.loads(arguments)["input"]), answer.text
+                assert re.fullmatch(pattern, json.loads(arguments)["input"]), completion.text
                 called.add(name)
         assert called == {"patch", "day"}
 
@@ -127,7 +127,7 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
     tools = GuidedTools(parser="hermes", schemas=schemas, grammars=grammars, strict={})
     made = tools.constraint()
     assert made is not None
-    wanted = StructuredOutputs(tool_calls=made.tool_calls)
+    constraint = StructuredOutputs(tool_calls=made.tool_calls)
 
     def call(name: str, arguments: str) -> str:
         return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}'
@@ -135,13 +135,13 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
     end = "}\n</tool_call>"
     now, patch = call("now", '{"a": [1]}') + end, call("patch", '{"input": """\nabb')
     for text in ("", "one < two <tool", f"one {now} two{now}", patch, now + patch, "one" + patch):
-        assert follows(engine, wanted, text), text
+        assert follows(engine, constraint, text), text
     for text in (
         *("<tool_call>?", call("then", "{}") + end, call("patch", '{"input": "abb"}') + end),
         *(patch + end, patch + now, call("day", '{"input": "1x"}') + end),
     ):
-        assert not follows(engine, wanted, text), text
-    thought = replace(wanted, reasoning_start="<think>", reasoning_end="</think>")
+        assert not follows(engine, constraint, text), text
+    thought = replace(constraint, reasoning_start="<think>", reasoning_end="</think>")
     for text in (f"<think>one <tool_call> two</think>\n{now}", patch):
         assert follows(engine, thought, text), text
     assert not follows(engine, thought, "<think>one</think>\n<tool_call>?")
@@ -154,27 +154,27 @@ def test_calls_in_xml_follow_their_grammars(engine: Engine) -> None:
         parser="qwen3_xml", schemas=schemas, grammars={"day": day}, strict={}
     ).constraint()
     assert made is not None
-    wanted = StructuredOutputs(tool_calls=made.tool_calls)
+    constraint = StructuredOutputs(tool_calls=made.tool_calls)
     now = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     day_call = "<tool_call>\n<function=day>\n<parameter=input>\n05"
     for text in ("one <fun", now, now + now, day_call, now + day_call):
-        assert follows(engine, wanted, text), text
+        assert follows(engine, constraint, text), text
     for text in ("<function=then>", day_call + "x", day_call + "\n</parameter>", "<function=now>"):
-        assert not follows(engine, wanted, text), text
+        assert not follows(engine, constraint, text), text
 
 
 def test_free_text_ends_at_the_first_of_several_constants(engine: Engine) -> None:
     constants = [{"type": "const_string", "value": text} for text in ("<a>", "b")]
     tag = {"type": "sequence", "elements": [{"type": "any_text"}, *constants]}
-    wanted = StructuredOutputs(structural_tag=tag)
-    assert follows(engine, wanted, "x<a>b") and not follows(engine, wanted, "x<a>")
+    constraint = StructuredOutputs(structural_tag=tag)
+    assert follows(engine, constraint, "x<a>b") and not follows(engine, constraint, "x<a>")
 
 
-def follows(engine: Engine, wanted: StructuredOutputs, text: str) -> bool:
+def follows(engine: Engine, constraint: StructuredOutputs, text: str) -> bool:
     """True if the text is an output that a constraint allows."""
     assert engine._thread is not None
-    backend = engine._thread.runner.engine.grammars._loaded()
-    matcher = backend.compile(wanted.key()).matcher()
+    backend = engine._thread.runner.engine.grammars._get_backend()
+    matcher = backend.compile(constraint.key()).matcher()
     try:
         matcher.advance(backend.encode(text))
     except GrammarError:
@@ -194,7 +194,7 @@ def whole_calls(deltas: Deltas) -> list[tuple[str, str]]:
 
 
 def test_each_kind_of_constraint(engine: Engine) -> None:
-    for wanted, pattern in (
+    for constraint, pattern in (
         (StructuredOutputs(regex="[a-f]{3}-[0-9]{2}"), "[a-f]{3}-[0-9]{2}"),
         (StructuredOutputs(choice=("yes", "no", "per haps")), "yes|no|per haps"),
         (StructuredOutputs(grammar='root ::= "a" | "b" root'), "b*a"),
@@ -204,31 +204,31 @@ def test_each_kind_of_constraint(engine: Engine) -> None:
             r"(?s:[^e]*)e[ \n\t\r]*yes",
         ),
     ):
-        for answer in follow(engine, wanted, n=3, seed=3):
-            if answer.finish_reason == "stop":
-                assert re.fullmatch(pattern, answer.text), answer.text
+        for completion in follow(engine, constraint, n=3, seed=3):
+            if completion.finish_reason == "stop":
+                assert re.fullmatch(pattern, completion.text), completion.text
 
 
 def test_other_restrictions_give_way_to_the_grammar(engine: Engine) -> None:
-    wanted = StructuredOutputs(regex="[0-9]{4}")
+    constraint = StructuredOutputs(regex="[0-9]{4}")
     for restriction in (
         {"ignore_eos": True},
         {"min_tokens": 20},
         {"allowed_token_ids": (5, 6)},
         {"repetition_penalty": 2.0, "top_k": 1, "logprobs": 3},
     ):
-        [answer] = follow(engine, wanted, **restriction)
-        assert re.fullmatch("[0-9]{4}", answer.text)
-        assert answer.finish_reason == "stop"
+        [completion] = follow(engine, constraint, **restriction)
+        assert re.fullmatch("[0-9]{4}", completion.text)
+        assert completion.finish_reason == "stop"
 
 
 def test_preempted_outputs_go_on_where_they_were() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "minItems": 20, "maxItems": 20}
     config = replace(CONFIG, num_blocks=14, block_size=8, max_model_len=96)
-    wanted = replace(RANDOM, structured_outputs=StructuredOutputs(json=schema), max_tokens=80)
+    base = replace(RANDOM, structured_outputs=StructuredOutputs(json=schema), max_tokens=80)
     with Engine(config) as engine:
-        params = [replace(wanted, seed=seed) for seed in range(4)]
-        answers = engine.generate_sync([PROMPT] * 4, params)
+        params = [replace(base, seed=seed) for seed in range(4)]
+        completions = engine.generate_sync([PROMPT] * 4, params)
         assert engine._thread is not None
         core = engine._thread.runner.engine.core
         before = core.load().preemptions
@@ -243,11 +243,11 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
         assert [scored.token for scored in one.logprobs] == one.tokens
         found = [scored.logprob for scored in one.logprobs]
         assert found == pytest.approx([scored.logprob for scored in alone.logprobs], abs=1e-4)
-    for [answer] in answers:
-        if answer.finish_reason == "stop":
-            assert len(json.loads(answer.text)) == 20
+    for [completion] in completions:
+        if completion.finish_reason == "stop":
+            assert len(json.loads(completion.text)) == 20
         else:
-            assert re.match(r"\s*\[[-0-9eE+.,\s]*", answer.text)
+            assert re.match(r"\s*\[[-0-9eE+.,\s]*", completion.text)
 
 
 def test_reasoning_ends_with_its_budget(engine: Engine) -> None:
@@ -256,17 +256,17 @@ def test_reasoning_ends_with_its_budget(engine: Engine) -> None:
     rest = StructuredOutputs(regex="[0-9]{3}", reasoning_end="</think>")
     for tokens in (0, 6):
         budget = replace(opened, tokens=tokens)
-        for answer in follow(engine, None, thinking=budget, n=3, max_tokens=24, seed=5):
-            assert answer.text.count("</think>") == 1, answer.text
-            assert spent(engine, answer) == tokens
-        for answer in follow(engine, rest, thinking=budget, n=3, seed=5):
-            _, said = answer.text.split("</think>")
-            assert re.fullmatch(r"\s*[0-9]{3}", said), answer.text
+        for completion in follow(engine, None, thinking=budget, n=3, max_tokens=24, seed=5):
+            assert completion.text.count("</think>") == 1, completion.text
+            assert spent(engine, completion) == tokens
+        for completion in follow(engine, rest, thinking=budget, n=3, seed=5):
+            _, said = completion.text.split("</think>")
+            assert re.fullmatch(r"\s*[0-9]{3}", said), completion.text
     own = StructuredOutputs(grammar='start: "<think>" /(.|\\n)*/')
     # The grammar may end before a longer budget does.
     marked = replace(opened, start="<think>", tokens=0)
-    for answer in follow(engine, own, thinking=marked, max_tokens=40):
-        assert answer.text.startswith("<think>") and answer.text.count("</think>") == 1
+    for completion in follow(engine, own, thinking=marked, max_tokens=40):
+        assert completion.text.startswith("<think>") and completion.text.count("</think>") == 1
 
 
 def test_reasoning_within_its_budget_is_left_alone(engine: Engine) -> None:
@@ -276,8 +276,8 @@ def test_reasoning_within_its_budget_is_left_alone(engine: Engine) -> None:
         ThinkingBudget(tokens=2),
         ThinkingBudget(tokens=2, start="", end=free.text[:3]),
     ):
-        [answer] = follow(engine, None, max_tokens=12, seed=8, thinking=budget)
-        assert answer.tokens == free.tokens
+        [completion] = follow(engine, None, max_tokens=12, seed=8, thinking=budget)
+        assert completion.tokens == free.tokens
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_impossible_budgets_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reason"),
+    ("constraint", "reason"),
     [
         (StructuredOutputs(), "none is given"),
         (StructuredOutputs(regex="a", json_object=True), "regex and json_object is given"),
@@ -320,10 +320,10 @@ def test_impossible_budgets_are_rejected(
     ],
 )
 def test_constraints_that_cannot_be_followed_are_rejected(
-    engine: Engine, wanted: StructuredOutputs, reason: str
+    engine: Engine, constraint: StructuredOutputs, reason: str
 ) -> None:
     with pytest.raises(RequestError, match=re.escape(reason)) as rejected:
-        follow(engine, wanted)
+        follow(engine, constraint)
     assert rejected.value.param == "structured_outputs"
 
 
@@ -334,7 +334,7 @@ def test_a_sequence_whose_grammar_fails_ends_alone(
         raise ValueError("a bug")
 
     monkeypatch.setattr(Constraint, "next_mask", fail)
-    with pytest.raises(UnavailableError, match="error in its grammar"):
+    with pytest.raises(UnavailableError, match="failed to compute its token mask"):
         follow(engine, StructuredOutputs(regex="a"))
     assert engine.generate_sync([PROMPT], GREEDY)[0][0].finish_reason == "length"
 
@@ -343,14 +343,14 @@ class DeadEnd:
     """A matcher that allows everything for some tokens, and then nothing."""
 
     def __init__(self, tokens: int) -> None:
-        self._left = tokens
+        self._remaining = tokens
         self.accepting = False
 
     def advance(self, tokens: list[int]) -> None:
-        self._left -= len(tokens)
+        self._remaining -= len(tokens)
 
     def mask(self) -> bytearray:
-        return bytearray([255 if self._left > 0 else 0] * 256)
+        return bytearray([255 if self._remaining > 0 else 0] * 256)
 
 
 def test_a_grammar_without_a_next_token_is_the_requests_error(

@@ -30,7 +30,7 @@ def forced_after(backend: LLGuidanceBackend, budget: ThinkingBudget, text: str) 
     places = []
     for place, token in enumerate(backend.encode(text)):
         if limit.forced() is not None:
-            limit.not_allowed()
+            limit.reject_forced()
             places.append(place)
         limit.advance([token])
     return places

@@ -194,11 +194,11 @@ def test_control_never_queues_behind_bulk(world: World) -> None:
 
 
 def test_control_messages_keep_their_order(pair: ConnectedEnds) -> None:
-    wanted = [b"%d" % i for i in range(600)]
-    for message in wanted:
+    expected = [b"%d" % i for i in range(600)]
+    for message in expected:
         pair.listener.send_control(_key(pair.decode), message)
         pair.dialer.send_control(_key(pair.prefill), message)
-    pair.until(lambda: pair.to_dialer == wanted and pair.to_listener == wanted)
+    pair.until(lambda: pair.to_dialer == expected and pair.to_listener == expected)
 
 
 def test_a_slot_that_has_left_may_be_overwritten_at_once(world: World) -> None:

@@ -50,8 +50,8 @@ def driver(library: str) -> Iterator[CudaDriver]:
 
 
 def test_a_device_is_known_by_its_uuid(library: str) -> None:
-    wanted = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"
-    assert CudaDriver(THE_DEVICE, library).identity == wanted
+    expected = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"
+    assert CudaDriver(THE_DEVICE, library).identity == expected
 
 
 def test_memory_that_was_exported_is_copied_out_of_where_it_was_opened(driver: CudaDriver) -> None:
@@ -84,7 +84,7 @@ def test_every_refusal_is_named(driver: CudaDriver) -> None:
     for handle in (bytes(HANDLE_BYTES), bytes(range(255, 255 - HANDLE_BYTES, -1))):
         with pytest.raises(DeviceError, match=r"cuIpcOpenMemHandle_v2 failed: CUDA_ERROR_INVALID_"):
             driver.open(handle, 1)
-    with pytest.raises(DeviceError, match="a handle of 63 bytes; CUDA's have 64"):
+    with pytest.raises(DeviceError, match="a handle of 63 bytes, not 64"):
         driver.open(bytes(63), 1)
     with pytest.raises(
         DeviceError, match=r"cuMemHostRegister_v2 of 5 bytes failed: CUDA_ERROR_INV"
@@ -99,7 +99,7 @@ def test_every_refusal_is_named(driver: CudaDriver) -> None:
 
 def test_a_ring_smaller_than_announced_is_not_opened(driver: CudaDriver, library: str) -> None:
     theirs = driver.allocate(MIB)
-    with pytest.raises(DeviceError, match="the handle is of 2097152 bytes, not of 2097153"):
+    with pytest.raises(DeviceError, match="the handle is for 2097152 bytes, not 2097153"):
         driver.open(driver.export(theirs), 2 * MIB + 1)
     assert outstanding(library)["opened"] == 0
     driver.free(theirs)

@@ -71,7 +71,7 @@ def _driver(rank: PlaneRank | HandRank) -> Any:
 def _returned(sender: FakeSender, counts: list[int]) -> int:
     """The frames given back so far."""
     assert sender.bells is not None
-    counts.append(sender.bells.given_back())
+    counts.append(sender.bells.count_returns())
     return sum(counts)
 
 
@@ -117,16 +117,16 @@ def test_on_another_host_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         with PlaneRank("d", listen_host=None, device=FakeDevice()) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failed = decode.log.wait(ReceiveFailed, 1)
-            wanted = "carrier: here cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts"
-            assert wanted in failed.reason and not failed.retriable
+            expected = "carrier: here cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts"
+            assert expected in failed.reason and not failed.retriable
 
 
 def test_without_a_gpu_it_cannot_be_asked_for() -> None:
     plane = DataPlane(
         DataPlaneConfig(node_id="p", epoch=1, carrier="cuda_ipc"), make_cache(), print
     )
-    wanted = "--carrier cuda_ipc is not possible here: the KV cache is not on a CUDA device; use "
-    with pytest.raises(StartupError, match=wanted):
+    expected = "--carrier cuda_ipc is not possible here: the KV cache is not on a CUDA device; use "
+    with pytest.raises(StartupError, match=expected):
         plane.start()
 
 
@@ -152,8 +152,8 @@ def test_memory_that_cannot_be_opened_is_not_used_and_the_reason_is_logged() -> 
             hand_over(prefill, decode)
             joined = decode.log.wait(PeerJoined)
             assert joined.carrier == "shared_memory"
-            wanted = "cannot open memory of GPU-fake from GPU-fake: open: no such luck"
-            assert joined.note == wanted
+            expected = "cannot open memory of GPU-fake from GPU-fake: open: no such luck"
+            assert joined.note == expected
         with PlaneRank(
             "e", listen_host=None, carrier="cuda_ipc", device=refusing("open")
         ) as forced:
@@ -173,8 +173,10 @@ def test_two_versions_that_sum_differently_do_not_use_it(
     ):
         assert list(receiver.welcome.offers) == carriers
         if not carriers:
-            wanted = "carrier: cuda_ipc only, and cuda_ipc of another version: its checksums differ"
-            assert receiver.welcome.refused == wanted
+            expected = (
+                "carrier: cuda_ipc only, and cuda_ipc of another version: its checksums differ"
+            )
+            assert receiver.welcome.refused == expected
 
 
 def test_an_offer_carries_the_place_of_a_ring_on_a_device() -> None:
@@ -254,7 +256,7 @@ def test_a_flipped_bit_of_header_or_payload_is_found() -> None:
 
 def test_a_payload_of_another_length_than_the_header_says_is_refused() -> None:
     message = _frame(FakeDevice())
-    with pytest.raises(frame.FrameError, match="header says 1000 payload bytes, 999 came"):
+    with pytest.raises(frame.FrameError, match="header says 1000 payload bytes, but there are 999"):
         frame.parse(replace(message, payload=message.payload[:999]), 1000)
 
 

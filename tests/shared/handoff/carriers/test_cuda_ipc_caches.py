@@ -99,8 +99,8 @@ def test_unequal_sides_hand_over_every_value(there: Any, here: Any) -> None:
             for layer in range(LAYERS):
                 layer_ready(rank.plane, 1, 1, layer, 0, END)
         for ranks, kind in ((prefill.ranks, SendFinished), (decode.ranks, Received)):
-            wanted = len(parts_of(decode.heads, prefill.heads))
-            until(lambda r=ranks, k=kind, n=wanted: sum(len(x.log.of(k)) for x in r) == n)  # type: ignore[misc]
+            expected = len(parts_of(decode.heads, prefill.heads))
+            until(lambda r=ranks, k=kind, n=expected: sum(len(x.log.of(k)) for x in r) == n)  # type: ignore[misc]
         assert {rank.log.wait(PeerJoined).carrier for rank in decode.ranks} == {"cuda_ipc"}
         for layer in range(LAYERS):
             sent = castable(prefill.layer(layer), decode.dtype).to(decode.dtype)

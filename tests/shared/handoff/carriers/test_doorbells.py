@@ -64,12 +64,12 @@ def test_records_that_are_read_now_and_then(ends: Ends) -> None:
 
 def test_frames_given_back_are_counted_once(ends: Ends) -> None:
     mine, theirs = ends
-    assert mine.given_back() == 0
+    assert mine.count_returns() == 0
     theirs.give_back()
     theirs.give_back()
     assert _readable(mine)
-    assert mine.given_back() == 2
-    assert mine.given_back() == 0 and not _readable(mine)
+    assert mine.count_returns() == 2
+    assert mine.count_returns() == 0 and not _readable(mine)
 
 
 def test_a_reader_that_stops_reading_is_an_error_and_no_wait(ends: Ends) -> None:
@@ -96,9 +96,9 @@ def test_each_side_sees_the_other_one_go() -> None:
     mine.opened()
     theirs.give_back()
     theirs.close()
-    assert mine.given_back() == 1
+    assert mine.count_returns() == 1
     with pytest.raises(EOFError):
-        mine.given_back()
+        mine.count_returns()
     with pytest.raises(BrokenPipeError):
         mine.ring(b"")
     mine.close()
@@ -110,10 +110,10 @@ def test_only_the_doorbell_that_was_meant_is_opened() -> None:
         DoorbellReader(pid, mine.descriptor, NUMBER - 1)
     with pytest.raises(MemfdError, match="cannot open"):
         DoorbellReader(2**31 - 1, 0, NUMBER)
-    with socket.socket() as other, pytest.raises(MemfdError, match="is no tandem-doorbells"):
+    with socket.socket() as other, pytest.raises(MemfdError, match="is not a tandem-doorbells"):
         DoorbellReader(pid, other.fileno(), NUMBER)
     ring = SharedRing(4096)
-    with pytest.raises(MemfdError, match="is no tandem-doorbells"):
+    with pytest.raises(MemfdError, match="is not a tandem-doorbells"):
         DoorbellReader(pid, ring.place.descriptor, NUMBER)
     ring.close()
     mine.close()
@@ -128,12 +128,12 @@ def test_a_foreign_pipe_is_neither_read_nor_written() -> None:
     try:
         os.write(write, b"theirs")
         for descriptor in (read, write):
-            with pytest.raises(MemfdError, match="is no tandem-doorbells"):
+            with pytest.raises(MemfdError, match="is not a tandem-doorbells"):
                 DoorbellReader(os.getpid(), descriptor, NUMBER)
         # Another pipe under the number of one that has gone.
         for end, other in zip(mine._theirs, (read, write), strict=True):
             os.dup2(other, end)
-        with pytest.raises(MemfdError, match="not the pipe that it was"):
+        with pytest.raises(MemfdError, match="not the announced pipe"):
             DoorbellReader(os.getpid(), mine.descriptor, NUMBER)
         assert os.read(read, 99) == b"theirs"
     finally:

@@ -21,15 +21,15 @@ from tandem.shared.handoff.carriers.base import (
     CarrierUnavailableError,
     FrameReader,
     FrameWriter,
-    LentFrame,
-    LentFrames,
+    Loan,
+    Loans,
     RankResources,
     ReceiveChannel,
     SendChannel,
     SendHandle,
 )
-from tandem.shared.handoff.carriers.carrier_option import AUTO
 from tandem.shared.handoff.carriers.kinds import CARRIERS, NAMES
+from tandem.shared.handoff.carriers.option import AUTO
 from tandem.shared.handoff.plane.messages import PeerJoined, ReceiveFailed
 from tandem.shared.handoff.wire.frame import DeviceFrame, Message
 from tandem.tests.shared.handoff.support.plane_pair import BLOCKS, END, PlaneRank, expect, hand_over
@@ -51,7 +51,7 @@ class DatagramWriter:
         self._listener.listen(1)
         self._listener.settimeout(5)
         self._peer: socket.socket | None = None
-        self.lent = LentFrames()
+        self.loans = Loans()
         self.offer = os.fsencode(path)
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class DatagramWriter:
     def write(self, message: Message, offset: int | None) -> SendHandle:
         assert self._peer is not None and not isinstance(message, DeviceFrame)
         self._peer.send(message)
-        return LentFrame(done=True)
+        return Loan(done=True)
 
     def poll(self) -> None:
         pass

@@ -24,7 +24,7 @@ from tandem.shared.handoff.carriers.doorbells import doorbell
 from tandem.shared.handoff.carriers.nixl.agent import NixlAgent, NixlError, NixlPlace
 from tandem.shared.handoff.carriers.nixl.buffers import RECEIVE_SLOTS, ReceiveBuffers
 from tandem.shared.handoff.carriers.nixl.carrier import (
-    MAX_ANNOUNCED,
+    MAX_PENDING,
     READ_SECONDS,
     NixlReader,
     agent_name,
@@ -173,7 +173,7 @@ def test_frames_are_read_at_once_and_given_out_in_the_order_of_the_doorbells(
 def test_a_slot_is_not_used_again_before_its_read_is_over(
     agent: FakeAgent, buffers: ReceiveBuffers, pair: DoorbellPair
 ) -> None:
-    pair.lend(*range(MAX_ANNOUNCED))
+    pair.lend(*range(MAX_PENDING))
     pair.reader.read(0)
     held = {ours for _, ours, _ in agent.reads}
     assert len(held) == RECEIVE_SLOTS // 2  # no peer holds more than are free
@@ -199,7 +199,7 @@ def test_a_slot_is_not_used_again_before_its_read_is_over(
 
 
 def test_a_busy_reader_leaves_doorbells_on_its_socket(pair: DoorbellPair) -> None:
-    pair.lend(*range(MAX_ANNOUNCED + 3))
+    pair.lend(*range(MAX_PENDING + 3))
     assert pair.reader.descriptors()
     pair.reader.read(0)
     assert pair.reader.descriptors() == []  # a poller would find it readable for ever
@@ -296,7 +296,7 @@ def test_the_description_of_another_agent_loses_the_peer(
     _, _, place = registered
     with FakeSender(PlaneRank("q", carrier="nixl")) as sender:
         _greet(decode, sender, place)
-        assert "NIXL was given the description of 'p/0/" in decode.log.wait(ReceiveFailed, 1).reason
+        assert "is for 'p/0/" in decode.log.wait(ReceiveFailed, 1).reason
 
 
 def test_an_address_that_is_not_registered_loses_the_peer(

@@ -113,7 +113,7 @@ def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
     for scale, fits in ((off, True), (30 * off, False)):
         worst = _worst(lambda *at, scale=scale: _plain(*at) * (1 + scale), rounding)
         assert worst.ratio > 0 and (worst.ratio < 1) == fits
-    assert worst.allowed == pytest.approx(tolerance(rounding, worst.layer), rel=0.01)
+    assert worst.limit == pytest.approx(tolerance(rounding, worst.layer), rel=0.01)
     assert tolerance(rounding, 3) == 2 * tolerance(rounding, 0)
     assert _worst(lambda *at: _plain(*at) * (1 + off)).ratio > 1
 
@@ -169,6 +169,6 @@ def test_a_rank_compares_two_block_tables_on_command() -> None:
         }
         rank.plane.submit(Compare(ours=(1, 2), theirs=(1, 2), **compare))
         same = rank.log.wait(Compared, 4)
-        assert same.largest == 0 < same.allowed
+        assert same.largest == 0 < same.limit
         rank.plane.submit(Compare(ours=(1, 2), theirs=(999,), **{**compare, "transfer_id": 5}))
         assert "comparing failed" in rank.log.wait(ReceiveFailed, 5).reason

@@ -54,11 +54,11 @@ def test_every_receiver_gets_each_of_its_heads_of_each_layer_once_from_a_holder(
     there = by_layer(*(held(heads, senders) for heads in kv_heads))
     found = parts_of(here, there)
     assert len({(part.receiver, part.sender) for part in found}) == len(found)
-    for rank, wanted in enumerate(here):
+    for rank, expected in enumerate(here):
         mine = [part for part in found if part.receiver == rank]
         for layer in range(len(kv_heads)):
             runs = {part.sender: heads_of(part, layer) for part in mine}
-            assert sorted(head for run in runs.values() for head in run) == list(wanted[layer])
+            assert sorted(head for run in runs.values() for head in run) == list(expected[layer])
             assert all(set(run) <= set(there[sender][layer]) for sender, run in runs.items())
 
 
@@ -130,16 +130,16 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
         for rank in prefill:
             rank.compute(1, 0, END, chunk=17)
         for number, rank in enumerate(decode):
-            wanted = sum(part.receiver == number for part in parts)
-            until(lambda rank=rank, wanted=wanted: len(rank.log.of(Received)) == wanted)  # type: ignore[misc]
+            expected = sum(part.receiver == number for part in parts)
+            until(lambda rank=rank, expected=expected: len(rank.log.of(Received)) == expected)  # type: ignore[misc]
             for layer in range(LAYERS):
                 for token in range(END):
                     planes = [*here[number], *(heads + head for head in here[number])]
                     found = bytes(rank.cache.layers[layer][rank.cache.row(BLOCKS, token)])
                     assert found == b"".join(value(layer, token, plane) for plane in planes)
         for number, rank in enumerate(prefill):
-            wanted = sum(part.sender == number for part in parts)
-            until(lambda rank=rank, wanted=wanted: len(rank.log.of(SendFinished)) == wanted)  # type: ignore[misc]
+            expected = sum(part.sender == number for part in parts)
+            until(lambda rank=rank, expected=expected: len(rank.log.of(SendFinished)) == expected)  # type: ignore[misc]
 
 
 def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
@@ -162,4 +162,4 @@ def test_heads_that_a_rank_does_not_hold_are_refused() -> None:
     with PlaneRank("p", seed=1) as prefill:
         span = {"first_token": 0, "end_token": END, "heads": every_layer(range(3))}
         prefill.open(PlaneRank("d"), 1, BLOCKS, **span)
-        assert "heads [0, 3) of layer 0 are not all here" in prefill.log.wait(SendFailed, 1).reason
+        assert "heads [0, 3) of layer 0 are not here" in prefill.log.wait(SendFailed, 1).reason

@@ -357,7 +357,7 @@ def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value() -> None:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, END, chunk=END)
         reason = prefill.log.wait(SendFailed, 1).reason
-        assert f"takes frames of {CELL - 1} bytes; one token has more" in reason
+        assert f"accepts {CELL - 1} bytes of payload; one token has more" in reason
 
 
 def test_a_window_that_is_too_small_is_refused_by_value() -> None:

@@ -33,18 +33,18 @@ def _latest(rank: PlaneRank) -> dict[str, float]:
     }
 
 
-def _shows(rank: PlaneRank, **wanted: float) -> None:
+def _shows(rank: PlaneRank, **expected: float) -> None:
     def reached() -> bool:
         if not rank.log.of(DataPlaneStats):
             return False
         shown = _latest(rank)
-        return all(shown[name] == value for name, value in _named(wanted).items())
+        return all(shown[name] == value for name, value in _named(expected).items())
 
     until(reached)
 
 
-def _named(wanted: dict[str, float]) -> dict[str, float]:
-    return {name.replace("__", ",0,"): value for name, value in wanted.items()}
+def _named(expected: dict[str, float]) -> dict[str, float]:
+    return {name.replace("__", ",0,"): value for name, value in expected.items()}
 
 
 def test_bytes_frames_credit_and_slots_move_with_a_transfer() -> None:

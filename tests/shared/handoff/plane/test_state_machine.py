@@ -385,7 +385,7 @@ class Planes(RuleBasedStateMachine):
     @invariant()
     def slots_and_credits_are_conserved(self) -> None:
         sender = self.prefill.loop._sender
-        self.prefill.loop._carriers.ring.check_conserved(sum(sender._held.values()))
+        self.prefill.loop._carriers.ring.check_conserved(sum(sender._slot_counts.values()))
         for transfer in sender._transfers.values():
             assert 0 <= transfer.in_flight <= transfer.command.window_bytes
         stats = self.prefill.plane.stats()

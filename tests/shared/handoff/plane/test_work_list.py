@@ -28,7 +28,7 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
     announced: Any, max_cells: int, taken_between: int, firsts: Any
 ) -> None:
     work = WorkList(LAYOUT, Coverage(LAYERS, FIRST, END, firsts))
-    wanted: set[Any] = set()
+    expected: set[Any] = set()
     got: list[Any] = []
     starts = firsts or (FIRST,) * LAYERS
 
@@ -47,13 +47,13 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
 
     for layer, first, count in announced:
         work.add(layer, layer + 1, first, first + count)
-        wanted |= {(layer, x) for x in range(max(first, starts[layer]), min(first + count, END))}
+        expected |= {(layer, x) for x in range(max(first, starts[layer]), min(first + count, END))}
         take(taken_between)
     take(10_000)
     assert work.empty
     assert len(got) == len(set(got))
-    assert set(got) == wanted
-    assert work.complete == (len(wanted) == sum(END - start for start in starts))
+    assert set(got) == expected
+    assert work.complete == (len(expected) == sum(END - start for start in starts))
 
 
 def test_layers_of_a_short_chunk_share_a_frame() -> None:
@@ -68,8 +68,8 @@ def test_layers_that_differ_share_no_frame() -> None:
     narrow, wide = layer_of(range(1), 4), layer_of(range(2), 4)
     absent = wide.with_heads(0, 0)
     layout = (narrow, narrow, wide, absent, wide)
-    wanted = (0, 0, 0, 10, 0)
-    work = WorkList(layout, Coverage(len(layout), 0, 10, wanted))
+    starts = (0, 0, 0, 10, 0)
+    work = WorkList(layout, Coverage(len(layout), 0, 10, starts))
     for layer in range(len(layout)):
         work.add(layer, layer + 1, 0, 10)
     assert work.complete

@@ -106,7 +106,7 @@ class FakeSender:
 
     def _has_greeting(self) -> bool:
         """Let dialers in; true once one has greeted on both connections."""
-        self.dialers.answer()
+        self.dialers.reply()
         return all(socket.poll(0) for socket in (self.bulk, self.control))
 
     def end(self, socket: str) -> None:

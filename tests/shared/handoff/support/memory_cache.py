@@ -53,11 +53,11 @@ class MemoryCache:
     def _pieces(self, layer: int, heads: range | None) -> Iterator[tuple[int, int]]:
         """Each component of some heads, by its place in a row and its bytes."""
         held = self.layout[layer].heads
-        wanted = held if heads is None else heads
-        assert set(wanted) <= set(held)
+        chosen_heads = held if heads is None else heads
+        assert set(chosen_heads) <= set(held)
         first = 0
         for component in self.layout[layer].components:
-            for head in wanted:
+            for head in chosen_heads:
                 yield first + (head - held.start) * component.bytes, component.bytes
             first += len(held) * component.bytes
 

@@ -63,15 +63,15 @@ class MemoryWire:
         return self.open
 
     def lend(self, message: memoryview) -> Lent:
-        lent = Lent(message, done=self.cut)
+        loan = Lent(message, done=self.cut)
         if not self.cut:
-            self.bulk.append(lent)
-        return lent
+            self.bulk.append(loan)
+        return loan
 
     def empty(self) -> None:
         """Drop the messages in flight, and release their memory."""
-        for lent in self.bulk:
-            lent.done = True
+        for loan in self.bulk:
+            loan.done = True
         for lane in (self.bulk, self.to_listener, self.to_dialer):
             lane.clear()
 
@@ -113,7 +113,7 @@ class MemoryLink:
     wire: MemoryWire
     inbox: deque[bytes]
     outbox: deque[bytes]
-    heard: float
+    last_heard: float
     next_ping: float = 0.0
     live: bool = False
     max_payload: int = 0
@@ -169,7 +169,7 @@ class _End:
             if len(message) > MAX_CONTROL_MESSAGE:
                 link.wire.close()
                 return
-            link.heard = now
+            link.last_heard = now
             yield message
 
     def lose(self, peer: PeerKey, reason: str, *, refused: bool = False) -> None:
@@ -180,10 +180,10 @@ class _End:
 
     def notices(self, now: float) -> list[Notice]:
         for link in list(self._links.values()):
-            if now - link.heard > self._timing.silence_seconds:
-                self.lose(link.peer, f"nothing heard for {now - link.heard:.1f} s")
-        taken, self._notices = self._notices, []
-        return taken
+            if now - link.last_heard > self._timing.silence_seconds:
+                self.lose(link.peer, f"nothing heard for {now - link.last_heard:.1f} s")
+        notices, self._notices = self._notices, []
+        return notices
 
     def close(self) -> None:
         for link in self._links.values():
@@ -233,15 +233,15 @@ class MemoryListener(_End):
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         while self._hellos:
             self._greeted(*self._hellos.popleft(), now)
-        taken = []
+        messages = []
         for link in list(self._links.values()):
             for message in self._taken(link, now):
                 if about_connection(message, link.peer, self._me.epoch, Kind.PING) is None:
-                    taken.append((link.peer, message))
+                    messages.append((link.peer, message))
                 else:
                     pong = to_peer(Kind.PONG, self._me.epoch, link.peer)
                     link.wire.put(link.outbox, pong)
-        return taken
+        return messages
 
     def _greeted(self, hello: bytes, wire: MemoryWire, now: float) -> None:
         try:
@@ -289,14 +289,14 @@ class MemoryDialer(_End):
             listener.greet(greeting.encode(hello), wire)
 
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
-        taken = []
+        messages = []
         for link in list(self._links.values()):
             for message in self._taken(link, now):
                 if not link.live:
                     self._answered(link, message)
                 elif about_connection(message, link.peer, self._me.epoch, Kind.PONG) is None:
-                    taken.append((link.peer, message))
-        return taken
+                    messages.append((link.peer, message))
+        return messages
 
     def _answered(self, link: MemoryLink, message: bytes) -> None:
         try:
@@ -321,14 +321,14 @@ class MemoryDialer(_End):
             link = self._links[self._turn[0]]
             if not link.live or not link.wire.bulk:
                 continue
-            lent = link.wire.bulk.popleft()
-            if len(lent.message) > self._limit:
-                lent.done = True
+            loan = link.wire.bulk.popleft()
+            if len(loan.message) > self._limit:
+                loan.done = True
                 link.wire.close()
                 continue
-            link.heard = now
-            self._reading = lent
-            return link.peer, lent.message.toreadonly()
+            link.last_heard = now
+            self._reading = loan
+            return link.peer, loan.message.toreadonly()
         return None
 
     def lose(self, peer: PeerKey, reason: str, *, refused: bool = False) -> None:

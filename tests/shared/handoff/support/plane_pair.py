@@ -14,7 +14,7 @@ from tandem.shared.handoff.carriers.kinds import CARRIERS
 from tandem.shared.handoff.carriers.ranks import Kinds
 from tandem.shared.handoff.carriers.transport import Transport
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
-from tandem.shared.handoff.epoch import new_epoch
+from tandem.shared.handoff.lease import new_epoch
 from tandem.shared.handoff.plane.endpoint import ZEROMQ, DataPlane
 from tandem.shared.handoff.plane.messages import (
     Event,

@@ -48,7 +48,7 @@ def test_a_peer_may_have_other_scales_of_kv_or_none() -> None:
         ({"protocol": 77}, "protocol: here 2, at d 77"),
         ({"layers": ["K 64, V 64"]}, "number of layers: here 2, at d 1"),
         ({"layers": ["K 64, V 64"] * 2}, "KV of layer 1: here latent 576, at d K 64, V 64"),
-        ({"dtype": "int3"}, "KV dtype 'int3'; known are float32"),
+        ({"dtype": "int3"}, "unknown KV dtype 'int3'; supported: float32"),
         ({"kv_scales": bytes.fromhex("0000803f")}, "number of KV scales: here 3, at d 1"),
     ],
 )

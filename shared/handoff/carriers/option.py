@@ -1,4 +1,7 @@
-"""The choice of carriers by ``--carrier``: one name, several with commas, or ``auto``."""
+"""The value of ``--carrier``: one name, several with commas, or ``auto``.
+
+No imports of the handoff here: installs of the engine alone load this module.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ AUTO = "auto"
 
 
 def allows(setting: str, name: str, *, on_request: bool = False) -> bool:
-    """Return whether a rank may use this carrier. ``on_request``: only if it is named."""
+    """True if a rank may use this carrier. ``on_request``: only if it is named."""
     if setting == AUTO:
         return not on_request
     return name in setting.split(",")

@@ -1,14 +1,13 @@
 """Compiled kernels on disk, shared by all installations of a user that have the same kernels.
 
-numba's own cache has a folder for each path of a source file, so that every clone compiles again.
-Its index of a function's signatures is read, changed and written: two processes that compile at
-once may leave one signature with the code of another. Here a file is named by everything that its
-code depends on: the sources of all kernels, since a kernel contains those that it calls; versions
-of Python, numba, LLVM and numpy; the signature; the CPU with its features.
+numba's own cache has a folder for each source path, so every clone compiles again. Its index of a
+function's signatures is read, modified and written: two processes that compile at once may store
+one signature with the code of another. Here a file's name covers everything that its code depends
+on: the sources of all kernels, since a kernel contains the kernels that it calls; versions of
+Python, numba, LLVM and numpy; the signature; the CPU with its features.
 
-The files are unpickled, which runs what is in them. They are therefore in a folder that its user
-alone can change, and are accessed through its descriptor: a process that can rename the folder
-cannot put another in its place.
+Unpickling files runs code in them. They are therefore in a folder that only its user can change,
+and are accessed through its descriptor, so a process that can rename the folder cannot replace it.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from numba.core.serialize import dumps
 
 log = logging.getLogger("tandem.kernels")
 
-# An update of Tandem, numba or Python makes a new folder, of a few megabytes.
+# Each update of Tandem, numba or Python creates a new folder of a few megabytes.
 UNUSED_SECONDS = 30 * 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-class KeptFiles:
+class PrivateFiles:
     """Named bytes in a folder that only this user can change."""
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +60,7 @@ class KeptFiles:
         return new
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a name, if they are there and whole."""
+        """The bytes of a name, if they exist and are intact."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with self._opened() as at, os.fdopen(os.open(name, flags, dir_fd=at), "rb") as file:
@@ -72,7 +71,7 @@ class KeptFiles:
         return content if hashlib.sha256(content).digest() == digest else None
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep bytes under a name; nothing if the disk fails or is full, which is logged once."""
+        """Store bytes under a name. Failures, such as a full disk, are logged once."""
         unfinished = f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -89,8 +88,8 @@ class KeptFiles:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "%s: %s: compiled kernels are not kept, so the next start compiles them again; "
-                    "free some space there, or name another folder by XDG_CACHE_HOME",
+                    "%s: %s: compiled kernels are not stored, so each start compiles them again; "
+                    "free space there, or set XDG_CACHE_HOME to another folder",
                     self.path,
                     error.strerror or error,
                 )
@@ -100,8 +99,8 @@ class KeptFiles:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = os.open(self.path, flags)
         try:
-            found = os.fstat(folder)
-            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise PermissionError(f"{self.path} is not a folder that only this user can change")
             yield folder
         finally:
@@ -109,18 +108,18 @@ class KeptFiles:
 
 
 class KernelStore:
-    """The compiled code of all kernels, as their sources were when this process began."""
+    """The compiled code of all kernels, for the sources that this process imported."""
 
     def __init__(self, root: Path, settings: object, sources: Path = Path(__file__).parent) -> None:
         """``settings`` are what the code depends on besides the files in ``sources``."""
         self._settings = settings
         self._sources = sources
         self._version = self._current()
-        self.files = KeptFiles(root / f"kernels-{self._version}")
+        self.files = PrivateFiles(root / f"kernels-{self._version}")
 
     def create(self) -> None:
-        """Create the folder of this version; a new one replaces those that have fallen out of use.
-        Raises ``OSError``."""
+        """Create the folder of this version; if it is new, remove unused folders. Raises
+        ``OSError``."""
         if self.files.create():
             _remove_unused(self.files.path.parent)
 
@@ -130,31 +129,31 @@ class KernelStore:
 
     def _current(self) -> str:
         versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
-        found = hashlib.sha256(repr((__package__, versions, self._settings)).encode())
+        digest = hashlib.sha256(repr((__package__, versions, self._settings)).encode())
         for file in sorted(self._sources.glob("*.py")):
-            found.update(file.read_bytes())
-        return found.hexdigest()[:32]
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:32]
 
 
 def _remove_unused(root: Path) -> None:
     """Remove the folders of versions that no process has begun to use for ``UNUSED_SECONDS``.
 
-    A process that runs with one for longer has its code in memory: files that are gone are compiled
-    again, and not kept. Several processes may remove the same folders.
+    A process that has run for longer has its code in memory; missing files are compiled again and
+    not stored. Several processes may remove the same folders.
     """
     for path in root.glob("kernels-*"):
         with contextlib.suppress(OSError):
-            found = path.lstat()
-            mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-            if mine and time.time() - found.st_mtime > UNUSED_SECONDS:
+            status = path.lstat()
+            mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if mine and time.time() - status.st_mtime > UNUSED_SECONDS:
                 shutil.rmtree(path)
 
 
 class KernelCache:
-    """The compiled code of one function, as numba's dispatcher asks for it."""
+    """The compiled code of one function, for numba's dispatcher."""
 
     def __init__(self, function: Callable[..., Any], store: KernelStore, variant: str = "") -> None:
-        """``variant`` tells apart functions that are made by the same lines."""
+        """``variant`` distinguishes functions that the same lines define."""
         self._function = function
         self._store = store
         self._variant = variant

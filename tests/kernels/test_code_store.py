@@ -24,16 +24,16 @@ jit.prepare()
 
 import numba  # noqa: E402
 
-from tandem.kernels.cpu import exponential, kept_code  # noqa: E402
-from tandem.kernels.cpu.kept_code import (  # noqa: E402
+from tandem.kernels.cpu import code_store, exponential  # noqa: E402
+from tandem.kernels.cpu.code_store import (  # noqa: E402
     UNUSED_SECONDS,
-    KeptFiles,
     KernelCache,
     KernelStore,
+    PrivateFiles,
 )
 
 COMPILE_ADDRESS = jit.compile_address.__name__
-SOURCES = Path(kept_code.__file__).parent
+SOURCES = Path(code_store.__file__).parent
 
 
 def compiled(store: KernelStore) -> Any:
@@ -96,7 +96,7 @@ def test_code_is_named_by_its_signature_and_the_cpu(tmp_path: Path) -> None:
         lambda patch: patch.setattr("llvmlite.__version__", "9"),
         lambda patch: patch.setattr("numpy.__version__", "9"),
         lambda patch: patch.setattr("sys.version", "9"),
-        lambda patch: patch.setattr(kept_code, "__package__", "other.kernels.cpu"),
+        lambda patch: patch.setattr(code_store, "__package__", "other.kernels.cpu"),
     ],
     ids=["numba", "llvmlite", "numpy", "python", "package"],
 )
@@ -139,12 +139,12 @@ def test_a_new_folder_replaces_those_that_have_fallen_out_of_use(
     # A folder of another user is left alone.
     os.utime(used.files.path, (long_ago, long_ago))
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
-    kept_code._remove_unused(root)
+    code_store._remove_unused(root)
     assert used.files.path.exists()
 
 
 def test_what_is_not_whole_is_not_there(tmp_path: Path) -> None:
-    files = KeptFiles(tmp_path / "a" / "kept")
+    files = PrivateFiles(tmp_path / "a" / "kept")
     files.write("x", b"lost")
     assert files.read("x") is None
     files.create()
@@ -177,7 +177,7 @@ def test_a_folder_that_another_user_may_have_made_is_not_used(
     with caplog.at_level(logging.WARNING, "tandem.kernels"):
         assert jit._store.__wrapped__() is None
     assert "kernels are compiled at each start" in caplog.text
-    files = KeptFiles(path)
+    files = PrivateFiles(path)
     files.write("y", b"code")
     assert files.read("x") is None and not (path / "y").exists()
 
@@ -221,14 +221,14 @@ def is_compiled(decorator: ast.expr) -> bool:
 def test_a_full_disk_keeps_nothing_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = KeptFiles(tmp_path / "kept")
+    files = PrivateFiles(tmp_path / "kept")
     files.create()
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_code.os, "replace", full)
+        patched.setattr(code_store.os, "replace", full)
         for name in "ab":
             files.write(name, b"code")
     assert list(files.path.iterdir()) == [] and files.read("a") is None
