@@ -71,6 +71,8 @@ async def test_a_backed_off_node_is_not_greeted_until_it_restarts() -> None:
         assert fake.hellos == 0
         assert (await peers.meet(fake.candidate, at_once=True)).epoch == fake.epoch
         assert await peers.ping(fake.candidate) > 0
+        silent = pb.PrefillCandidate(node_id="p", epoch=fake.epoch, address="127.0.0.1:1")
+        assert await peers.ping(silent) == 0
         fake.epoch += 1
         assert (await peers.meet(fake.candidate)).epoch == fake.epoch
 

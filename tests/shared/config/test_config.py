@@ -33,6 +33,7 @@ def test_the_cache_is_as_large_as_memory_allows_and_the_length_follows() -> None
     resolved = resolve(free=100 * 1024)
     assert (resolved.num_blocks, resolved.max_model_len) == (30, 480)
     assert resolve(free=1 << 30, max_num_seqs=2).num_blocks == 2 * 63
+    assert resolve(block_size=1, num_blocks=2, max_model_len=2).max_model_len == 2
 
 
 @pytest.mark.parametrize(

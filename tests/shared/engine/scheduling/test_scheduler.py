@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
-from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.plan import PositionLogprobs, Sampled, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.plan_rows import sampler_spec
 from tandem.shared.engine.scheduling.queues import POLICIES
@@ -120,6 +120,25 @@ def test_the_youngest_is_preempted_and_keeps_its_tokens() -> None:
     tokens = list(young.outputs)
     drain(scheduler)
     assert young.outputs[: len(tokens)] == tokens and len(young.outputs) == 9
+
+
+def test_a_prompt_that_is_preempted_has_its_logprobs_once() -> None:
+    scheduler = make(blocks=6, max_num_batched_tokens=3)
+    old, young = sequence(1, 3, max_tokens=20), sequence(2, 15, prompt_logprobs=1, max_tokens=1)
+    scheduler.add(old)
+    scheduler.add(young)
+    while not scheduler.idle:
+        plan = scheduler.schedule()
+        assert plan is not None
+        scored = {}
+        for row in plan.sequences:
+            if row.sequence_id == 2:
+                end = min(row.start + len(row.tokens), 14)
+                scored[2] = [PositionLogprobs(at, 0.0, 1) for at in range(row.start, end)]
+        drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+        scheduler.apply(StepResult(plan.step, drawn, scored))
+    assert young.preemptions
+    assert [each.token for each in young.prompt_logprobs] == list(range(14))
 
 
 def test_cached_prefixes_are_not_computed_again() -> None:
