@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -26,6 +27,7 @@ from tandem.shared.handoff.plane.messages import (
 )
 from tandem.shared.models.spec import LayerSpec
 from tandem.shared.node.introduction import introduction
+from tandem.tests.support.clock import SteppedClock
 from tandem.tests.support.fake_node import ATTENTION, LAYER, RANKS, FakeNode
 from tandem.tests.support.grpc_server import served
 from tandem.tests.support.waiting import until
@@ -401,3 +403,19 @@ async def test_bytes_that_are_confirmed_count_only_once_their_step_is_over(fails
             assert last.failed.cause == "compute" and fails in last.failed.reason
         else:
             assert last.done.bytes == RANKS * 500 and last.done.compute_seconds >= 0
+
+
+async def test_time_after_the_computation_is_not_reported_as_computing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SteppedClock(1.0)
+    monkeypatch.setattr(sending, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("tandem.prefill_node.sending.time", SimpleNamespace(monotonic=clock))
+    async with prefill_node() as node:
+        call = node.open()
+        while (await call.read()).progress.computed_tokens < 99:
+            pass
+        clock.now += 100
+        node.confirm()
+        *_, last = await rest(call)
+        assert last.done.compute_seconds < 50
