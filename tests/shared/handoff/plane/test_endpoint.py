@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff.plane.messages import Received, SendFinished
+from tandem.shared.handoff.plane.messages import Received, ReceiveFailed, SendFinished
 from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, PlaneRank, rows
 
 pytestmark = pytest.mark.usefixtures("every_carrier")
@@ -78,3 +78,14 @@ def test_ports_can_be_fixed_for_a_firewall() -> None:
 def test_an_address_of_another_machine_is_refused_with_the_remedy() -> None:
     with pytest.raises(StartupError, match=r"192\.0\.2\.1:\* for KV.*--kv-host"):
         PlaneRank("p", listen_host="192.0.2.1").plane.start()
+
+
+def test_an_attempt_that_is_over_is_not_received_again() -> None:
+    span = {"first_token": 0, "end_token": 99}
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", seed=2, listen_host=None) as decode:
+        decode.expect(prefill, 1, list(range(20)), **span)
+        prefill.open(decode, 1, list(range(20)), **span)
+        prefill.compute(1, 0, 99, chunk=99)
+        decode.log.wait(Received, 1)
+        decode.expect(prefill, 1, list(range(20)), **span)
+        assert decode.log.wait(ReceiveFailed, 1).reason == "attempt 1 is over"
