@@ -7,7 +7,7 @@ from ..config.kv_dtypes import BYTES
 from ..engine.start import NodeEngine, NodeIdentity
 
 # Raised if two versions would compute different parts or bytes of a transfer.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 1
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:

@@ -47,9 +47,9 @@ def test_negotiated_fields_are_not_compared(changes: dict[str, object]) -> None:
 
 
 def test_another_protocol_is_refused_with_both() -> None:
-    reason = refusal(introduced(), introduced(protocol_version=1))
+    reason = refusal(introduced(), introduced(protocol_version=2))
     assert "different versions of Tandem" in reason
-    assert "is 2 on the decode node and 1 on the prefill node" in reason
+    assert "is 1 on the decode node and 2 on the prefill node" in reason
 
 
 def test_a_kv_format_that_is_not_known_is_refused_with_both() -> None:
