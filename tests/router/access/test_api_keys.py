@@ -44,7 +44,7 @@ def test_an_admin_key_in_both_places_is_an_admins() -> None:
 
 
 def test_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.shared.security.watched_files.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.shared.security.watched_files.CHECK_SECONDS", 0.0)
     file = tmp_path / "keys"
     file.write_text("alice: one\n")
     api_keys = keys(api_key_file=str(file))

@@ -76,7 +76,7 @@ async def test_the_page_has_the_process_and_its_certificates(tmp_path: Path) -> 
 async def test_keys_may_come_from_a_file_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.shared.security.watched_files.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.shared.security.watched_files.CHECK_SECONDS", 0.0)
     file = tmp_path / "keys"
     file.write_text("first\n\n second \n")
     async with cluster(tmp_path, api_key="fixed", api_key_file=str(file)) as c:

@@ -131,7 +131,7 @@ async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Clust
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
+    [(429, "Too many requests."), (503, "is unavailable"), (0, "Connection lost")],
 )
 async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, expected: str) -> None:
     async def fail_once(route: Any) -> None:
