@@ -88,8 +88,9 @@ class Dispatcher:
                         yield node, visible
                 return
             except (OverloadedError, UnavailableError, GenerationError) as error:
+                reason = error.__cause__ or error  # what the node said, with addresses
                 log.warning(
-                    "node %s failed request %s: %s", node.node_id, request.request_id, error
+                    "node %s failed request %s: %s", node.node_id, request.request_id, reason
                 )
                 if output:
                     self._move(error)

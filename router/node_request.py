@@ -138,12 +138,11 @@ def _node_failed(finished: pb.Finished) -> bool:
 
 
 def _translate(error: RequestFailedError, node: Node) -> Exception:
-    """A node's status as one of our errors. The details go into the log only, since they contain
-    addresses."""
+    """A node's status as one of our errors. Its details, which contain addresses, are for the
+    log alone."""
     details = error.details
     stopped = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     if stopped and (node.draining or details.startswith(NODE_DRAINING)):
-        log.info("node %s ended a request because it drains: %s", node.node_id, details)
         message = "The node that served this request was taken out of service; send it again."
         return DrainingError(message, code="node_draining")
     match error.code:
@@ -158,10 +157,8 @@ def _translate(error: RequestFailedError, node: Node) -> Exception:
             | grpc.StatusCode.CANCELLED
             | grpc.StatusCode.UNAUTHENTICATED
         ):
-            log.info("a decode node is unavailable: %s", details)
             return UnavailableError("The decode node that served this request is unavailable.")
-        case code:
-            log.error("a decode node failed with %s: %s", code.name, details)
+        case _:
             return GenerationError("The node that served this request failed.")
 
 

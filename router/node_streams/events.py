@@ -26,7 +26,7 @@ class RequestFailedError(Exception):
     connection is not the cause."""
 
     def __init__(self, code: grpc.StatusCode, details: str, *, by_node: bool = False) -> None:
-        super().__init__(details)
+        super().__init__(f"{code.name}: {details}")
         self.code = code
         self.details = details
         self.by_node = by_node
