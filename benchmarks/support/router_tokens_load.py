@@ -1,4 +1,4 @@
-"""A process with a simulated decode node and the clients of a router; see ``router_tokens.py``.
+"""A simulated decode node and the clients of a router in one process; see ``benchmarks/router/``.
 
 A step gives each running request one token. The next step begins when the clients have received all
 but ``--ahead`` steps: with one, the router always has work, and hardly a token waits for it; with

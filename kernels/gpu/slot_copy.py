@@ -18,7 +18,6 @@ import triton.language as tl
 
 # Bytes that a thread reads at a time. Rows of other sizes are left to torch.
 VECTOR_BYTES = 16
-_WORD_BYTES = 4
 # Words of a program: four vectors a thread are in flight.
 _TILE = 2048
 # Options of compilation.

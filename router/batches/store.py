@@ -110,12 +110,11 @@ class BatchStore:
 
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany(
-                "INSERT INTO requests (batch, line, custom_id, body) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT DO NOTHING",
+                "INSERT INTO requests (batch, line, custom_id, body) VALUES (?, ?, ?, ?)",
                 ((batch_id, each.line, each.custom_id, each.body) for each in requests),
             )
 
-        return await self._database.run(work)
+        await self._database.run(work)
 
     async def drop_requests(self, batch_id: str) -> None:
         """Delete the requests of a batch whose validation was interrupted."""

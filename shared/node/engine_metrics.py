@@ -94,7 +94,11 @@ class EngineCollector(Collector):
                 "Prompt tokens looked up in the prefix index.",
                 counters.cache_queries,
             ),
-            ("tandem_prefix_cache_hits", "Of these, the tokens found.", counters.cache_hits),
+            (
+                "tandem_prefix_cache_hits",
+                "Prompt tokens found in the prefix index.",
+                counters.cache_hits,
+            ),
             ("tandem_preemptions", PREEMPTIONS, load.preemptions),
         ):
             yield CounterMetricFamily, name, text, value

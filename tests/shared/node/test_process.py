@@ -127,8 +127,8 @@ def test_a_node_can_serve_once_one_of_its_routers_has_it() -> None:
     assert "127.0.0.1:1: rejects this node; router 127.0.0.1:1: it has not" in described.unready()
     second.problem = ""
     assert not described.unready()
-    second.problem = "the router cannot call this node at h:9"
-    assert "cannot call" in described.unready()
+    second.problem = "the router cannot reach this node at h:9"
+    assert "cannot reach" in described.unready()
 
 
 async def test_a_node_runs_until_it_is_stopped_even_when_a_loop_has_ended_well() -> None:

@@ -391,7 +391,7 @@ async def test_a_node_that_its_router_cannot_call_says_so_once(
         registration = node.register(port)
         async with registered(registration):
             await registry.until(lambda: bool(registry.beats))
-            registry.unreachable = "the router cannot call this node at h:1"
+            registry.unreachable = "the router cannot reach this node at h:1"
             await registry.until(lambda: registration.problem == registry.unreachable)
             count = len(registry.beats)
             await registry.until(lambda: len(registry.beats) > count + 2)
@@ -402,7 +402,7 @@ async def test_a_node_that_its_router_cannot_call_says_so_once(
     ]
     assert [line.partition(f":{port}")[2] for line in warnings] == [
         "",
-        " has this node, but: the router cannot call this node at h:1",
+        " has this node, but: the router cannot reach this node at h:1",
         " has this node and can reach it again",
     ]
     assert len(registry.joins) == 1
