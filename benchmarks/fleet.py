@@ -116,9 +116,9 @@ class Probe(threading.Thread):
             start = max(due, time.monotonic())
             try:
                 connection.request("GET", self._path)
-                answer = connection.getresponse()
-                self.body = answer.read()
-                self.failures += answer.status != 200
+                response = connection.getresponse()
+                self.body = response.read()
+                self.failures += response.status != 200
             except (OSError, http.client.HTTPException):
                 self.failures += 1
                 connection.close()
@@ -190,22 +190,22 @@ def _watch(
     lost, cpu, start = router.lost(), router.cpu_seconds(), time.monotonic()
     for probe in (health, scrape):
         probe.start()
-    most, oldest = 0.0, 0.0
+    peak, oldest = 0.0, 0.0
     while time.monotonic() - start < options.seconds:
         time.sleep(min(1.0, options.seconds))
-        most = max(most, router.memory())
+        peak = max(peak, router.memory())
         oldest = max([oldest, *(float(age) for age in AGE.findall(scrape.body))])
     elapsed = time.monotonic() - start
     for probe in (health, scrape):
         probe.stop()
     others = neighbours.share()
     output, _ = nodes.communicate("", timeout=RPC_SECONDS)
-    counted = json.loads(output)
-    for trouble, count in counted["troubles"].items():
+    report = json.loads(output)
+    for trouble, count in report["troubles"].items():
         print(f"{count} x {trouble}", file=sys.stderr)
     return {
         "dropped": router.lost() - lost,
-        "joined again": counted["joins"] - options.nodes,
+        "joined again": report["joins"] - options.nodes,
         "listed": scrape.body.count(b"tandem_node_up{"),
         "failed probes": health.failures + scrape.failures,
         "health median": statistics.median(health.late),
@@ -214,10 +214,10 @@ def _watch(
         "scrape p99": percentile(scrape.late, 99),
         "scrape bytes": len(scrape.body),
         "oldest heartbeat": oldest,
-        "memory": most,
+        "memory": peak,
         "router cores": (router.cpu_seconds() - cpu) / elapsed,
-        "simulation cores": counted["cpu_seconds"] / elapsed,
-        "simulation late": counted["late"],
+        "simulation cores": report["cpu_seconds"] / elapsed,
+        "simulation late": report["late"],
         "others": others,
     }
 

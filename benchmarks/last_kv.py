@@ -122,10 +122,10 @@ async def ask(
 ) -> PromptTimes:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
-    received = await complete(cluster.server, prompt, RESPONSE_TOKENS)
+    response = await complete(cluster.server, prompt, RESPONSE_TOKENS)
     phases = await asyncio.to_thread(cluster.log.next)
     committed = await asyncio.to_thread(cluster.commits.next)
-    times = received.times if stream is None else stream.times[-RESPONSE_TOKENS:]
+    times = response.times if stream is None else stream.times[-RESPONSE_TOKENS:]
     step = statistics.median(later - earlier for earlier, later in pairwise(times))
     await complete(cluster.server, prompt, 1)
     cached = await asyncio.to_thread(cluster.log.next)
@@ -133,7 +133,7 @@ async def ask(
     return PromptTimes(
         steps=1.0 if stream is None else 1.5,
         step=step,
-        after=received.arrivals[0] - committed,
+        after=response.arrivals[0] - committed,
         before=_sum(phases, "queue", "greet"),
         exposed=_sum(phases, "transfer"),
         control=_sum(cached, "queue", "greet") + max(0.0, _sum(cached, "step") - step),
@@ -150,19 +150,19 @@ async def take_turns(
     port: int, log: Log, commits: Commits, tokens: int, rounds: int
 ) -> dict[str, list[PromptTimes]]:
     """The same number of prompts on an idle node and beside a stream. The first of each warms."""
-    answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
+    responses: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
     with connected(port) as server:
         cluster = Measured(server, log, commits)
         for number in range(rounds + 1):
-            answers[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
+            responses[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
             prompt = list(range(number, number + STREAM_PROMPT))
             body = greedy_body(server, prompt, STREAM_TOKENS)
             async with running(
                 server, [body], warm_tokens=RESPONSE_TOKENS, remedy="raise STREAM_TOKENS"
             ) as streams:
                 beside = await ask(cluster, f"beside {number}", tokens, streams.responses[0])
-            answers[BESIDE].append(beside)
-    return {name: several[1:] for name, several in answers.items()}
+            responses[BESIDE].append(beside)
+    return {name: several[1:] for name, several in responses.items()}
 
 
 def apart(collector: Collector) -> Side:
@@ -171,10 +171,10 @@ def apart(collector: Collector) -> Side:
     return Side("apart", (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), traced)))
 
 
-def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
+def rows(responses: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
     """The report's: medians, in milliseconds."""
     results = []
-    for where, several in answers.items():
+    for where, several in responses.items():
         steps = several[0].steps
         step, allowed = 1e3 * statistics.median(one.step for one in several), 1e3 * ALLOWED_SECONDS
         after = 1e3 * statistics.median(one.after for one in several)
@@ -226,11 +226,11 @@ def main() -> None:
             serving(apart(collector), cores, model, logs, "--cpu-kernels=compiled") as port,
         ):
             log, commits = Log(logs / "router.log"), Commits(collector)
-            answers = asyncio.run(
+            responses = asyncio.run(
                 take_turns(port, log, commits, options.prompt_tokens, options.rounds)
             )
     about = f"{count / 1e6:.0f} M parameters, prompts of {options.prompt_tokens:,} tokens"
-    publish("last_kv", rows(answers, about), dry=options.dry)
+    publish("last_kv", rows(responses, about), dry=options.dry)
 
 
 if __name__ == "__main__":

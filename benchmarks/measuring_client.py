@@ -45,7 +45,7 @@ def _event(number: int) -> bytes:
 def serve(ports: Connection, tokens: int) -> None:
     """The server's process: tells its port, and serves until it is ended."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD)
         begin = asyncio.get_running_loop().time()
@@ -58,7 +58,7 @@ def serve(ports: Connection, tokens: int) -> None:
         writer.close()
 
     async def main() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        server = await asyncio.start_server(serve_stream, "127.0.0.1", 0)
         ports.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -69,8 +69,8 @@ async def ours(port: int, tokens: int) -> int:
     """Tokens that the client of `tandem bench` received."""
     with connected(port) as server:
         body = server.body("x", tokens)
-        answers = await asyncio.gather(*(server.ask(body) for _ in range(STREAMS)))
-    return sum(len(answer.times) for answer in answers)
+        responses = await asyncio.gather(*(server.ask(body) for _ in range(STREAMS)))
+    return sum(len(response.times) for response in responses)
 
 
 async def by_httpx(port: int, tokens: int) -> int:
@@ -92,14 +92,14 @@ async def by_httpx(port: int, tokens: int) -> int:
 def cost(ask: Callable[[int, int], Awaitable[int]], port: int, tokens: int) -> float:
     """Microseconds of CPU for a token."""
 
-    async def measured() -> float:
+    async def microseconds_per_token() -> float:
         before = time.process_time()
-        received = await ask(port, tokens)
-        if received != STREAMS * tokens:
-            raise RuntimeError(f"{received} tokens of {STREAMS * tokens} came")
-        return 1e6 * (time.process_time() - before) / received
+        num_tokens = await ask(port, tokens)
+        if num_tokens != STREAMS * tokens:
+            raise RuntimeError(f"{num_tokens} tokens of {STREAMS * tokens} came")
+        return 1e6 * (time.process_time() - before) / num_tokens
 
-    return asyncio.run(measured())
+    return asyncio.run(microseconds_per_token())
 
 
 def main() -> None:

@@ -166,16 +166,18 @@ async def measure(
     prompts = [prompt(f"{name}/{i}", load.prompt) for i in range(len(arrivals))]
     with connected(port) as server:
 
-        async def send(index: int, answer: MeasuredResponse) -> None:
-            await complete(server, prompts[index], RESPONSE_TOKENS, answer)
+        async def send(index: int, response: MeasuredResponse) -> None:
+            await complete(server, prompts[index], RESPONSE_TOKENS, response)
 
         async with _streams(server, name) as streams:
             neighbours, start = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
             async with asyncio.timeout(seconds + FINISH_SECONDS):
-                answers, _ = await asyncio.gather(send_all(arrivals, send), asyncio.sleep(seconds))
+                responses, _ = await asyncio.gather(
+                    send_all(arrivals, send), asyncio.sleep(seconds)
+                )
             # The streams ran until the last prompt had its response.
             others = neighbours.share()
-    return _window(streams, answers, load.prompt, start, start + seconds, others)
+    return _window(streams, responses, load.prompt, start, start + seconds, others)
 
 
 async def calibrate(port: int, load: MixedLoad) -> float:
@@ -187,7 +189,7 @@ async def calibrate(port: int, load: MixedLoad) -> float:
                 await complete(server, prompt(f"{name}/{i}", load.prompt), 1)
                 for i in range(CALIBRATIONS)
             ]
-    return statistics.median(received.ttft for received in alone)
+    return statistics.median(response.ttft for response in alone)
 
 
 @asynccontextmanager
@@ -202,7 +204,7 @@ async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredR
 
 def _window(
     streams: list[MeasuredResponse],
-    answers: list[MeasuredResponse],
+    responses: list[MeasuredResponse],
     prompt_tokens: int,
     start: float,
     end: float,
@@ -214,14 +216,14 @@ def _window(
         for earlier, later in pairwise(stream.times)
         if start <= later < end
     ]
-    output = sum(start <= at < end for one in (*streams, *answers) for at in one.times)
-    prompts = sum(start <= one.times[0] < end for one in answers) * prompt_tokens
+    output = sum(start <= at < end for one in (*streams, *responses) for at in one.times)
+    prompts = sum(start <= one.times[0] < end for one in responses) * prompt_tokens
     return LoadWindow(
         gaps=gaps,
-        first_tokens=[one.ttft for one in answers],
+        first_tokens=[one.ttft for one in responses],
         output_rate=output / (end - start),
         total_rate=(output + prompts) / (end - start),
-        remote_tokens=sum(one.remote_tokens for one in answers),
+        remote_tokens=sum(one.remote_tokens for one in responses),
         others=others,
     )
 

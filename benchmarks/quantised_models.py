@@ -92,10 +92,10 @@ class Llama:
         """The answer to a line."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(*question, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
+        line = self._process.stdout.readline()
+        if not line:
             raise RuntimeError(f"llama.cpp's process ended with {self._process.wait()}")
-        return float(answer)
+        return float(line)
 
     def close(self) -> None:
         """End the process."""

@@ -59,11 +59,11 @@ def copies_of(name: str) -> list[Linear]:
 
 def seconds(products: list[Linear], x: torch.Tensor) -> float:
     """The best of a product, for some time."""
-    begun, best, count = time.perf_counter(), float("inf"), 0
-    while count < 3 or time.perf_counter() < begun + SECONDS:
-        started = time.perf_counter()
+    begin, best, count = time.perf_counter(), float("inf"), 0
+    while count < 3 or time.perf_counter() < begin + SECONDS:
+        start = time.perf_counter()
         products[count % len(products)](x)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.perf_counter() - start)
         count += 1
     return best
 
@@ -73,9 +73,9 @@ def read_rate() -> float:
     buffer = torch.ones(UNCACHED // 4)
 
     def once() -> float:
-        started = time.perf_counter()
+        start = time.perf_counter()
         buffer.sum()
-        return buffer.nbytes / (time.perf_counter() - started)
+        return buffer.nbytes / (time.perf_counter() - start)
 
     return max(once() for _ in range(5))
 
@@ -88,17 +88,17 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
         x = torch.randn(rows, INPUTS)
         halved = x.bfloat16()
         pairs = [(seconds(products, x), seconds(plain, halved)) for _ in range(rounds)]
-        taken, theirs = map(min, zip(*pairs, strict=True))
+        ours, theirs = map(min, zip(*pairs, strict=True))
         work = 2 * rows * INPUTS * OUTPUTS / 1e9
         about = f"{name}, {rows} row{'s' if rows > 1 else ''} of {INPUTS} by {OUTPUTS}"
         results.append(
             {
                 "metric": f"product with {about}",
-                "value": work / taken,
+                "value": work / ours,
                 "unit": "GOP/s",
                 "goal": ">=1",
                 "against": f"torch's bf16 product ({work / theirs:.0f} GOP/s)",
-                "ratio": theirs / taken,
+                "ratio": theirs / ours,
             }
         )
         if rows == 1:
@@ -106,13 +106,13 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
             results.append(
                 {
                     "metric": f"bytes read by a product with {about}",
-                    "value": nbytes / taken / 1e9,
+                    "value": nbytes / ours / 1e9,
                     "unit": "GB/s",
                     "against": f"a sum of as much memory ({limit / 1e9:.1f} GB/s)",
-                    "ratio": nbytes / taken / limit,
+                    "ratio": nbytes / ours / limit,
                 }
             )
-        note(f"{about}: {work / taken:.0f} GOP/s, bf16 {work / theirs:.0f}")
+        note(f"{about}: {work / ours:.0f} GOP/s, bf16 {work / theirs:.0f}")
     return results
 
 

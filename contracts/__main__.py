@@ -70,13 +70,13 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
 
 def _judge(name: str, cases: list[record.ReportedCase], *, keep: bool) -> int:
     """Print the record of a run, keep it if asked for, and return the status."""
-    known = record.KnownFailures.of(name)
-    record_text = record.text(name, cases, known)
+    failures = record.KnownFailures.of(name)
+    record_text = record.text(name, cases, failures)
     print(record_text)
     if keep:
         record.RECORDS.mkdir(exist_ok=True)
         (record.RECORDS / f"{name}.md").write_text(record_text)
-    return int(bool(record.unexplained(cases, known)))
+    return int(bool(record.unexplained(cases, failures)))
 
 
 if __name__ == "__main__":

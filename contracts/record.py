@@ -70,7 +70,7 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
-def text(suite: str, cases: Sequence[ReportedCase], known: KnownFailures) -> str:
+def text(suite: str, cases: Sequence[ReportedCase], failures: KnownFailures) -> str:
     """The record of a run, as Markdown."""
     counts = Counter(case.outcome for case in cases)
     summary = f"{counts[HELD]} of {len(cases)} hold, {counts[SKIPPED]} do not apply"
@@ -83,7 +83,7 @@ def text(suite: str, cases: Sequence[ReportedCase], known: KnownFailures) -> str
     if failed:
         lines += ["\n| fails | why |", "|---|---|"]
     for case in failed:
-        why = known.reason(case) or f"{UNEXPLAINED}: {case.message[:SHOWN]}"
+        why = failures.reason(case) or f"{UNEXPLAINED}: {case.message[:SHOWN]}"
         lines.append(f"| `{_cell(case.name)}` | {_cell(why)} |")
     return "\n".join(lines) + "\n"
 
@@ -92,6 +92,6 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def unexplained(cases: Sequence[ReportedCase], known: KnownFailures) -> list[ReportedCase]:
+def unexplained(cases: Sequence[ReportedCase], failures: KnownFailures) -> list[ReportedCase]:
     """The cases that fail for a reason that is not known."""
-    return [case for case in cases if case.outcome == FAILED and known.reason(case) is None]
+    return [case for case in cases if case.outcome == FAILED and failures.reason(case) is None]

@@ -59,8 +59,8 @@ def reply_to(prompt: str) -> str:
         return str(texts[-1])
     if prompt.startswith("<tool_call>") and len(results) < len(orders):
         name, arguments = orders[len(results)]
-        call = json.dumps({"name": name, "arguments": _arguments(arguments)})
-        return f"I call {name}.\n<tool_call>\n{call}\n</tool_call>"
+        tool_call = json.dumps({"name": name, "arguments": _arguments(arguments)})
+        return f"I call {name}.\n<tool_call>\n{tool_call}\n</tool_call>"
     return f"Done: {results[-1][:SHOWN] if results else 'hello'}"
 
 

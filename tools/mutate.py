@@ -116,9 +116,9 @@ def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tupl
     def operator(left: ast.expr, right: ast.expr, pattern: re.Pattern[bytes]) -> tuple[int, int]:
         begin = at(left.end_lineno, left.end_col_offset)
         text = source[begin : at(right.lineno, right.col_offset)]
-        found = pattern.search(re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), text))
-        assert found is not None
-        return begin + found.start(), begin + found.end()
+        match = pattern.search(re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), text))
+        assert match is not None
+        return begin + match.start(), begin + match.end()
 
     if isinstance(node, ast.Assert | ast.FunctionDef | ast.AsyncFunctionDef):
         return  # functions inside have their own turn
@@ -156,16 +156,16 @@ def _instead(node: ast.Constant | ast.stmt) -> str:
     return ""
 
 
-def chosen(
+def sample(
     worktree: Path, heart: Mapping[str, tuple[str, ...]], count: int, seed: int
 ) -> list[tuple[Mutation, tuple[str, ...]]]:
     """Mutations, each with the tests to run."""
-    found: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
+    by_key: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
     for pattern, tests in heart.items():
         for path in sorted(worktree.glob(pattern)):
             for one in mutations(str(path.relative_to(worktree)), path.read_bytes()):
-                found.setdefault(one.key(seed), (one, tests))
-    return [found[key] for key in sorted(found)[:count]]
+                by_key.setdefault(one.key(seed), (one, tests))
+    return [by_key[key] for key in sorted(by_key)[:count]]
 
 
 class Proof:
@@ -183,19 +183,19 @@ class Proof:
         """Run the tests with a mutation, and append the result."""
         for each in tests:
             if each not in self._unmutated:
-                begun = time.monotonic()
+                start = time.monotonic()
                 _, failing = self._pytest(each, [], None)
-                row = {"tests": each, "failing": failing, "seconds": time.monotonic() - begun}
+                row = {"tests": each, "failing": failing, "seconds": time.monotonic() - start}
                 self._unmutated[each] = row
                 self._append(row)
         path = self._worktree / one.file
-        original, begun = path.read_bytes(), time.monotonic()
+        original, start = path.read_bytes(), time.monotonic()
         try:
             _write(path, one.apply(original))
             result, by = self._noticed(tests)
         finally:
             _write(path, original)
-        seconds = round(time.monotonic() - begun, 1)
+        seconds = round(time.monotonic() - start, 1)
         self._append({"key": key, "result": result, "by": by, "seconds": seconds, **asdict(one)})
 
     def _noticed(self, tests: Sequence[str]) -> tuple[str, str]:
@@ -264,8 +264,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in sorted(judged, key=lambda row: (row["result"], row["file"], row["line"])):
         change = " ".join(f"`{row['before']}` becomes `{row['after']}`".split()).replace("|", "\\|")
         lines.append(f"| {row['file']}:{row['line']} | {change} | {row['result']} | {row['by']} |")
-    missed = sum(row["result"] == MISSED for row in judged)
-    lines += ["", f"{len(judged)} mutations, of which {missed} are missed."]
+    num_missed = sum(row["result"] == MISSED for row in judged)
+    lines += ["", f"{len(judged)} mutations, of which {num_missed} are missed."]
     failing = {name for row in rows for name in row.get("failing", ())}
     lines += [f"Left out, for it fails without a mutation: {name}." for name in sorted(failing)]
     return "\n".join(lines) + "\n"
@@ -282,11 +282,11 @@ def prove(
     status = ["git", "-C", str(worktree), "status", "--porcelain", "--untracked-files=no"]
     if changes := subprocess.run(status, capture_output=True, text=True, check=True).stdout:
         sys.exit(f"{worktree} has changes, which `git checkout .` discards:\n{changes}")
-    known = {row.get("key") for row in read(out)}
+    done_keys = {row.get("key") for row in read(out)}
     with tempfile.TemporaryDirectory() as folder:
         proof = Proof(worktree, out.resolve(), Path(folder))
-        for one, tests in chosen(worktree, heart, count, seed):
-            if (key := one.key(seed)) not in known:
+        for one, tests in sample(worktree, heart, count, seed):
+            if (key := one.key(seed)) not in done_keys:
                 proof.judge(one, key, tests)
 
 

@@ -105,12 +105,12 @@ def run_throughput(values: Values) -> dict[str, Any]:
         ]
         prompts = [one.prompt for one in requests]
         start = time.perf_counter()
-        answers = engine.generate_sync(prompts, params, timeout=LONGEST_SECONDS)
+        outputs = engine.generate_sync(prompts, params, timeout=LONGEST_SECONDS)
         seconds = time.perf_counter() - start
     return throughput_result(
         seconds,
-        prompt_tokens=sum(choices[0].prompt_tokens for choices in answers),
-        output_tokens=sum(len(one.tokens) for choices in answers for one in choices),
+        prompt_tokens=sum(choices[0].prompt_tokens for choices in outputs),
+        output_tokens=sum(len(one.tokens) for choices in outputs for one in choices),
         requests=len(requests),
     )
 
@@ -221,14 +221,14 @@ def _command(
 
 def commands() -> click.Group:
     """All benchmarks."""
-    answers = whole("--n", default=1, low=1, help="Answers of each prompt.")
+    choices = whole("--n", default=1, low=1, help="Answers of each prompt.")
     latency = _command(
         "latency",
         run_latency,
         whole("--input-len", default=32, low=1, help="Tokens of each prompt."),
         whole("--output-len", default=128, low=1, help="Tokens of each answer."),
         whole("--batch-size", default=8, low=1, help="Prompts at once."),
-        answers,
+        choices,
         whole("--num-iters-warmup", default=10, low=0, help="Batches that do not count."),
         whole("--num-iters", default=30, low=1, help="Batches that count."),
     )
@@ -236,7 +236,7 @@ def commands() -> click.Group:
         if option.name == "enable_prefix_caching":
             option.default = False
     requests = dataset_options(1000, "random", "sharegpt", "custom")
-    throughput = _command("throughput", run_throughput, *requests, answers)
+    throughput = _command("throughput", run_throughput, *requests, choices)
     startup = _command(
         "startup",
         run_startup,

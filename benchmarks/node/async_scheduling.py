@@ -88,14 +88,14 @@ def cpu_row(one: Engine, batch: int, name: str) -> dict[str, Any]:
     own = psutil.Process()
     ranks = [p for p in own.children() if "tandem.shared.engine.rank.process" in p.cmdline()]
 
-    def spent() -> tuple[float, float, int]:
+    def costs() -> tuple[float, float, int]:
         seconds = [sum(process.cpu_times()[:2]) for process in (own, *ranks)]
         return seconds[0], sum(seconds[1:]), core.counters.steps
 
-    before = spent()
+    before = costs()
     for _ in range(CPU_ROUNDS):
         rate(one, batch)
-    head, rank, steps = (after - was for after, was in zip(spent(), before, strict=True))
+    head, rank, steps = (after - was for after, was in zip(costs(), before, strict=True))
     return {
         "metric": f"CPU time of the head in a step of {batch} streams, {name}",
         "value": 1e3 * head / steps,

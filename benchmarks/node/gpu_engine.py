@@ -235,12 +235,12 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
     """Tokens a second through ``tandem.Engine``."""
     from tandem import Engine, EngineConfig, SamplingParams
 
-    most = max(rows for rows, _ in load.decodes)
+    max_rows = max(rows for rows, _ in load.decodes)
     config = EngineConfig(
         model=str(folder),
         load_format="dummy",
         device=load.device,
-        max_num_seqs=most,
+        max_num_seqs=max_rows,
         max_model_len=max(*load.prompts, *(context + LONG for _, context in load.decodes)) + 2,
         enable_prefix_caching=False,
     )
@@ -254,7 +254,7 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
             engine.generate_sync(wrapped, params)
             return time.perf_counter() - start
 
-        seconds(most, 8, 4)
+        seconds(max_rows, 8, 4)
         for length in load.prompts:
             elapsed = statistics.median(seconds(1, length, 1) for _ in range(3))
             yield f"prefill {length}", length / elapsed

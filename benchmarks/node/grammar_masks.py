@@ -34,13 +34,13 @@ def tokenizer_of(vocab_size: int) -> TokenizerFiles:
     """Byte pairs at random, and an end token."""
     rng = random.Random(0)
     vocabulary = {text: number for number, text in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-    known, merges = list(vocabulary), []
+    tokens, merges = list(vocabulary), []
     while len(vocabulary) < vocab_size - 1:
-        left, right = rng.choice(known), rng.choice(known)
+        left, right = rng.choice(tokens), rng.choice(tokens)
         if len(left + right) < 12 and left + right not in vocabulary:
             vocabulary[left + right] = len(vocabulary)
             merges.append((left, right))
-            known.append(left + right)
+            tokens.append(left + right)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])

@@ -57,27 +57,27 @@ def cost(process: psutil.Process, work: Callable[[], None]) -> Cost:
     def cpu() -> float:
         return sum(sum(each.cpu_times()[:2]) for each in family)
 
-    begun, before = time.monotonic(), cpu()
+    start, before = time.monotonic(), cpu()
     work()
-    return Cost(time.monotonic() - begun, cpu() - before)
+    return Cost(time.monotonic() - start, cpu() - before)
 
 
 async def computed(core: EngineCore, options: argparse.Namespace, number: int) -> None:
     """All tokens of all streams, thrown away."""
-    ended = asyncio.get_running_loop().create_future()
+    end = asyncio.get_running_loop().create_future()
     remaining = options.streams
 
     def listen(output: StepOutput) -> None:
         nonlocal remaining
         remaining -= output.finish_reason is not None
         if not remaining:
-            ended.set_result(None)
+            end.set_result(None)
 
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     for prompt in prompts(options.streams, number):
         (sequence,) = build_sequences(core, prompt, params, eos_token_ids=(), vocab_size=2048)
         core.submit(sequence, listen)
-    await ended
+    await end
 
 
 def run_engine(options: argparse.Namespace) -> None:

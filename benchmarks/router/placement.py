@@ -106,7 +106,7 @@ def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
         work, simplest = placing(fleet, name), next_of(fleet)
         timed(work, fleet.prompts(20))
         prompts = fleet.prompts(rounds)
-        samples, least = timed(work, prompts), timed(simplest, prompts)
+        samples, baseline = timed(work, prompts), timed(simplest, prompts)
         for part, figure in (("p50", statistics.median(samples)), ("p99", _p99(samples))):
             rows.append(
                 {
@@ -114,7 +114,7 @@ def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
                     "value": figure * 1e3,
                     "unit": "ms",
                     "goal": f"<={GOAL_SECONDS * 1e3:g}" if part == "p50" else "",
-                    "against": f"the next of a list ({statistics.median(least) * 1e6:.2f} us)",
+                    "against": f"the next of a list ({statistics.median(baseline) * 1e6:.2f} us)",
                 }
             )
     return rows

@@ -128,17 +128,17 @@ def _load(
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
-        begun, cpu = time.monotonic(), sum(server.cpu_times()[:2])
-        counted = json.loads(process.stdout.readline())
-        seconds, cpu_seconds = time.monotonic() - begun, sum(server.cpu_times()[:2]) - cpu
+        start, cpu = time.monotonic(), sum(server.cpu_times()[:2])
+        report = json.loads(process.stdout.readline())
+        seconds, cpu_seconds = time.monotonic() - start, sum(server.cpu_times()[:2]) - cpu
         process.wait(RUN_SECONDS)
     finally:
         process.kill()
         process.communicate()
     expected = options.streams * options.tokens
-    if counted["received"] != expected:
-        raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Passed(expected, counted["events"], seconds, cpu_seconds)
+    if report["received"] != expected:
+        raise RuntimeError(f"{report['received']} tokens of {expected} came")
+    return Passed(expected, report["events"], seconds, cpu_seconds)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

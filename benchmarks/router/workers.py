@@ -53,32 +53,34 @@ def one_round(streams: int, tokens: int, routers: int) -> Round:
         with pinned(cores[:1]):
             router = MeasuredRouter(Path(folder) / "router.log", 1, *flags, apart=True)
         try:
-            started = psutil.Process(router.process.pid)
-            serving = [*started.children()] if routers > 1 else [started]
+            head = psutil.Process(router.process.pid)
+            serving = [*head.children()] if routers > 1 else [head]
             registries = ",".join(router.registries)
             ports = [f"--http={router.http_port}", f"--registry={registries}"]
             command = [sys.executable, "-m", LOAD, *counts, *ports, f"--folder={folder}/model"]
             with pinned(cores[1:]):
                 load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            return _passed(load, streams * tokens, serving)
+            return _measure_round(load, streams * tokens, serving)
         finally:
             router.stop()
 
 
-def _passed(process: subprocess.Popen[str], expected: int, serving: list[psutil.Process]) -> Round:
+def _measure_round(
+    process: subprocess.Popen[str], expected: int, serving: list[psutil.Process]
+) -> Round:
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
         before = [_cpu(one) for one in serving]
-        counted = json.loads(process.stdout.readline())
+        report = json.loads(process.stdout.readline())
         cpu_seconds = [_cpu(one) - was for one, was in zip(serving, before, strict=True)]
         process.wait(RUN_SECONDS)
     finally:
         process.kill()
         process.communicate()
-    if counted["received"] != expected:
-        raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Round(expected, counted["events"], tuple(cpu_seconds))
+    if report["received"] != expected:
+        raise RuntimeError(f"{report['received']} tokens of {expected} came")
+    return Round(expected, report["events"], tuple(cpu_seconds))
 
 
 def _cpu(process: psutil.Process) -> float:

@@ -69,7 +69,7 @@ PREDICTIONS: dict[str, Prediction] = {
 UNMEASURED = "to be measured"
 
 
-def table(measured: Mapping[str, float]) -> str:
+def table(values: Mapping[str, float]) -> str:
     """Predictions as Markdown, beside what was measured."""
     lines = [
         "# The engine on a GPU: predicted for one H100, and measured",
@@ -79,10 +79,10 @@ def table(measured: Mapping[str, float]) -> str:
     ]
     for metric, one in PREDICTIONS.items():
         limit = "" if one.limit is None else f"{one.limit:,g} {one.unit}"
-        value = measured.get(metric)
+        value = values.get(metric)
         text = UNMEASURED if value is None else f"{value:,.4g} {one.unit}".strip()
         lines.append(f"| {metric} | {str(one).strip()} | {one.goal} | {limit.strip()} | {text} |")
-    rest = {metric: value for metric, value in measured.items() if metric not in PREDICTIONS}
+    rest = {metric: value for metric, value in values.items() if metric not in PREDICTIONS}
     lines += [f"| {metric} | | | | {value:,.4g} |" for metric, value in rest.items()]
     return "\n".join(lines) + "\n"
 

@@ -120,7 +120,7 @@ class SendingEnd:
         self._carriers = carriers_of(SENDER, carrier, sends=True, device=device)
         self._ring = self._carriers.ring_of(carrier)
         self._peer = RECEIVER
-        self._lent: deque[tuple[RingSlot, SendHandle]] = deque()
+        self._in_flight: deque[tuple[RingSlot, SendHandle]] = deque()
         self._poller = zmq.Poller()
         self._context: zmq.Context[Any] = zmq.Context()
         self._listener = ZmqListener(
@@ -152,15 +152,15 @@ class SendingEnd:
 
     def lend(self, slot: RingSlot) -> None:
         message = slot.message(self._ring.payload_bytes)
-        self._lent.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
+        self._in_flight.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
 
     def lend_at_most(self, frames: int) -> None:
         """Wait until the peer holds no more than that many."""
-        while len(self._lent) > frames:
+        while len(self._in_flight) > frames:
             _await(self._listener, self._poller)
             self._listener.receive_control(time.monotonic())
-            while self._lent and self._lent[0][1].done:
-                self._ring.release(self._lent.popleft()[0])
+            while self._in_flight and self._in_flight[0][1].done:
+                self._ring.release(self._in_flight.popleft()[0])
 
     def close(self) -> None:
         self._listener.close()

@@ -163,9 +163,9 @@ def test_models(client):
 
 
 def test_errors(client):
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model=MODEL, messages=HI, temperature=9)
-    assert refused.value.param == "temperature"
+    assert error.value.param == "temperature"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="other").models.list()
 

@@ -273,9 +273,9 @@ class Run:
             return f"first: pip install {' '.join(absent)}"
         if part.under and (self._device == "emulation" or which(part.under[0]) is None):
             return f"there is no {part.under[0]}"
-        answers = self._json("machine.json") or {}
-        refused = [name for name in part.probes if answers.get(name) is False]
-        return f"the machine does not allow it: {', '.join(refused)}" if refused else ""
+        results = self._json("machine.json") or {}
+        failed = [name for name in part.probes if results.get(name) is False]
+        return f"the machine does not allow it: {', '.join(failed)}" if failed else ""
 
     def _process(self, part: GpuPart, limit: float) -> int | None:
         """The exit status, or ``None`` at the limit."""
@@ -314,14 +314,14 @@ class Run:
 
     def report(self) -> str:
         """Figures beside predictions, and the outcomes."""
-        measured = {}
+        values = {}
         for name in ("gpu_engine", "gpu_attention", "handoff_cuda_ipc"):
             for row in self._json(f"{name}.json") or ():
-                measured[row["metric"]] = row["value"]
+                values[row["metric"]] = row["value"]
                 if row["metric"] == CARRIER.partition(",")[0]:
-                    measured[CARRIER] = row["ratio"]
+                    values[CARRIER] = row["ratio"]
         products = predictions.products_table(self._json("gpu_products.json") or ())
-        return f"{predictions.table(measured)}{products}\n```\n{table(self.outcomes)}```\n"
+        return f"{predictions.table(values)}{products}\n```\n{table(self.outcomes)}```\n"
 
     def _json(self, name: str) -> Any:
         file = self._folder / name
@@ -462,7 +462,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
     here = options.device == "emulation" or has_cuda()
     with tempfile.TemporaryDirectory(prefix="on-gpu-") as folder:
         run = Run(out, Path(folder), options.device, options.seconds)
-        before = signal.signal(signal.SIGTERM, _told_to_end)
+        before = signal.signal(signal.SIGTERM, _on_terminate)
         try:
             if here:
                 run.run(selected)
@@ -480,7 +480,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
     return int(bool(bad))
 
 
-def _told_to_end(number: int, frame: FrameType | None) -> None:
+def _on_terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once
     raise RunEndedError
 

@@ -313,19 +313,19 @@ def own_memory(device: str) -> None:
 
 def probe(device: str, out: Path) -> None:
     """Print an answer of each probe, and keep all of them."""
-    answers: dict[str, bool] = {}
+    results: dict[str, bool] = {}
     for name, ask in PROBES.items():
         try:
             detail = ask(device)
-            answers[name] = True
+            results[name] = True
         except NeedsGpuError:
             print(f"probe {name}: left out, without a GPU", flush=True)
             continue
         except Exception as error:  # any failure is the result
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            answers[name] = False
-        print(f"probe {name}: {'yes' if answers[name] else 'no'}: {detail}", flush=True)
-        (out / "machine.json").write_text(json.dumps(answers))
+            results[name] = False
+        print(f"probe {name}: {'yes' if results[name] else 'no'}: {detail}", flush=True)
+        (out / "machine.json").write_text(json.dumps(results))
 
 
 def main() -> None:

@@ -136,16 +136,16 @@ def test_bad_requests_are_refused_while_others_stream(
 ) -> None:
     def refuse_all() -> None:
         for case, (path, body, status) in BAD.items():
-            got, answer = disaggregated.post(path, body)
-            assert got == status, (case, answer)
-            assert set(answer) == {"error"}, case
-            error = answer["error"]
+            code, response = disaggregated.post(path, body)
+            assert code == status, (case, response)
+            assert set(response) == {"error"}, case
+            error = response["error"]
             assert set(error) == {"message", "type", "param", "code"}, case
             assert error["type"] == "invalid_request_error" and error["message"], case
         for case, (path, body, status) in OTHER_BAD.items():
-            got, answer = disaggregated.post(path, body)
-            assert got == status and "error" in answer, (case, answer)
-            assert len(str(answer)) < 1500, case
+            code, response = disaggregated.post(path, body)
+            assert code == status and "error" in response, (case, response)
+            assert len(str(response)) < 1500, case
 
     # The first round is what allocators keep of any busy moment.
     memories = []
@@ -249,9 +249,9 @@ def always_alive(cluster: TestCluster) -> Iterator[None]:
     def ask() -> None:
         nonlocal latest
         while not done.is_set():
-            begun = time.monotonic()
+            start = time.monotonic()
             get(f"{cluster.url}/live")
-            latest = max(latest, time.monotonic() - begun)
+            latest = max(latest, time.monotonic() - start)
             done.wait(ASK_PAUSE_SECONDS)
 
     with ThreadPoolExecutor(1) as pool:
@@ -271,9 +271,9 @@ def test_heavy_requests_delay_no_other(
     unexpected = {}
     with bystanders(disaggregated, undisturbed), always_alive(disaggregated):
         for case, (path, body, status) in HEAVY.items():
-            got, answer = disaggregated.post(path, body)
-            if got != status:
-                unexpected[case] = answer
+            code, response = disaggregated.post(path, body)
+            if code != status:
+                unexpected[case] = response
             scrape(disaggregated)
     assert unexpected == {}
     disaggregated.wait_idle(*disaggregated.parts[1:])

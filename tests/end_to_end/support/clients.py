@@ -47,9 +47,9 @@ def stream_lines(
     connection = open_request(cluster, tokens, stream=True, **fields)
     lines: list[str] = []
     try:
-        answer = connection.getresponse()
-        assert answer.status == 200
-        for raw in answer:
+        response = connection.getresponse()
+        assert response.status == 200
+        for raw in response:
             line = raw.decode().strip()
             if line:
                 lines.append(line)

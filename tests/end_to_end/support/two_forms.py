@@ -34,11 +34,13 @@ def assert_greedy(
 ) -> None:
     """Assert that the log probabilities of a greedy answer are those of a prompt whose KV up to
     ``end`` is of the one model, and all else of the other, to within ``loss``."""
-    drawn, found = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    output_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     cache = exact(torch.tensor([tokens[:end]]), use_cache=True).past_key_values if end else None
-    rest = torch.tensor([tokens[end:] + drawn[:-1]])
-    logits = rounded(rest, past_key_values=cache, use_cache=True).logits[0, -len(drawn) :]
+    rest = torch.tensor([tokens[end:] + output_ids[:-1]])
+    logits = rounded(rest, past_key_values=cache, use_cache=True).logits[0, -len(output_ids) :]
     expected = logits.log_softmax(-1)
-    chosen = expected.gather(1, torch.tensor(drawn)[:, None])[:, 0].tolist()
-    assert found == pytest.approx(chosen, abs=loss)
-    assert chosen == pytest.approx(expected.amax(1).tolist(), abs=loss), "other tokens are likelier"
+    output_logprobs = expected.gather(1, torch.tensor(output_ids)[:, None])[:, 0].tolist()
+    assert logprobs == pytest.approx(output_logprobs, abs=loss)
+    assert output_logprobs == pytest.approx(expected.amax(1).tolist(), abs=loss), (
+        "other tokens are likelier"
+    )
