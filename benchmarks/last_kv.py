@@ -1,18 +1,18 @@
-"""From the last KV of a prompt to the client's first token.
+"""Latency from the last KV of a prompt to the client's first token.
 
     python -m tandem.benchmarks.last_kv
 
-A prefill node on one core and a decode node on the other answer prompts, one after another: on an
-idle decode node and beside a stream, in turns. The decode node's trace says when the last KV was
-committed, the client when the first token came. The time between is compared with one decode step,
-which is the median time between two tokens in the same round, and 10 ms. Beside a stream half a
-step is added: the prompt's last token has to wait for the step that is running, and half of it is
-left on average. The same without that half is shown too, without a goal.
+A prefill node on one core and a decode node on the other serve one prompt at a time, alternately on
+an idle decode node and beside a stream. The decode node's trace gives the time at which the last KV
+was committed, the client the arrival of the first token. The difference is compared with 10 ms plus
+one decode step (the median inter-token time of the same round). Beside a stream half a step is
+added, because the prompt's last token waits for the running step. The ratio without that half step
+is reported too, without a goal.
 
-Each prompt is then sent again. Now its KV is in the prefill node's cache, and not on the decode
-node, which keeps none: the transfer is KV on its way, and besides what transfers themselves cost.
-The router's log says how much of that was queue and greeting; on the decode node it is what is more
-than a step after the last KV.
+Each prompt is then sent again. Its KV is now cached on the prefill node but not on the decode node,
+which keeps none, so the time is that of moving KV plus the overhead of a transfer. The router's log
+gives the queueing and greeting part of that overhead; on the decode node, the overhead is the time
+beyond one step after the last KV.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ IDLE, BESIDE = "on an idle decode node", "beside a stream"
 
 @dataclass(frozen=True, slots=True)
 class PromptTimes:
-    """Seconds of one prompt."""
+    """Timings of one prompt, in seconds."""
 
-    steps: float  # allowed for the first token: its own step, and half of one of a stream
+    steps: float  # allowance for the first token: its own step, plus half a step of a stream
     step: float  # the median time between two tokens after the first
     after: float  # from the commit of the last KV to the client's first token
     before: float  # queue and greeting
@@ -62,17 +62,17 @@ class PromptTimes:
     moving: float  # the KV of that transfer
 
     def ratio(self, steps: float) -> float:
-        """Over so many steps and 10 ms."""
+        """Latency over the allowed steps plus 10 ms."""
         return self.after / (steps * self.step + ALLOWED_SECONDS)
 
     @property
     def share(self) -> float:
-        """All that is not KV over the KV."""
+        """Transfer overhead relative to the time for the KV."""
         return self.control / max(self.moving, 1e-9)
 
 
 class Log:
-    """The router's lines about prompts that a prefill node has computed."""
+    """The router's log lines about remotely prefilled prompts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,14 +90,14 @@ class Log:
 
 
 class Commits:
-    """The decode node's transfers, as it traces them."""
+    """The decode node's transfer traces."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._read = 0
 
     def next(self) -> float:
-        """When the next one was committed, by ``time.perf_counter``."""
+        """Commit time of the next transfer, by ``time.perf_counter``."""
         until(lambda: len(self._all()) > self._read, "the trace of the transfer")
         at = self._all()[self._read] / 1e9
         self._read += 1
@@ -110,7 +110,7 @@ class Commits:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The cluster, and what it says about each prompt."""
+    """The cluster, and its records of each prompt."""
 
     server: ApiServer
     log: Log
@@ -120,7 +120,7 @@ class Measured:
 async def ask(
     cluster: Measured, seed: str, tokens: int, stream: MeasuredResponse | None
 ) -> PromptTimes:
-    """One prompt, and what its first token waited for."""
+    """Send one prompt; returns its timings."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
     response = await complete(cluster.server, prompt, RESPONSE_TOKENS)
     phases = await asyncio.to_thread(cluster.log.next)
@@ -142,14 +142,14 @@ async def ask(
 
 
 def _sum(phases: dict[str, float], *names: str) -> float:
-    """The log leaves out phases that took no time."""
+    """Sum of the phases; the log omits phases of zero duration."""
     return sum(phases.get(name, 0.0) for name in names)
 
 
 async def take_turns(
     port: int, log: Log, commits: Commits, tokens: int, rounds: int
 ) -> dict[str, list[PromptTimes]]:
-    """The same number of prompts on an idle node and beside a stream. The first of each warms."""
+    """Alternate prompts on an idle node and beside a stream. The first of each is a warm-up."""
     responses: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
     with connected(port) as server:
         cluster = Measured(server, log, commits)
@@ -166,13 +166,13 @@ async def take_turns(
 
 
 def apart(collector: Collector) -> Side:
-    """A core each. The decode node traces its transfers."""
+    """A prefill and a decode node on one core each; the decode node traces its transfers."""
     traced = (*FORGETFUL, f"--otlp-endpoint={collector.url}")
     return Side("apart", (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), traced)))
 
 
 def rows(responses: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
-    """The report's: medians, in milliseconds."""
+    """Rows of the report: medians in milliseconds."""
     results = []
     for where, several in responses.items():
         steps = several[0].steps

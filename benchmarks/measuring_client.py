@@ -1,10 +1,9 @@
-"""What the client of `tandem bench` costs for a token, beside httpx.
+"""CPU cost per token of the `tandem bench` client, compared with httpx.
 
     python -m tandem.benchmarks.measuring_client
 
-A server in a process of its own writes one event to each of 64 streams every 20 ms, as a decode
-node does. Each event has the fields of a text completion. The cost is the client's CPU time, with
-the system calls, over the tokens that it received.
+A server process writes one text-completion event to each of 64 streams every 20 ms, as a decode
+node does. The cost is the client's user and system CPU time per token received.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _event(number: int) -> bytes:
 
 
 def serve(ports: Connection, tokens: int) -> None:
-    """The server's process: tells its port, and serves until it is ended."""
+    """Entry point of the server process: sends its port, and serves until terminated."""
 
     async def serve_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -66,7 +65,7 @@ def serve(ports: Connection, tokens: int) -> None:
 
 
 async def ours(port: int, tokens: int) -> int:
-    """Tokens that the client of `tandem bench` received."""
+    """Tokens received by the `tandem bench` client."""
     with connected(port) as server:
         body = server.body("x", tokens)
         responses = await asyncio.gather(*(server.ask(body) for _ in range(STREAMS)))
@@ -74,7 +73,7 @@ async def ours(port: int, tokens: int) -> int:
 
 
 async def by_httpx(port: int, tokens: int) -> int:
-    """The same with httpx, as simply as one would write it."""
+    """Tokens received by a minimal httpx client."""
 
     async def one(client: httpx.AsyncClient) -> int:
         samples: list[float] = []
@@ -90,7 +89,7 @@ async def by_httpx(port: int, tokens: int) -> int:
 
 
 def cost(ask: Callable[[int, int], Awaitable[int]], port: int, tokens: int) -> float:
-    """Microseconds of CPU for a token."""
+    """CPU microseconds per token."""
 
     async def microseconds_per_token() -> float:
         before = time.process_time()

@@ -155,7 +155,7 @@ def test_without_a_command_the_help_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "joined"),
+    ("names", "joined"),
     [
         ("M --served-model-name A B --port 1", "M --served-model-name A,B --port 1"),
         ("M --served-model-name A", "M --served-model-name A"),

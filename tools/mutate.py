@@ -1,13 +1,13 @@
-"""Which defects of the heart the tests notice: small mutations, and the tests of their code.
+"""Mutation testing of the core modules: small mutations, and the tests that should catch them.
 
     git worktree add --detach /tmp/mutated
     python -m tandem.tools.mutate /tmp/mutated --out mutations.jsonl [--count 40] [--seed 29]
 
 A mutation flips a comparison, adds one to a number, drops a statement or swaps ``and`` and ``or``
-in a function. The seed ranks them by the function and the text of the line, so that it chooses the
-same ones in another version of the code, as far as that has them. Every result is appended to the
-file at once, and a run that is repeated goes on after the last one; ``--table`` only prints them.
-Tests that fail without any mutation are left out.
+in a function. The seed ranks mutations by function and text of the line, so it selects the same
+ones in another version of the code where they still exist. Results are appended to the file
+immediately, and a repeated run continues after the last one; ``--table`` only prints them. Tests
+that fail without any mutation are excluded.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CAUGHT, MISSED, TOO_LONG = "caught", "missed", "too long"
-# Of one test. A test that a mutation makes wait forever is ended by it.
+# Timeout of one test, for mutations that make it hang.
 TEST_SECONDS = 300
 PARITY = "tests/end_to_end/parity"
-# Files, and the tests that are run after one another until one of them fails.
+# Files, and their tests, which run in order until one fails.
 HEART: Mapping[str, tuple[str, ...]] = {
     "shared/engine/scheduling/*.py": (
         *("tests/shared/engine/scheduling", "tests/shared/engine", PARITY),
@@ -83,7 +83,8 @@ class Mutation:
     after: str
 
     def key(self, seed: int) -> str:
-        """The rank by which a seed chooses; it says nothing of the file and the lines around."""
+        """The rank of a mutation under a seed, independent of the file and the surrounding
+        lines."""
         what = (seed, self.function, self.text, self.before, self.after)
         return sha256(repr(what).encode()).hexdigest()[:16]
 
@@ -93,7 +94,7 @@ class Mutation:
 
 
 def mutations(file: str, source: bytes) -> Iterator[Mutation]:
-    """All that a file offers, outside constructors and assertions."""
+    """All mutations of a file, outside constructors and assertions."""
     lines = source.splitlines(keepends=True)
     starts = list(accumulate(map(len, lines), initial=0))
     for node in ast.walk(ast.parse(source)):
@@ -107,7 +108,7 @@ def mutations(file: str, source: bytes) -> Iterator[Mutation]:
 
 
 def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tuple[int, int, str]]:
-    """What may be changed in a statement: from and to which byte, and what then stands there."""
+    """Possible edits of a statement: first and last byte, and the replacement."""
 
     def at(line: int | None, column: int | None) -> int:
         assert line is not None and column is not None
@@ -139,8 +140,8 @@ def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tupl
 
 
 def _instead(node: ast.Constant | ast.stmt) -> str:
-    """The next number, or nothing in place of a statement without which the rest still has all of
-    its names; empty if the node is neither."""
+    """Replacements of a node: the next number, or an empty text for a statement whose removal
+    leaves no name undefined; none for other nodes."""
     match node:
         case ast.Constant(value=bool()):
             return ""
@@ -159,7 +160,7 @@ def _instead(node: ast.Constant | ast.stmt) -> str:
 def sample(
     worktree: Path, heart: Mapping[str, tuple[str, ...]], count: int, seed: int
 ) -> list[tuple[Mutation, tuple[str, ...]]]:
-    """Mutations, each with the tests to run."""
+    """Select mutations, each with the tests to run."""
     by_key: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
     for pattern, tests in heart.items():
         for path in sorted(worktree.glob(pattern)):
@@ -213,7 +214,8 @@ class Proof:
     def _pytest(
         self, tests: str, arguments: Sequence[str], seconds: float | None
     ) -> tuple[int | None, list[str]]:
-        """The status, or ``None`` after so many seconds, and the names of the tests that failed."""
+        """Run pytest; returns its status (``None`` on timeout) and the names of the failed
+        tests."""
         options = ["-q", f"--timeout={TEST_SECONDS}", "-p", "no:cacheprovider", *arguments]
         with self._log.open("w") as log:
             process = subprocess.Popen(
@@ -246,7 +248,7 @@ class Proof:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Without the old bytecode, which is taken for this version's if both are of one second."""
+    """Write a file and delete its bytecode, which would stay valid within the same second."""
     path.write_bytes(content)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()
@@ -258,7 +260,7 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Results as Markdown, and their sum."""
+    """Results as a Markdown table with a summary."""
     lines = ["| place | mutation | result | by |", "|---|---|---|---|"]
     judged = [row for row in rows if "key" in row]
     for row in sorted(judged, key=lambda row: (row["result"], row["file"], row["line"])):
@@ -274,8 +276,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def prove(
     worktree: Path, heart: Mapping[str, tuple[str, ...]], out: Path, *, count: int, seed: int
 ) -> None:
-    """Judge those that the file has no result of. Raises ``SystemExit`` for a worktree with
-    changes, and for the checkout that this runs from."""
+    """Judge the mutations without a result in the file. Raises ``SystemExit`` for a worktree with
+    changes and for the checkout of this program."""
     worktree = worktree.resolve()
     if worktree == ROOT:
         sys.exit(f"{worktree} is the checkout that this runs from; give it another worktree")

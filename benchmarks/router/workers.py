@@ -1,10 +1,10 @@
-"""Two routers on one port against one: ``python -m ...router.router_workers``.
+"""Two routers on one port against one: ``python -m ...router.workers``.
 
-The node and all clients are one process (``router_tokens_load.py``), which takes a whole core, so
-two routers cannot have a core each on a machine of two: they share the other one. What they could
-pass on with a core each is the tokens over the CPU time of the busier one: it counts that each gets
-messages of fewer tokens, and how evenly connections are spread. Each figure is the best of
-``--rounds``, in turns, because others use the machine too.
+The node and all clients share one process (``router_tokens_load.py``) that takes a whole core, so
+on a two-core machine the routers share the other core. Their capacity with one core each is
+estimated as the tokens over the CPU time of the busier router, which accounts for smaller messages
+and for uneven connections. Each figure is the best of ``--rounds``, taken alternately, because the
+machine is shared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GOAL = 1.7
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round passed on, and the CPU seconds of each router."""
+    """Tokens and events forwarded in one round, and the CPU seconds of each router."""
 
     tokens: int
     events: int
@@ -89,7 +89,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def row(streams: int, one: list[Round], two: list[Round]) -> dict[str, Any]:
-    """The report's row of one load."""
+    """Row of the report for one load."""
     alone = max(each.capacity for each in one)
     both = max(each.capacity for each in two)
     return {

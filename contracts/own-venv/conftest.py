@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs an agent in a new project, in which there is a note, and a home of its own."""
+    """Runs an agent in a new project that contains a note, with its own home folder."""
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     home.mkdir()

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Coding agents without a terminal, against the scripted server: each reads a file with a tool of
-its own, and says what is in it."""
+"""Coding agents without a terminal, against the scripted server: each reads a file with its own
+tool and reports the content."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FORMATS = {
 
 
 def results(form):
-    """What the tester says of each of its tests."""
+    """The tester's result for each of its tests."""
     arguments = ("-u", f"{URL}/v1", "-k", KEY, "-m", MODEL, "--format", form, "--timeout", "120")
     command = [shutil.which("llm-comply"), "run", "--json", *arguments, *FORMATS[form]]
     result = subprocess.run(command, capture_output=True, text=True)

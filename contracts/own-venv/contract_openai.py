@@ -57,7 +57,7 @@ def test_chat(client):
 
 
 def test_chat_stream_helper(client):
-    # The helper raises for a message that is cut off.
+    # The helper raises if a message is truncated.
     with client.chat.completions.stream(
         model=MODEL, messages=HI, max_tokens=200, stop=[" ", "!", "."]
     ) as stream:

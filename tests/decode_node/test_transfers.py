@@ -200,7 +200,7 @@ async def test_the_first_node_that_can_fills_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reported", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)]
+    ("cached_by_peer", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)]
 )
 async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
     cached_by_peer: int, cached: int

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tools.mutate import CAUGHT, HEART, MISSED, ROOT, sample, mutations, prove, read, table
+from tandem.tools.mutate import CAUGHT, HEART, MISSED, ROOT, mutations, prove, read, sample, table
 
 SOURCE = '''"""Numbers 1 and 2 in texts stay."""
 

@@ -12,8 +12,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     DECODE,
     DETECTION_SECONDS,
     PREFILL,
-    StreamResult,
     Campaign,
+    StreamResult,
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, Mark

@@ -11,8 +11,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     DECODE_NODES,
     OUTPUT,
     PREFILL_NODES,
-    StreamResult,
     Campaign,
+    StreamResult,
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
