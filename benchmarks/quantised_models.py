@@ -88,7 +88,7 @@ class Llama:
         )
 
     def rate(self, *question: object) -> float:
-        """Send a line; returns the rate that the process replies with."""
+        """Send a line; returns the rate in the reply."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(*question, file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()

@@ -68,7 +68,7 @@ SERIES_MARGIN = 1.1
 
 
 class UncleanError(AssertionError):
-    """An answer that is neither the known one nor a clean error."""
+    """A response that is neither the expected output nor a clean error."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Soak:
         self._stopping.set()
         for client in clients:
             client.join(REQUEST_SECONDS + 10)
-            assert not client.is_alive(), "a client still waits for its answer"
+            assert not client.is_alive(), "a client still waits for its response"
         assert not self.tally.unclean, "\n".join(self.tally.unclean[:20])
         self._cluster.wait_parts(*self._parts.values())
         # Nodes greet each other on demand; a baseline needs every pair to have met.

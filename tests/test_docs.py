@@ -21,7 +21,7 @@ from tandem.tests.test_imports import FOLDERS
 
 def shell_lines(program: str) -> list[str]:
     """The commands of a program, also those that read another one's output."""
-    lines = [made.line for made in shown_commands()]
+    lines = [command.line for command in shown_commands()]
     piped = [line.rpartition(f"| {program} ")[2] for line in lines if f"| {program} " in line]
     return [
         *(line for line in lines if line.startswith(f"{program} ")),
@@ -40,7 +40,7 @@ def test_documented_commands_parse(line: str) -> None:
         assert isinstance(context, click.Context)
 
 
-def test_documented_agents_are_told_what_the_contracts_tell_them() -> None:
+def test_documented_agent_settings_equal_those_of_the_contracts() -> None:
     suite = (ROOT / "contracts/own-venv/contract_agents.py").read_text()
     page = (ROOT / "docs/guides/agents.md").read_text()
     match = re.search(r'CODEX = f"""(.*?)"""', suite, re.DOTALL)

@@ -98,7 +98,7 @@ for module in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, set[str]]:
+def loaded_modules() -> dict[str, set[str]]:
     """By module, what a process that imports it has loaded."""
     *others, loading, runner = ABSENT
     command = [sys.executable, "-P", "-c", LOAD, *others, "torch", loading, runner]
@@ -108,9 +108,9 @@ def loaded() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("module", ABSENT)
-def test_a_process_does_not_load(module: str, loaded: dict[str, set[str]]) -> None:
-    assert module.partition(",")[0] in loaded[module]
-    assert loaded[module] & ABSENT[module] == set()
+def test_a_process_does_not_load(module: str, loaded_modules: dict[str, set[str]]) -> None:
+    assert module.partition(",")[0] in loaded_modules[module]
+    assert loaded_modules[module] & ABSENT[module] == set()
 
 
 def test_a_router_reads_a_gguf_file_without_numpy(tmp_path: Path) -> None:

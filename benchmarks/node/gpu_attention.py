@@ -142,7 +142,7 @@ def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any
     return attend | {"BLOCK_N": tile}, combine
 
 
-def measured(load: AttentionLoad) -> Iterator[dict[str, Any]]:
+def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:
     """Yield rows for ``report.write`` as they are measured."""
     limit, plain = copied(load), 0.0
     sweeps = {}
@@ -177,7 +177,7 @@ def main() -> int:
         print("gpu_attention: there is no CUDA device here, so there is nothing to measure")
         return 1
     rows = []
-    for row in measured(EMULATED if emulated else ON_GPU):
+    for row in measure(EMULATED if emulated else ON_GPU):
         print(f"{row['metric']}: {row['value']:.3g} {row['unit']}  {row['against']}", flush=True)
         rows.append(row)
         if not emulated:

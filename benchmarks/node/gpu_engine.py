@@ -267,7 +267,7 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
 # ---- the run -----------------------------------------------------------------------------------
 
 
-def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
+def measure(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
     """Yield rows for ``report.write`` as they are measured."""
     copied, product = limits(load)
     yield _row("copy on the GPU, read and written", copied / 1e12, "TB/s")
@@ -315,7 +315,7 @@ def main() -> int:
         print("gpu_engine: there is no CUDA device here, so there is nothing to measure")
         return 1
     rows = []
-    for row in measured(EMULATED if emulated else ON_GPU, emulated):
+    for row in measure(EMULATED if emulated else ON_GPU, emulated):
         print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {row['against']}", flush=True)
         rows.append(row)
         # Printed at once, so that a failure or a time limit loses no earlier result.

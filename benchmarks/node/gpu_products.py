@@ -247,11 +247,11 @@ def mixtures(load: ProductLoad, copy: float) -> Iterator[dict[str, Any]]:
         for rows in load.expert_rows:
             x = torch.randn(rows, load.expert_shape[1], device=load.device, dtype=dtype_of(load))
             scores = torch.rand(rows, load.experts, device=load.device)
-            weights, chosen = scores.topk(load.chosen)
+            weights, selected = scores.topk(load.chosen)
             out = torch.zeros_like(x)
-            work = lambda e=experts, a=(x, weights, chosen, out): e(*a)  # noqa: E731
+            work = lambda e=experts, a=(x, weights, selected, out): e(*a)  # noqa: E731
             duration, eager = seconds(load, work), eager_seconds(load, work)
-            read = len(chosen.unique()) * size
+            read = len(selected.unique()) * size
             yield {
                 "metric": f"experts {name}, {rows} rows",
                 "value": duration * 1e6,
@@ -283,7 +283,7 @@ def compile_all() -> None:
     print(f"{len(cases)} kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def measured(load: ProductLoad) -> Iterator[dict[str, Any]]:
+def measure(load: ProductLoad) -> Iterator[dict[str, Any]]:
     """All rows."""
     copy = copied(load)
     yield {"metric": "copy, read and written", "value": copy / 1e12, "unit": "TB/s"}
@@ -305,7 +305,7 @@ def main() -> int:
         compile_all()
     rows = []
     with torch.inference_mode():
-        for row in measured(EMULATED if emulated else ON_GPU):
+        for row in measure(EMULATED if emulated else ON_GPU):
             share = f"{row['ratio']:.2f} of a copy, " if "ratio" in row else ""
             text = f"{share}{row.get('against', '')}"
             print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {text}", flush=True)

@@ -147,7 +147,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rounds = range(options.rounds)
 
     def best(one: Callable[[], Passed]) -> Passed:
-        return max((one() for _ in rounds), key=lambda passed: passed.tokens_per_second)
+        return max((one() for _ in rounds), key=lambda result: result.tokens_per_second)
 
     physical = best(lambda: of_bare(options, cores))
     streamed = best(lambda: of_router(options, cores))

@@ -1,4 +1,4 @@
-"""The rate of streams that decode together, through the Python API."""
+"""Decode rate of concurrent streams, through the Python API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions for the engine on an H100, made before it ran on one, and the table of both.
+"""Predictions for the engine on an H100, made before the first run, next to measurements.
 
     python -m tandem.benchmarks.support.gpu_predictions > benchmarks/results/GPU.md
 
@@ -70,7 +70,7 @@ UNMEASURED = "to be measured"
 
 
 def table(values: Mapping[str, float]) -> str:
-    """Predictions as Markdown, beside what was measured."""
+    """Predictions and measurements as a Markdown table."""
     lines = [
         "# The engine on a GPU: predicted for one H100, and measured",
         "",

@@ -104,7 +104,7 @@ def carriers_of(
 
 
 def _await(end: TransportEnd, poller: zmq.Poller) -> None:
-    """Wait until there may be work; briefly, if the carrier must be polled."""
+    """Wait until there may be work, only briefly if the carrier must be polled."""
     poller.poll(1 if end.needs_polling else 1000)
 
 
@@ -114,7 +114,7 @@ def _register(end: TransportEnd, poller: zmq.Poller) -> None:
 
 
 class SendingEnd:
-    """A sending end with one peer, and the frames that are lent to it."""
+    """A sending end with one peer, and the frames in flight to it."""
 
     def __init__(self, carrier: str, device: Device | None = None) -> None:
         self._carriers = carriers_of(SENDER, carrier, sends=True, device=device)
@@ -144,7 +144,7 @@ class SendingEnd:
         _register(self._listener, self._poller)
 
     def slot(self) -> Any:
-        """A slot that may be written."""
+        """A free slot of the ring."""
         self.lend_at_most(self._listener.slots_for(self._peer) - 1)
         slot = self._ring.acquire()
         assert slot is not None
@@ -155,7 +155,7 @@ class SendingEnd:
         self._in_flight.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
 
     def lend_at_most(self, frames: int) -> None:
-        """Wait until the peer holds no more than that many."""
+        """Wait until at most ``frames`` are in flight."""
         while len(self._in_flight) > frames:
             _await(self._listener, self._poller)
             self._listener.receive_control(time.monotonic())

@@ -9,7 +9,8 @@ import psutil
 
 
 class Neighbours:
-    """From its making on: what ran on ``cores`` besides this process and its children."""
+    """CPU use on ``cores`` by processes other than this one and its children, since
+    construction."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)

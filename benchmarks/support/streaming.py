@@ -16,7 +16,7 @@ REQUEST_SECONDS = 1800.0
 
 @contextmanager
 def connected(port: int) -> Iterator[ApiServer]:
-    """A server on this machine."""
+    """Connect to a server on this machine."""
     client = HttpClient(Target.of_url(f"http://127.0.0.1:{port}"))
     try:
         yield ApiServer(client, request_seconds=REQUEST_SECONDS)

@@ -116,7 +116,7 @@ async def test_a_refused_connection_is_in_the_response_and_an_error_of_the_comma
         await server.first_model()
 
 
-async def test_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
+async def test_certificates_are_checked_by_default(tmp_path: Path) -> None:
     papers = issue(tmp_path, "127.0.0.1")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(papers.cert, papers.key)

@@ -303,7 +303,7 @@ async def test_a_prompt_in_mid_stream_does_not_queue_here() -> None:
     assert (await world.run(busy)).reason == "faster here"
 
 
-async def test_what_cannot_end_in_time_is_not_begun() -> None:
+async def test_a_transfer_that_cannot_end_in_time_is_not_started() -> None:
     world = TransferWorld({"a": None})
     world.seconds = 1.5
     slow = pb.PrefillCandidate(node_id="a", address="a", prefill_tokens_per_second=50)

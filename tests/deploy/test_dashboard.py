@@ -19,7 +19,7 @@ BY = re.compile(r"by \(([^)]*)\)")
 WIDTH = 24
 
 
-def known() -> dict[str, set[str]]:
+def known_series() -> dict[str, set[str]]:
     """Every series by name, with its labels."""
     series: dict[str, set[str]] = {}
     for _, registry, added in registries():
@@ -40,7 +40,7 @@ def known() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    return known()
+    return known_series()
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])

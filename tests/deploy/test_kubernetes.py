@@ -200,7 +200,7 @@ def test_pods_outlive_their_drain(manifests: list[d.Object]) -> None:
         options = part.parse()
         longest = options["drain_timeout"] + options.get("shutdown_delay", 0)
         assert d.pod(workload)["terminationGracePeriodSeconds"] >= longest + 30, part.where
-        # An answer may take minutes, and `tandem nodes role` gives a prefill node answers too.
+        # A response may take minutes, and `tandem nodes role` can make a prefill node decode too.
         assert options["drain_timeout"] >= 600
         if part.command == "router":
             assert options["shutdown_delay"] >= 10, "longer than endpoints take to be told"

@@ -18,7 +18,7 @@ from tandem.shared.telemetry.prefill_origin import LocalReason
 from tandem.tests.support.metrics import registries
 
 from . import deployment as d
-from .test_dashboard import known
+from .test_dashboard import known_series
 
 MONITORING = d.DEPLOY / "monitoring"
 (RULE_FILE,) = d.documents(MONITORING / "rules.yaml")
@@ -29,7 +29,7 @@ TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "tande
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    return known() | {"up": set()}
+    return known_series() | {"up": set()}
 
 
 def selectors(expression: Any) -> Iterator[Any]:

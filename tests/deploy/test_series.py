@@ -11,7 +11,7 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.telemetry.metrics import Metrics
 
 from .deployment import DEPLOY, ROOT
-from .test_dashboard import known
+from .test_dashboard import known_series
 
 ROW = re.compile(r"^\| ((?:`[\w:{},]+`(?:, )?)+) \| (R|N|R N|R, N) \|", re.M)
 NAME = re.compile(r"`([\w:]+)(?:\{([\w,]+)\})?`")
@@ -31,7 +31,7 @@ def test_the_table_is_read() -> None:
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    return known()
+    return known_series()
 
 
 @pytest.mark.parametrize(("name", "labels"), NAMED, ids=[name for name, _ in NAMED])

@@ -238,7 +238,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
         ("vocab.txt", "WordPiece"),
     ],
 )
-def test_the_kind_of_a_tokenizer_is_told_and_why_one_is_refused(
+def test_the_tokenizer_kind_and_the_reason_of_a_rejection_are_shown(
     hub: FakeHub, root: Path, file: str, kind: str
 ) -> None:
     """Before any weights are downloaded."""

@@ -333,7 +333,7 @@ async def test_no_more_nodes_are_met_than_max_peers() -> None:
         await peers.greet(other.candidate)
 
 
-async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed() -> None:
+async def test_the_number_of_remembered_canaries_is_bounded() -> None:
     async with peers_of_node(max_peers=1) as (peers, vet, _), prefill() as one, prefill() as other:
         other.node_id = "q"
         for fake in (one, other, one):

@@ -111,7 +111,7 @@ def memory(cluster: TestCluster) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(aggregated: TestCluster) -> list[list[int]]:
-    """The bystanders' answers when they run alone."""
+    """The bystanders' outputs when they run alone."""
     return [streamed_tokens(aggregated, seed, TOKENS) for seed in SEEDS]
 
 
@@ -160,7 +160,7 @@ def test_bad_requests_are_refused_while_others_stream(
 SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(50)}}
 
 
-# Answers with logprobs of all kinds, as large as they may be here, and bodies that take long.
+# Responses with logprobs of all kinds at their maximum size, and bodies that are slow to parse.
 HEAVY: dict[str, tuple[str, Any, int]] = {
     "logprobs": (
         CHAT,
@@ -243,7 +243,7 @@ def scrape(cluster: TestCluster) -> None:
 
 @contextmanager
 def always_alive(cluster: TestCluster) -> Iterator[None]:
-    """Asks the router all the time, and fails when an answer was late."""
+    """Requests the router continuously, and fails if a response was late."""
     done, latest = threading.Event(), 0.0
 
     def ask() -> None:

@@ -90,7 +90,7 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     # During: requests are under way while it dies.
     with ThreadPoolExecutor(8) as pool:
         under_way = [pool.submit(greedy, cluster, seed % 4) for seed in range(16)]
-        until(lambda: under_way[0].done(), "the first answer")
+        until(lambda: under_way[0].done(), "the first response")
         pair.prefill.kill()
         for index, future in enumerate(under_way):
             assert future.result() == want[index % 4]

@@ -194,7 +194,7 @@ class Campaign:
 
 
 def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> StreamResult:
-    """Stream the answer to its end: that is where a request is lost first."""
+    """Stream the output to its end: that is where a lost request shows first."""
     connection = open_request(
         cluster, tokens, stream=True, max_tokens=count, temperature=0, return_token_ids=True
     )
@@ -205,7 +205,7 @@ def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> StreamR
 
 
 def reference(alone: TestCluster, tokens: list[int], count: int = OUTPUT) -> list[int]:
-    """The answer of a node that prefills for itself; it must never change."""
+    """The output of a node that prefills locally; it must never change."""
     body = alone.complete(
         tokens, max_tokens=count, temperature=0, ignore_eos=True, return_token_ids=True
     )

@@ -74,7 +74,7 @@ class Machines:
         return ""
 
     def check(self, seed: int, alone: TestCluster) -> float:
-        """Ask for tokens and compare them; when the answer had come."""
+        """Request tokens and compare them; returns the time at which the response ended."""
         tokens = prompt(seed, LENGTH)
         result = ask(self.cluster, tokens)
         assert (result.tokens, result.error) == (reference(alone, tokens), "")

@@ -79,7 +79,7 @@ def test_a_request_outlives_a_cut_between_router_and_node(
 
 
 @pytest.mark.parametrize("fault", ["cut", "killed"])
-def test_a_stream_that_has_begun_is_continued_by_the_other_node(
+def test_a_started_stream_continues_on_the_other_node(
     fault: str, campaign: Campaign, aggregated: TestCluster
 ) -> None:
     tokens = campaign.new_prompt()

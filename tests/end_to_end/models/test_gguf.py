@@ -72,7 +72,7 @@ def test_serve_takes_a_file_of_the_hub_by_f(
 def serve_once(
     model: list[str], folder: Path, environment: dict[str, str]
 ) -> tuple[str, list[list[int]]]:
-    """The name of a model that is served, and its answers to ``BATCH``."""
+    """The name of the served model, and its outputs for ``BATCH``."""
     command = ["serve", *model, "--port=0"]
     options = [
         "--prefill-nodes=1",

@@ -28,7 +28,7 @@ TOKENS = 12
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    """The answer of transformers."""
+    """The outputs of transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)

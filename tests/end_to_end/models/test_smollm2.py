@@ -36,7 +36,7 @@ def file() -> Path:
 
 @pytest.fixture(scope="module")
 def expected(file: Path) -> list[str]:
-    """The answers of transformers, with the dequantised weights of the file."""
+    """The outputs of transformers, with the dequantised weights of the file."""
     tokenizer = Tokenizer.load(open_source(file).tokenizer_files())
     model = transformers_model(file)
     texts = []

@@ -80,7 +80,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
     stop = threading.Event()
 
     def load(seed: int) -> int:
-        """Answers counted until the end; each must be what it was before."""
+        """Count outputs until the end; each must equal the previous one."""
         count = 0
         while not stop.is_set():
             assert greedy(four, seed) == want[seed]

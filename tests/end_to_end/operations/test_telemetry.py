@@ -54,7 +54,7 @@ def cluster(
 
 
 def ask(cluster: TestCluster, body: Any, **headers: str) -> tuple[int, str, bytes]:
-    """Status, request id and body of the answer."""
+    """Status, request id and body of the response."""
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
     base = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     extra = {key.replace("_", "-"): value for key, value in headers.items()}

@@ -76,7 +76,7 @@ def tokens_and_logprobs(body: dict[str, Any]) -> Drawn:
 
 @pytest.fixture(scope="package")
 def alone(aggregated: TestCluster) -> Callable[[str, int], Drawn]:
-    """The answers of a node that prefills for itself; each batch is sent once for all carriers."""
+    """The outputs of a node that prefills locally; each batch is sent once for all carriers."""
 
     @functools.cache
     def ask(variant: str, seed: int) -> Drawn:

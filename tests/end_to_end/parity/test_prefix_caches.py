@@ -36,7 +36,8 @@ def choices(cluster: TestCluster, tokens: list[int], n: int) -> tuple[list[Any],
 
 
 def check(cluster: TestCluster, reference: TestCluster, n: int) -> list[list[dict[str, Any]]]:
-    """Each prompt twice; every answer as the reference gives it. Returns the accounts."""
+    """Send each prompt twice and compare every output with the reference. Returns the token
+    counts."""
     accounts = []
     for length in LENGTHS:
         tokens = prompt(10 * n + length, length)

@@ -24,7 +24,7 @@ full_only = pytest.mark.asked_for("TANDEM_TEST_EXTENT")
 
 
 def texts(cluster: TestCluster, number: int, schema: dict[str, Any]) -> list[str]:
-    """The answers to one schema: streamed, alone, or several at once."""
+    """The outputs for one schema: streamed, alone, or several at once."""
     constraint = {"json": schema, "disable_any_whitespace": True}
     fields = FIELDS | {"seed": number, "structured_outputs": constraint}
     tokens = prompt(number, 20)
@@ -73,7 +73,7 @@ def test_on_two_ranks_of_each_kind(tmp_path: Path, tiny_model: str) -> None:
 
 @full_only
 def test_after_the_death_of_a_node(tmp_path: Path, tiny_model: str) -> None:
-    """Answers that nobody has seen begin again on the other node."""
+    """Outputs of which nothing was sent restart on the other node."""
     count = 64
     with running(tmp_path, tiny_model) as cluster, ThreadPoolExecutor(count) as pool:
         cluster.start_router()

@@ -116,7 +116,7 @@ class ServedCluster:
         until(lambda: len(self.nodes()) == count, f"{count} nodes", START_SECONDS)
 
     def open(self, seed: int, **fields: Any) -> Any:
-        """The answer to a request, to be read."""
+        """The response to a request, not read yet."""
         body = {
             "prompt": prompt(seed, PROMPT_TOKENS),
             "max_tokens": 20,
@@ -173,8 +173,8 @@ class ServedCluster:
 
     @contextmanager
     def under_load(self) -> Iterator[Callable[[], None]]:
-        """Requests run before, during and after the block, and each gets its right answer. Yields
-        a function that waits until every client has had further answers."""
+        """Requests run before, during and after the block, and each gets the right output. Yields a
+        function that waits until every client has had further responses."""
         want = [self.complete(seed) for seed in range(CLIENTS)]
         done = Event()
         num_completed = [0] * CLIENTS
@@ -268,7 +268,7 @@ def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
 
 @contextmanager
 def disturbed(serve: ServedCluster, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
-    """Processes of a node are stopped while streams and requests run, all of which are answered."""
+    """Stop processes of a node while streams and requests run, all of which must complete."""
     seeds, log = [10, 11], serve.log_text()
     want = [serve.long_output(seed) for seed in seeds]
     serve.wait_at_rest()

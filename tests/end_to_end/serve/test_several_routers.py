@@ -45,7 +45,7 @@ class TwoRouters:
     def nodes(self, number: int) -> float:
         return metric(self.page(number), "tandem_node_up")
 
-    def served(self, number: int) -> float:
+    def num_requests(self, number: int) -> float:
         return metric(self.page(number), "vllm:e2e_request_latency_seconds_count")
 
     @contextmanager
@@ -91,7 +91,7 @@ def complete(connection: Connection) -> int:
 
 
 def ask(connection: Connection, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The answer to a GET, or to a POST with a ``body``."""
+    """The response to a GET, or to a POST with a ``body``."""
     headers = {"content-type": "application/json"}
     payload = None if body is None else json.dumps(body)
     connection.request("GET" if body is None else "POST", path, payload, headers)
@@ -115,7 +115,7 @@ def survives_the_death_of_a_router(two: TwoRouters, serves_again: Callable[[], b
     until(lambda: two.nodes(0) == two.nodes(1) == 1, "the node at both")
     with two.connections() as both:
         assert [complete(each) for each in both] == [200, 200]
-        until(lambda: two.served(0) == two.served(1) == 1, "the request of each")
+        until(lambda: two.num_requests(0) == two.num_requests(1) == 1, "the request of each")
         two.process(0).kill()
         until(lambda: not is_open(both[0]), "the end of its connections")
         assert complete(both[1]) == 200
@@ -123,12 +123,12 @@ def survives_the_death_of_a_router(two: TwoRouters, serves_again: Callable[[], b
             other = two.connect()
             assert complete(other) == 200
             other.close()
-        until(lambda: two.served(1) >= 2, "further requests of the other")
+        until(lambda: two.num_requests(1) >= 2, "further requests of the other")
     until(serves_again, "the router to be started again", START_SECONDS)
     assert two.nodes(0) == 1, "it takes connections once its node is back"
     with two.connections() as both:
         assert [complete(each) for each in both] == [200, 200]
-    until(lambda: two.served(0) >= 1, "a request of the new one")
+    until(lambda: two.num_requests(0) >= 1, "a request of the new one")
 
 
 def is_open(connection: Connection) -> bool:

@@ -30,7 +30,7 @@ def greedy(cluster: TestCluster, seed: int, count: int = 6) -> list[int]:
 
 
 def open_request(cluster: TestCluster, tokens: list[int], **fields: Any) -> Any:
-    """A sent request whose answer is not read yet."""
+    """A sent request whose response is not read yet."""
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
     body = {"prompt": tokens, "ignore_eos": True, **fields}
     connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})

@@ -224,13 +224,13 @@ class TestCluster:
     def wait_idle(self, *nodes: Part) -> None:
         """Until no block is owned or reserved and no transfer is live on these nodes."""
         for node in nodes:
-            until(lambda node=node: held(node) == 0, f"{node.log.name} to hold nothing")  # type: ignore[misc]
+            until(lambda node=node: num_held(node) == 0, f"{node.log.name} to hold nothing")  # type: ignore[misc]
 
 
 _NODE_LINE = r'node="((?:decode|prefill))-([^"]+)"'
 
 
-def held(node: Part) -> float:
+def num_held(node: Part) -> float:
     """Blocks owned or reserved and transfers live, by the node's own metrics."""
     text = node.metrics()
     names = ('tandem_kv_blocks{state="owned"}', 'tandem_kv_blocks{state="reserved"}')

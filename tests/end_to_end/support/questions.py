@@ -1,4 +1,4 @@
-"""Questions to published models, answered as transformers answers them."""
+"""Questions to published models, compared with transformers."""
 
 from __future__ import annotations
 

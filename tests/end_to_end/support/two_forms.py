@@ -13,7 +13,7 @@ import transformers
 SHAPE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 32}
 # As llama.cpp's Q4_K_M, which are mostly Q4_K: a part of these in six bits.
 Q4_K_M = {"blk.0.attn_v": "Q6_K", "blk.0.ffn_down": "Q6_K", "blk.": "Q4_K", "output": "Q6_K"}
-# What an answer is asked for with, so that it can be compared.
+# Request fields that make outputs comparable.
 FIELDS = {
     "max_tokens": 4,
     "temperature": 0,
