@@ -2,15 +2,15 @@
 
     python -m tandem.benchmarks.decode_steps
 
-This process decodes for eight sequences, over and over, while its data plane receives transfers
-from another process, which computes nothing: what is measured is what arriving KV costs the steps
-beside it. Each process has a core of its own, so receiving takes time from the steps as it does on
-a node that has as many threads as cores. Windows take turns:
+This process decodes eight sequences repeatedly while its data plane receives transfers from a
+second process that computes nothing, so the benchmark measures the cost of incoming KV for
+concurrent decode steps. Each process has its own core, so receiving competes with the steps as on a
+node with as many threads as cores. Windows alternate:
 
 - nothing arrives;
 - 100 MB/s, several times what a prefill node on such a core computes of this model (16 KiB a
   token);
-- as much as the carrier moves, where the two threads of the core share it; without a goal.
+- as fast as the carrier can send; no goal.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ ALLOWED_SECONDS = 1e-3
 
 @dataclass(slots=True)
 class StepWindow:
-    """Steps in seconds, and the bytes that arrived meanwhile."""
+    """Durations of the steps in seconds, and the bytes received meanwhile."""
 
     steps: list[float] = field(default_factory=list)
     received: int = 0
@@ -77,11 +77,11 @@ class StepWindow:
         return statistics.quantiles(self.steps, n=100)[98]
 
 
-# ---- what computes -----------------------------------------------------------------------------
+# ---- decoding -----------------------------------------------------------------------------
 
 
 def decoder(folder: Path) -> Callable[[], None]:
-    """One decode step for all sequences, of the same length each time."""
+    """Return a function that runs one decode step of all sequences, at a fixed context length."""
     blocks = -(-CONTEXT // BLOCK_SIZE)
     runner = build_runner(folder, dtype="float32", block_size=BLOCK_SIZE, num_blocks=ROWS * blocks)
     tables = [list(range(row * blocks, (row + 1) * blocks)) for row in range(ROWS)]
@@ -94,7 +94,7 @@ def decoder(folder: Path) -> Callable[[], None]:
     everybody = list(range(ROWS))
 
     def step() -> None:
-        # A sequence starts anew each time, so that no history grows.
+        # Each step uses new sequences, so the context does not grow.
         runner.execute(StepPlan(1, rows, specs, everybody))
 
     for _ in range(WARM_STEPS):
@@ -102,11 +102,11 @@ def decoder(folder: Path) -> Callable[[], None]:
     return step
 
 
-# ---- what arrives ------------------------------------------------------------------------------
+# ---- arrivals ------------------------------------------------------------------------------
 
 
 def send(pipe: Connection, carrier: str, core: int) -> None:
-    """The other process: sends a transfer for each number and rate received, until
+    """Entry point of the sending process: one transfer per (number, rate) received, until
     ``None``."""
     os.sched_setaffinity(0, {core})
     plane, events = plane_of("p", 1, TOKENS, carrier, listen=True, ranks=ON_HOST)
@@ -124,7 +124,7 @@ def send(pipe: Connection, carrier: str, core: int) -> None:
 
 
 class Arrivals:
-    """Transfers into this process, at a rate that can be changed."""
+    """Transfers into this process at an adjustable rate."""
 
     def __init__(self, carrier: str, core: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -146,7 +146,7 @@ class Arrivals:
         await_event(self._events, Received)
 
     def receive(self, rate: float, window: StepWindow, over: threading.Event) -> None:
-        """Bytes a second, until it is over."""
+        """Receive transfers at ``rate`` bytes a second until ``over`` is set."""
         while rate and not over.is_set():
             self.receive_one(rate)
             window.received += BYTES
@@ -160,7 +160,7 @@ class Arrivals:
 def measure(
     step: Callable[[], None], arrivals: Arrivals, rate: float, seconds: float
 ) -> StepWindow:
-    """One window."""
+    """Measure one window."""
     window, over = StepWindow(), threading.Event()
     receiver = threading.Thread(target=arrivals.receive, args=(rate, window, over))
     start = time.monotonic()
@@ -176,7 +176,8 @@ def measure(
 
 
 def rows(windows_by_rate: dict[str, list[StepWindow]], about: str) -> list[dict[str, Any]]:
-    """The report's. The goal of p99 is 1.1 times as long, or 1 ms more if that is longer."""
+    """Rows of the report. The goal for p99 is 1.1 times the idle p99 or 1 ms more, whichever is
+    longer."""
     results = []
     quiet = windows_by_rate[NOTHING]
     for name, windows in windows_by_rate.items():

@@ -1,13 +1,13 @@
-"""A router with a thousand nodes: does it keep them all, and does it stay responsive?
+"""A router with a thousand nodes: nodes dropped, and responsiveness.
 
 ``python -m tandem.benchmarks.fleet [--nodes N] [--seconds S]``
 
-Three processes: a real ``tandem router``; the nodes, simulated in one process by the project's own
-``Registration`` with a connection each (``fleet_nodes.py``); and this one, which asks for
-``/health`` twenty times a second and for ``/metrics`` every second, and counts what the router logs
-about lost nodes. The shares of a core that the first two took say which of them limits; when the
-simulation's own event loop is late by more than the router waits for a heartbeat (3 s less 1 s), it
-was the simulation that fell silent.
+Three processes: a real ``tandem router``; all nodes, simulated in one process by real
+``Registration`` objects with one connection each (``fleet_nodes.py``); and this one, which requests
+``/health`` twenty times a second and ``/metrics`` every second, and counts the lost nodes in the
+router's log. The CPU shares of the first two show which of them is the bottleneck. If the
+simulation's event loop is delayed by more than the heartbeat slack (3 s less 1 s), the simulation
+caused the missed heartbeats.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
 
 
 class MeasuredRouter:
-    """A router in a process of its own, or the launcher of several, that logs to ``log``; in a
-    session of its own if ``apart``, as several are.
+    """A router process, or the launcher of several, that logs to ``log``; in its own session if
+    ``apart``, as launched routers are.
 
-    Linux schedules sessions as groups, and on a busy machine a process alone in its session takes
-    half as much CPU time again for the same work.
+    Linux schedules sessions as groups: on a busy machine a process alone in its session uses 50 %
+    more CPU time for the same work.
     """
 
     def __init__(self, log: Path, nodes: int, *more_flags: str, apart: bool = False) -> None:
@@ -77,7 +77,7 @@ class MeasuredRouter:
         self._stat = psutil.Process(self.process.pid)
 
     def memory(self) -> float:
-        """Resident, in MB."""
+        """Resident memory in MB."""
         return float(self._stat.memory_info().rss) / 1e6
 
     def cpu_seconds(self) -> float:
@@ -85,7 +85,7 @@ class MeasuredRouter:
         return float(times.user + times.system)
 
     def lost(self) -> int:
-        """Nodes that it has dropped for their silence."""
+        """Number of nodes dropped for missed heartbeats."""
         return len(LOST.findall(self._log.read_text()))
 
     def stop(self) -> None:
@@ -98,8 +98,8 @@ class MeasuredRouter:
 
 
 class Probe(threading.Thread):
-    """Asks for ``path`` every ``period`` seconds and remembers how late each answer was, from the
-    moment at which it was due."""
+    """Requests ``path`` every ``period`` seconds and records each response's delay after its
+    scheduled time."""
 
     def __init__(self, port: int, path: str, period: float) -> None:
         super().__init__(daemon=True)
@@ -116,9 +116,9 @@ class Probe(threading.Thread):
             start = max(due, time.monotonic())
             try:
                 connection.request("GET", self._path)
-                answer = connection.getresponse()
-                self.body = answer.read()
-                self.failures += answer.status != 200
+                response = connection.getresponse()
+                self.body = response.read()
+                self.failures += response.status != 200
             except (OSError, http.client.HTTPException):
                 self.failures += 1
                 connection.close()
@@ -133,7 +133,7 @@ class Probe(threading.Thread):
 
 @contextmanager
 def _nodes(router: MeasuredRouter, options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
-    """The simulation, once all of its nodes have joined."""
+    """Start the simulation and wait until all of its nodes have joined."""
     counts = [
         f"--{name}={getattr(options, name)}" for name in ("nodes", "keys", "changes", "links")
     ]
@@ -167,14 +167,14 @@ def _nodes(router: MeasuredRouter, options: argparse.Namespace) -> Iterator[subp
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """The fleet's figures after ``options.seconds``."""
+    """Run the fleet for ``options.seconds`` and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         router = MeasuredRouter(Path(folder) / "router.log", options.nodes)
         try:
             with _nodes(router, options) as nodes:
                 time.sleep(
                     min(SETTLE_SECONDS, options.seconds)
-                )  # until the last to join have reported their prefixes
+                )  # until the last nodes have reported their prefixes
                 return _watch(router, nodes, options)
         finally:
             router.stop()
@@ -190,22 +190,22 @@ def _watch(
     lost, cpu, start = router.lost(), router.cpu_seconds(), time.monotonic()
     for probe in (health, scrape):
         probe.start()
-    most, oldest = 0.0, 0.0
+    peak, oldest = 0.0, 0.0
     while time.monotonic() - start < options.seconds:
         time.sleep(min(1.0, options.seconds))
-        most = max(most, router.memory())
+        peak = max(peak, router.memory())
         oldest = max([oldest, *(float(age) for age in AGE.findall(scrape.body))])
     elapsed = time.monotonic() - start
     for probe in (health, scrape):
         probe.stop()
     others = neighbours.share()
     output, _ = nodes.communicate("", timeout=RPC_SECONDS)
-    counted = json.loads(output)
-    for trouble, count in counted["troubles"].items():
+    report = json.loads(output)
+    for trouble, count in report["troubles"].items():
         print(f"{count} x {trouble}", file=sys.stderr)
     return {
         "dropped": router.lost() - lost,
-        "joined again": counted["joins"] - options.nodes,
+        "joined again": report["joins"] - options.nodes,
         "listed": scrape.body.count(b"tandem_node_up{"),
         "failed probes": health.failures + scrape.failures,
         "health median": statistics.median(health.late),
@@ -214,10 +214,10 @@ def _watch(
         "scrape p99": percentile(scrape.late, 99),
         "scrape bytes": len(scrape.body),
         "oldest heartbeat": oldest,
-        "memory": most,
+        "memory": peak,
         "router cores": (router.cpu_seconds() - cpu) / elapsed,
-        "simulation cores": counted["cpu_seconds"] / elapsed,
-        "simulation late": counted["late"],
+        "simulation cores": report["cpu_seconds"] / elapsed,
+        "simulation late": report["late"],
         "others": others,
     }
 
@@ -249,7 +249,7 @@ def rows(options: argparse.Namespace, figures: dict[str, float]) -> list[dict[st
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options; of the command line if there are no ``arguments``."""
+    """Parse ``arguments``, by default the command line's."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -2,12 +2,12 @@
 
     python -m tandem.benchmarks.handoff_blocks
 
-Whole transfers between two ranks' real caches, with all blocks side by side on both sides, and with
-all of them in random order, in turns. Full caches give out blocks of the second kind.
+Whole transfers between the real caches of two ranks, alternating between contiguous blocks on both
+sides and blocks in random order, as a full cache allocates them.
 
-With ``--cpu-kernels compiled``, whose copies request what they read ahead and write past the CPU's
-caches. By numpy, one core copies pieces of 4 KiB, a head of a block, at 7 to 9 GB/s in random order
-and at 13 in sequence, and the ratio over shared memory was 0.67 to 0.76.
+Uses ``--cpu-kernels compiled``, whose copies prefetch reads and use non-temporal stores. With
+numpy, one core copies 4 KiB pieces (one head of a block) at 7 to 9 GB/s in random order and at 13
+GB/s in sequence, and the ratio over shared memory was 0.67 to 0.76.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m tandem.benchmarks.handoff_cuda_ipc
 
-Three variants take turns: a copy within the GPU in one process, the carrier alone (out of the
-sender's ring into the receiver's slot), and whole transfers (pack, sums, carrier, sums, scatter).
-Without a GPU it says so, and ends well. ``--device emulation`` runs it over memory of the CPU, to
-see that it works; that measures nothing, and writes no result.
+Three variants alternate: a copy within the GPU in one process, the carrier alone (from the sender's
+ring into the receiver's slot), and whole transfers (pack, checksum, carrier, verify, scatter).
+Without a GPU it prints a note and exits with status 0. ``--device emulation`` runs it in CPU memory
+as a smoke test; it measures nothing and writes no result.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m tandem.benchmarks.handoff_nixl
 
-On one host the library copies from one process into the other (CMA) where the system lets it;
-``UCX_TLS=tcp`` makes it use TCP. It says nothing of RDMA, which has its own hardware.
+On one host the library copies between processes with CMA where the system permits it;
+``UCX_TLS=tcp`` selects TCP. The results do not apply to RDMA hardware.
 """
 
 from __future__ import annotations

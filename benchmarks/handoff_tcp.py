@@ -119,7 +119,8 @@ def wire_receiver(pipe: Connection, size: int, rounds: int) -> None:
 
 
 def checksum_rate(size: int) -> float:
-    """GB/s, frame by frame over staging slots that were filled a moment ago, as in a transfer."""
+    """Checksum rate in GB/s, frame by frame over recently filled staging slots, as in a
+    transfer."""
     source, slots = np.ones(size, np.uint8), np.empty((WINDOW // MIB, MIB), np.uint8)
     elapsed = 0.0
     for number in range(size // MIB):

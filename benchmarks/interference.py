@@ -1,10 +1,10 @@
-"""The effect of one long prompt on the streams that run meanwhile, by ways to use two cores.
+"""The effect of one long prompt on concurrent streams, for several ways to use two cores.
 
     python -m tandem.benchmarks.interference
     python -m tandem.benchmarks.interference --model FILE.gguf --llama-server PATH
 
-What is measured, and how, is in ``tandem.bench.interference``: `tandem bench interference` does the
-same to any URL. Every side has the same two cores and the same weights:
+The method is that of ``tandem.bench.interference`` (`tandem bench interference` runs it against any
+URL). Every side has the same two cores and the same weights:
 
 - disaggregated: a prefill node on one core and a decode node on the other, one thread each;
 - aggregated: one node on both cores, two threads, with the default ``--itl-target``;
@@ -53,7 +53,7 @@ PROMPTS = IdPrompts(range(1_000, 30_000))
 
 @dataclass(frozen=True, slots=True)
 class RunningSide:
-    """A running side: where it listens, and fields that its requests need besides."""
+    """A running side: its URL, and extra request fields."""
 
     name: str
     port: int
@@ -79,7 +79,7 @@ def llama_server(
     try:
         health = f"http://127.0.0.1:{port}/health"
         until(lambda: '"ok"' in get(health), "llama.cpp's server", seconds=START_SECONDS)
-        # Otherwise it compares each prompt with the previous one.
+        # Otherwise llama.cpp reuses the prefix of the previous prompt.
         yield RunningSide("llama.cpp", port, {"cache_prompt": False})
     finally:
         process.kill()  # a SIGTERM would finish running requests first
@@ -91,7 +91,7 @@ def llama_server(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAttack:
-    """An attack, and the share of the cores that other processes took meanwhile."""
+    """An attack, and the share of the cores used by other processes during it."""
 
     attack: Attack
     others: float
@@ -127,7 +127,7 @@ SCENES: tuple[tuple[str, int, tuple[str, str, str]], ...] = (
 def compare(
     servers: dict[str, RunningSide], prompt_tokens: int, rounds: int
 ) -> dict[Any, list[MeasuredAttack]]:
-    """Every scene whose side runs, in turn, ``rounds`` times."""
+    """Measure every scene whose side runs, in turn, ``rounds`` times."""
     scenes = [(name, victims) for name, victims, _ in SCENES if name in servers]
     results: dict[Any, list[MeasuredAttack]] = {scene: [] for scene in scenes}
     for number in range(-1, rounds):

@@ -1,18 +1,18 @@
-"""From the last KV of a prompt to the client's first token.
+"""Latency from the last KV of a prompt to the client's first token.
 
     python -m tandem.benchmarks.last_kv
 
-A prefill node on one core and a decode node on the other answer prompts, one after another: on an
-idle decode node and beside a stream, in turns. The decode node's trace says when the last KV was
-committed, the client when the first token came. The time between is compared with one decode step,
-which is the median time between two tokens in the same round, and 10 ms. Beside a stream half a
-step is added: the prompt's last token has to wait for the step that is running, and half of it is
-left on average. The same without that half is shown too, without a goal.
+A prefill node on one core and a decode node on the other serve one prompt at a time, alternately on
+an idle decode node and beside a stream. The decode node's trace gives the time at which the last KV
+was committed, the client the arrival of the first token. The difference is compared with 10 ms plus
+one decode step (the median inter-token time of the same round). Beside a stream half a step is
+added, because the prompt's last token waits for the running step. The ratio without that half step
+is reported too, without a goal.
 
-Each prompt is then sent again. Now its KV is in the prefill node's cache, and not on the decode
-node, which keeps none: the transfer is KV on its way, and besides what transfers themselves cost.
-The router's log says how much of that was queue and greeting; on the decode node it is what is more
-than a step after the last KV.
+Each prompt is then sent again. Its KV is now cached on the prefill node but not on the decode node,
+which keeps none, so the time is that of moving KV plus the overhead of a transfer. The router's log
+gives the queueing and greeting part of that overhead; on the decode node, the overhead is the time
+beyond one step after the last KV.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ IDLE, BESIDE = "on an idle decode node", "beside a stream"
 
 @dataclass(frozen=True, slots=True)
 class PromptTimes:
-    """Seconds of one prompt."""
+    """Timings of one prompt, in seconds."""
 
-    steps: float  # allowed for the first token: its own step, and half of one of a stream
+    steps: float  # allowance for the first token: its own step, plus half a step of a stream
     step: float  # the median time between two tokens after the first
     after: float  # from the commit of the last KV to the client's first token
     before: float  # queue and greeting
@@ -62,17 +62,17 @@ class PromptTimes:
     moving: float  # the KV of that transfer
 
     def ratio(self, steps: float) -> float:
-        """Over so many steps and 10 ms."""
+        """Latency over the allowed steps plus 10 ms."""
         return self.after / (steps * self.step + ALLOWED_SECONDS)
 
     @property
     def share(self) -> float:
-        """All that is not KV over the KV."""
+        """Transfer overhead relative to the time for the KV."""
         return self.control / max(self.moving, 1e-9)
 
 
 class Log:
-    """The router's lines about prompts that a prefill node has computed."""
+    """The router's log lines about remotely prefilled prompts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,14 +90,14 @@ class Log:
 
 
 class Commits:
-    """The decode node's transfers, as it traces them."""
+    """The decode node's transfer traces."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._read = 0
 
     def next(self) -> float:
-        """When the next one was committed, by ``time.perf_counter``."""
+        """Commit time of the next transfer, by ``time.perf_counter``."""
         until(lambda: len(self._all()) > self._read, "the trace of the transfer")
         at = self._all()[self._read] / 1e9
         self._read += 1
@@ -110,7 +110,7 @@ class Commits:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The cluster, and what it says about each prompt."""
+    """The cluster, and its records of each prompt."""
 
     server: ApiServer
     log: Log
@@ -120,12 +120,12 @@ class Measured:
 async def ask(
     cluster: Measured, seed: str, tokens: int, stream: MeasuredResponse | None
 ) -> PromptTimes:
-    """One prompt, and what its first token waited for."""
+    """Send one prompt; returns its timings."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
-    received = await complete(cluster.server, prompt, RESPONSE_TOKENS)
+    response = await complete(cluster.server, prompt, RESPONSE_TOKENS)
     phases = await asyncio.to_thread(cluster.log.next)
     committed = await asyncio.to_thread(cluster.commits.next)
-    times = received.times if stream is None else stream.times[-RESPONSE_TOKENS:]
+    times = response.times if stream is None else stream.times[-RESPONSE_TOKENS:]
     step = statistics.median(later - earlier for earlier, later in pairwise(times))
     await complete(cluster.server, prompt, 1)
     cached = await asyncio.to_thread(cluster.log.next)
@@ -133,7 +133,7 @@ async def ask(
     return PromptTimes(
         steps=1.0 if stream is None else 1.5,
         step=step,
-        after=received.arrivals[0] - committed,
+        after=response.arrivals[0] - committed,
         before=_sum(phases, "queue", "greet"),
         exposed=_sum(phases, "transfer"),
         control=_sum(cached, "queue", "greet") + max(0.0, _sum(cached, "step") - step),
@@ -142,39 +142,39 @@ async def ask(
 
 
 def _sum(phases: dict[str, float], *names: str) -> float:
-    """The log leaves out phases that took no time."""
+    """Sum of the phases; the log omits phases of zero duration."""
     return sum(phases.get(name, 0.0) for name in names)
 
 
 async def take_turns(
     port: int, log: Log, commits: Commits, tokens: int, rounds: int
 ) -> dict[str, list[PromptTimes]]:
-    """The same number of prompts on an idle node and beside a stream. The first of each warms."""
-    answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
+    """Alternate prompts on an idle node and beside a stream. The first of each is a warm-up."""
+    responses: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
     with connected(port) as server:
         cluster = Measured(server, log, commits)
         for number in range(rounds + 1):
-            answers[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
+            responses[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
             prompt = list(range(number, number + STREAM_PROMPT))
             body = greedy_body(server, prompt, STREAM_TOKENS)
             async with running(
                 server, [body], warm_tokens=RESPONSE_TOKENS, remedy="raise STREAM_TOKENS"
             ) as streams:
                 beside = await ask(cluster, f"beside {number}", tokens, streams.responses[0])
-            answers[BESIDE].append(beside)
-    return {name: several[1:] for name, several in answers.items()}
+            responses[BESIDE].append(beside)
+    return {name: several[1:] for name, several in responses.items()}
 
 
 def apart(collector: Collector) -> Side:
-    """A core each. The decode node traces its transfers."""
+    """A prefill and a decode node on one core each; the decode node traces its transfers."""
     traced = (*FORGETFUL, f"--otlp-endpoint={collector.url}")
     return Side("apart", (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), traced)))
 
 
-def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
-    """The report's: medians, in milliseconds."""
+def rows(responses: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
+    """Rows of the report: medians in milliseconds."""
     results = []
-    for where, several in answers.items():
+    for where, several in responses.items():
         steps = several[0].steps
         step, allowed = 1e3 * statistics.median(one.step for one in several), 1e3 * ALLOWED_SECONDS
         after = 1e3 * statistics.median(one.after for one in several)
@@ -226,11 +226,11 @@ def main() -> None:
             serving(apart(collector), cores, model, logs, "--cpu-kernels=compiled") as port,
         ):
             log, commits = Log(logs / "router.log"), Commits(collector)
-            answers = asyncio.run(
+            responses = asyncio.run(
                 take_turns(port, log, commits, options.prompt_tokens, options.rounds)
             )
     about = f"{count / 1e6:.0f} M parameters, prompts of {options.prompt_tokens:,} tokens"
-    publish("last_kv", rows(answers, about), dry=options.dry)
+    publish("last_kv", rows(responses, about), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Loading of weights beside reading their files, and the memory that it takes.
+"""Loading of weights compared with reading their files, and its memory use.
 
     python -m tandem.benchmarks.loading [--only bf16 Q8_0 Q4_K_M q4k]
 
-Each model of 1.2 GB is loaded, packed for the CPU's products, in a process of its own with the
-environment of a rank. Loads and reads take turns and a ratio is the median of those of the pairs,
-as others use the machine, too. A read brings every byte of the file into new memory, with as many
-threads: once from the disk and once from the page cache, which is faster than the memory that both
-are written to. Kernels are compiled by a first load, which does not count;
-neither do imports, which are told apart. q4k is the bf16 model under ``--isq q4k``.
+Each 1.2 GB model is loaded and packed for CPU matrix products in its own process with a rank's
+environment. Loads and reads alternate and the ratio is the median over the pairs, because the
+machine is shared. A read copies every byte of the file into new memory with the same number of
+threads: once from disk and once from the page cache. A first load compiles the kernels and is
+discarded; imports are reported separately. q4k is the bf16 model under ``--isq q4k``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ISQ = "q4k"
 
 
 def measure(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The report's rows of a kind."""
+    """Rows of the report for one kind of model."""
     from tandem.shared.engine.executor import ENVIRONMENT
 
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -108,7 +107,7 @@ def _write(kind: str, folder: Path) -> Path:
 
 
 def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Pairs of seconds, and bytes of memory, in this process."""
+    """Pairs of load and read seconds, and peak memory in bytes, in this process."""
     start = time.perf_counter()
     import torch
 
@@ -153,13 +152,13 @@ def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _free() -> None:
-    """Give memory that was freed back to the system, as a process has it that loads once."""
+    """Return freed memory to the system, so that each load starts as in a fresh process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _seconds(work: Callable[[], object], cold: Sequence[Path] = ()) -> tuple[float, float]:
-    """Of the clock, and of all threads; with some files out of the page cache."""
+    """Wall-clock and CPU seconds of a load, after evicting some files from the page cache."""
     _free()
     for file in cold:
         with file.open("rb") as opened:

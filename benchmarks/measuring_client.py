@@ -1,10 +1,9 @@
-"""What the client of `tandem bench` costs for a token, beside httpx.
+"""CPU cost per token of the `tandem bench` client, compared with httpx.
 
     python -m tandem.benchmarks.measuring_client
 
-A server in a process of its own writes one event to each of 64 streams every 20 ms, as a decode
-node does. Each event has the fields of a text completion. The cost is the client's CPU time, with
-the system calls, over the tokens that it received.
+A server process writes one text-completion event to each of 64 streams every 20 ms, as a decode
+node does. The cost is the client's user and system CPU time per token received.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def _event(number: int) -> bytes:
 
 
 def serve(ports: Connection, tokens: int) -> None:
-    """The server's process: tells its port, and serves until it is ended."""
+    """Entry point of the server process: sends its port, and serves until terminated."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD)
         begin = asyncio.get_running_loop().time()
@@ -58,7 +57,7 @@ def serve(ports: Connection, tokens: int) -> None:
         writer.close()
 
     async def main() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        server = await asyncio.start_server(serve_stream, "127.0.0.1", 0)
         ports.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -66,15 +65,15 @@ def serve(ports: Connection, tokens: int) -> None:
 
 
 async def ours(port: int, tokens: int) -> int:
-    """Tokens that the client of `tandem bench` received."""
+    """Tokens received by the `tandem bench` client."""
     with connected(port) as server:
         body = server.body("x", tokens)
-        answers = await asyncio.gather(*(server.ask(body) for _ in range(STREAMS)))
-    return sum(len(answer.times) for answer in answers)
+        responses = await asyncio.gather(*(server.ask(body) for _ in range(STREAMS)))
+    return sum(len(response.times) for response in responses)
 
 
 async def by_httpx(port: int, tokens: int) -> int:
-    """The same with httpx, as simply as one would write it."""
+    """Tokens received by a minimal httpx client."""
 
     async def one(client: httpx.AsyncClient) -> int:
         samples: list[float] = []
@@ -90,16 +89,16 @@ async def by_httpx(port: int, tokens: int) -> int:
 
 
 def cost(ask: Callable[[int, int], Awaitable[int]], port: int, tokens: int) -> float:
-    """Microseconds of CPU for a token."""
+    """CPU microseconds per token."""
 
-    async def measured() -> float:
+    async def microseconds_per_token() -> float:
         before = time.process_time()
-        received = await ask(port, tokens)
-        if received != STREAMS * tokens:
-            raise RuntimeError(f"{received} tokens of {STREAMS * tokens} came")
-        return 1e6 * (time.process_time() - before) / received
+        num_tokens = await ask(port, tokens)
+        if num_tokens != STREAMS * tokens:
+            raise RuntimeError(f"{num_tokens} tokens of {STREAMS * tokens} came")
+        return 1e6 * (time.process_time() - before) / num_tokens
 
-    return asyncio.run(measured())
+    return asyncio.run(microseconds_per_token())
 
 
 def main() -> None:

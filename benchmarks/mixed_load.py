@@ -1,4 +1,4 @@
-"""Prompts arriving among running streams: prefill and decode apart against together.
+"""Prompts arriving among running streams: disaggregated against aggregated serving.
 
     python -m tandem.benchmarks.mixed_load
 
@@ -11,23 +11,22 @@ several rounds of them:
 - aggregated, chunks cut by time: the same with the default ``--itl-target``;
 - aggregated replicas: two nodes of one thread, each on a core of its own, behind one router.
 
-Each side has a router of its own. Routers and load generator may use both cores, so they take time
-from the nodes of every side, as they would in service. The sides that are not measured are idle.
+Each side has its own router. Routers and load generator may use both cores, so they compete with
+the nodes on every side, as they would in production. Sides that are not measured are idle.
 
-What a pair may be expected to win depends on the load, and so do the goals. Long prompts near the
-saturation of the prefill node are where it should win: the longest latencies by far, the mean where
-prompts weigh most. At low load it must not cost much. Where prompts are short a pair should lose,
-since its prefill core has next to nothing to do while one core decodes for all; that load has no
-goals, and shows what the choice costs.
+The expected gain of disaggregation depends on the load, and so do the goals. With long prompts near
+saturation of the prefill node it should win: clearly in tail latency, and in mean latency where
+prompts dominate. At low load its cost must be small. With short prompts it should lose, since the
+prefill core is nearly idle while one core does all decoding; that load has no goals and only shows
+the cost.
 
-The mean inter-token latency has a bound that no server can pass: the aggregated one stops its
-streams only while it prefills, so the ratio is the share of time in which it does not, times what a
-decode step takes on one core over what it takes on two.
+The gain in mean inter-token latency is bounded: the aggregated server stops its streams only while
+it prefills, so the ratio is at best the share of time in which it does not prefill, times the ratio
+of a decode step's time on one core to that on two.
 
-Threads that wait for each other suffer more from a busy neighbour than threads that do not, so a
-noisy machine favours the sides whose nodes have one thread. Rounds in which others took more than a
-twentieth of the cores are therefore measured again, and the quietest ones count; what others took
-is reported.
+Threads that synchronise suffer more from a busy neighbour, so a noisy machine favours the sides
+whose nodes have one thread. Rounds in which other processes used more than 5 % of the cores are
+therefore repeated and the quietest ones count; the share used by others is reported.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ AGGREGATED = (WHOLE_CHUNKS, TOGETHER, REPLICAS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLoad:
-    """Prompts of one length, so many that the prefill node is ``busy`` for a share of the time, and
-    goals of the ratios by metric."""
+    """Prompts of one length at a rate that keeps the prefill node ``busy`` for that share of the
+    time, and the goals for the ratios by metric."""
 
     name: str
     prompt: int
@@ -114,7 +113,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True)
 class LoadWindow:
-    """One side's results under one round's load."""
+    """Results of one side in one round."""
 
     gaps: list[float]  # between tokens of the streams, seconds
     first_tokens: list[float]  # of the long prompts, seconds
@@ -155,27 +154,29 @@ class LoadRound:
 
 
 def prompt(seed: str, tokens: int) -> list[int]:
-    """Fresh for each seed, the same on both sides."""
+    """The prompt of a seed: new for each seed, the same on all sides."""
     return random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
 
 
 async def measure(
     port: int, name: str, load: MixedLoad, arrivals: Sequence[float], seconds: float
 ) -> LoadWindow:
-    """One round on one side. ``arrivals`` are seconds from the window's begin."""
+    """Measure one round on one side. ``arrivals`` are in seconds from the start of the window."""
     prompts = [prompt(f"{name}/{i}", load.prompt) for i in range(len(arrivals))]
     with connected(port) as server:
 
-        async def send(index: int, answer: MeasuredResponse) -> None:
-            await complete(server, prompts[index], RESPONSE_TOKENS, answer)
+        async def send(index: int, response: MeasuredResponse) -> None:
+            await complete(server, prompts[index], RESPONSE_TOKENS, response)
 
         async with _streams(server, name) as streams:
             neighbours, start = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
             async with asyncio.timeout(seconds + FINISH_SECONDS):
-                answers, _ = await asyncio.gather(send_all(arrivals, send), asyncio.sleep(seconds))
+                responses, _ = await asyncio.gather(
+                    send_all(arrivals, send), asyncio.sleep(seconds)
+                )
             # The streams ran until the last prompt had its response.
             others = neighbours.share()
-    return _window(streams, answers, load.prompt, start, start + seconds, others)
+    return _window(streams, responses, load.prompt, start, start + seconds, others)
 
 
 async def calibrate(port: int, load: MixedLoad) -> float:
@@ -187,12 +188,12 @@ async def calibrate(port: int, load: MixedLoad) -> float:
                 await complete(server, prompt(f"{name}/{i}", load.prompt), 1)
                 for i in range(CALIBRATIONS)
             ]
-    return statistics.median(received.ttft for received in alone)
+    return statistics.median(response.ttft for response in alone)
 
 
 @asynccontextmanager
 async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredResponse]]:
-    """Streams that have all begun, and are cut at the end."""
+    """Streams that have all started when the block begins, and are cancelled at its end."""
     prompts = [prompt(f"{name}/stream {i}", STREAM_PROMPT) for i in range(STREAMS)]
     bodies = [greedy_body(server, each, STREAM_TOKENS) for each in prompts]
     async with running(server, bodies, warm_tokens=1, remedy="raise STREAM_TOKENS") as streams:
@@ -202,7 +203,7 @@ async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredR
 
 def _window(
     streams: list[MeasuredResponse],
-    answers: list[MeasuredResponse],
+    responses: list[MeasuredResponse],
     prompt_tokens: int,
     start: float,
     end: float,
@@ -214,14 +215,14 @@ def _window(
         for earlier, later in pairwise(stream.times)
         if start <= later < end
     ]
-    output = sum(start <= at < end for one in (*streams, *answers) for at in one.times)
-    prompts = sum(start <= one.times[0] < end for one in answers) * prompt_tokens
+    output = sum(start <= at < end for one in (*streams, *responses) for at in one.times)
+    prompts = sum(start <= one.times[0] < end for one in responses) * prompt_tokens
     return LoadWindow(
         gaps=gaps,
-        first_tokens=[one.ttft for one in answers],
+        first_tokens=[one.ttft for one in responses],
         output_rate=output / (end - start),
         total_rate=(output + prompts) / (end - start),
-        remote_tokens=sum(one.remote_tokens for one in answers),
+        remote_tokens=sum(one.remote_tokens for one in responses),
         others=others,
     )
 
@@ -264,7 +265,7 @@ def _take_turns(
     seconds: float,
     rounds: int,
 ) -> list[LoadRound]:
-    """The quietest ``rounds`` of at most twice as many."""
+    """Return the quietest ``rounds`` of at most twice as many."""
     done: list[LoadRound] = []
     for number in range(2 * rounds):
         name = f"{load.name}/{number}"
@@ -292,7 +293,8 @@ FIGURES: tuple[tuple[str, str, float, Callable[[LoadWindow], float]], ...] = (
 
 
 def _rows(done: list[LoadRound], load: MixedLoad, about: str, prompts: int) -> list[dict[str, Any]]:
-    """Values are medians over the rounds; ratios are taken within a round, then their median."""
+    """Rows of the report: median values over the rounds, and medians of the ratios within a
+    round."""
     rows = []
     for metric, unit, scale, figure in FIGURES:
         ours = [figure(one.apart) * scale for one in done]

@@ -1,16 +1,16 @@
-"""Rows a step under overload: prompts that are received against prompts that are prefilled here.
+"""Rows per step under overload: received prompts against locally prefilled ones.
 
-``python -m tandem.benchmarks.overload``. A simulation of the scheduler and the block pool
-(the real classes) on a decode node that gets more requests than it can serve. A received prompt's
-blocks are reserved when those that go first have theirs, as ``decode_node/transfers.py`` does it,
-and are filled some steps later. Everything is drawn from one seed, time is counted in steps, and
-the same requests come to both sides. A row is a stream that gets a token in a step.
+``python -m tandem.benchmarks.overload``. A simulation of the scheduler and the block pool (the real
+classes) on a decode node with more requests than it can serve. The blocks of a received prompt are
+reserved in order of arrival, as in ``decode_node/transfers.py``, and filled some steps later. One
+seed determines everything, time is counted in steps, and both sides get the same requests. A row is
+a stream that gets a token in a step.
 
-Rows a step flatter the node that prefills by itself: its step with 512 prompt tokens counts as one
-step, as if it took no longer than decoding. So there is a second figure, rows in the time of one
-decode step, where a prompt token takes as long on this node as on a prefill node. The last load has
-only that one as a goal: a prompt's blocks are idle while they are filled, and where filling takes a
-quarter of a sequence's time in a pool that is always full, that costs a quarter of the rows a step.
+Rows per step favour the node that prefills locally: its step with 512 prompt tokens counts as one
+step, as if it took no longer than a decode step. So a second figure counts rows in the time of one
+decode step, with a prompt token taking as long on this node as on a prefill node. The last load has
+a goal for that figure only: blocks are idle while they are filled, and if filling takes a quarter
+of a sequence's lifetime in a full pool, it costs a quarter of the rows per step.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ GOAL = ">=0.95"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overload:
-    """A decode node, and what comes to it. ``gap`` is the mean number of steps between arrivals;
-    a transfer takes ``transfer_steps`` and one for each ``tokens_a_step`` of its prompt."""
+    """A decode node and its load. ``gap`` is the mean number of steps between arrivals; a transfer
+    takes ``transfer_steps`` plus one step per ``tokens_a_step`` of its prompt."""
 
     name: str
     blocks: int
@@ -116,9 +116,9 @@ class RowsSeen:
 
 
 class OverloadedNode:
-    """One side: a scheduler, and the transfers that are under way.
+    """One side: a scheduler and its transfers in progress.
 
-    ``timed`` makes a step last longer by the prompt tokens that it computes.
+    With ``timed``, prompt tokens lengthen the step that computes them.
     """
 
     def __init__(self, load: Overload, *, remote: bool, timed: bool) -> None:
@@ -208,7 +208,7 @@ class OverloadedNode:
 
 
 def rows_a_step(load: Overload) -> list[dict[str, Any]]:
-    """The figures of both sides where every step takes as long as any other."""
+    """Figures of both sides, with all steps of equal duration."""
     here = OverloadedNode(load, remote=False, timed=False).run()
     there = OverloadedNode(load, remote=True, timed=False).run()
     print(f"{load.name}\n  prefilled here {here}\n  received       {there}")
@@ -237,7 +237,7 @@ def rows_a_step(load: Overload) -> list[dict[str, Any]]:
 
 
 def rows_in_time(load: Overload) -> dict[str, Any]:
-    """The figure of both sides where prompt tokens take time."""
+    """Figures of both sides, with prompt tokens taking time."""
     here = OverloadedNode(load, remote=False, timed=True).run()
     there = OverloadedNode(load, remote=True, timed=True).run()
     print(f"  in time        {there.rows / there.time:.2f} against {here.rows / here.time:.2f}")

@@ -1,17 +1,16 @@
-"""Whole models in GGUF files beside llama.cpp, on a CPU that multiplies bytes.
+"""Whole GGUF models against llama.cpp, on a CPU with int8 dot products.
 
     python -m tandem.benchmarks.quantised_models FILE ... --llama-python PYTHON
 
 PYTHON is an interpreter that has llama-cpp-python; ``support/random_gguf.py`` writes files of
-random weights. What is measured of a file, and its goals, depend on its weights (``plan_of``).
-Tandem is measured through its Python API, with the head's process, the scheduler and the sampler in
-the figures; llama.cpp by ``llama_decode`` and a search for the largest logit. Both cache KV in
-float16, llama.cpp's default. Both sides have the file loaded and take turns, one figure at a time,
-as others use the machine, too: a figure is the median of its rounds, and a ratio that of the ratios
-of the pairs. llama.cpp's threads wait for each other without sleeping, so it needs all of its
-cores. With ``--share``, how much of a decoding step products take is measured in a process by
-itself, without a head: the model's products one after the other against the runner's steps, in
-turns.
+random weights. The figures and goals of a file depend on its weights (``plan_of``). Tandem is
+measured through its Python API, including head process, scheduler and sampler; llama.cpp by
+``llama_decode`` and an argmax over the logits. Both cache KV in float16, llama.cpp's default. Both
+sides keep the file loaded and alternate figure by figure, because the machine is shared: a figure
+is the median of its rounds, a ratio the median over the pairs. llama.cpp's threads spin while they
+wait, so it needs all of its cores. ``--share`` measures the share of matrix products in a decode
+step, in a separate process without a head, alternating between the model's products and the
+runner's steps.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tandem.shared.weights.source import open_source
 BATCHES = (1, 8, 32)
 PREFILLS = (128, 512)
 CONTEXT = 128
-# Steps of each stream, without those in which other streams start.
+# Steps of each stream, without those during which other streams start.
 STEPS = {1: 60, 8: 30, 32: 12}
 ROOM = 512
 # Files of at least this hidden size hold only some layers of a large model.
@@ -52,7 +51,7 @@ class Plan:
 
 
 def plan_of(file: str) -> Plan:
-    """What is measured of a file, by the kind of its weights."""
+    """The figures to measure for a file, by the kind of its weights."""
     spec = spec_of(open_source(file).config())
     ahead = dict.fromkeys(BATCHES, ">1.0")
     if any(isinstance(layer.mlp, MoESpec) for layer in spec.layers):
@@ -65,7 +64,7 @@ def plan_of(file: str) -> Plan:
 
 
 def prefill_rate(engine: Any, length: int, seed: int) -> float:
-    """Tokens a second of a prompt that no other begins like."""
+    """Tokens a second of a prompt that shares no prefix with others."""
     from tandem import SamplingParams
 
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -89,13 +88,13 @@ class Llama:
         )
 
     def rate(self, *question: object) -> float:
-        """The answer to a line."""
+        """Send a line; returns the rate in the reply."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(*question, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
+        line = self._process.stdout.readline()
+        if not line:
             raise RuntimeError(f"llama.cpp's process ended with {self._process.wait()}")
-        return float(answer)
+        return float(line)
 
     def close(self) -> None:
         """End the process."""
@@ -124,7 +123,7 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     llama = Llama(options.llama_python, file, options.threads)
     with Engine(config) as engine:
         prefill_rate(engine, 64, 0)
-        # llama.cpp clears its cache when it begins; a thread does that for ours beside the first
+        # llama.cpp clears its cache at its start; a thread does that for ours during the first
         # prompts.
         for number in range(blocks * 16 // longest if longest else 0):
             prefill_rate(engine, longest, 2000 + number)
@@ -151,7 +150,7 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _row(name: str, file: str, goal: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Print a figure as soon as it is there; returns the report's row."""
+    """Print a figure and return its row for the report."""
     ours, theirs = map(statistics.median, zip(*pairs, strict=True))
     ratios = sorted(a / b for a, b in pairs)
     row = {
@@ -173,7 +172,8 @@ def _row(name: str, file: str, goal: str, pairs: Sequence[tuple[float, float]]) 
 
 
 def share_of_products(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """How much of a rank's step its products take, by themselves and in turns with it."""
+    """The share of a rank's step spent in matrix products, measured alternately with whole
+    steps."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tandem.benchmarks.quantised_models", file),
@@ -206,7 +206,7 @@ def _environment() -> dict[str, str]:
 
 
 def print_share(file: str, options: argparse.Namespace) -> None:
-    """Entry point of the process that computes without a head."""
+    """Entry point of the process that measures the share without a head."""
     import torch
 
     torch.set_num_threads(options.threads)

@@ -1,12 +1,11 @@
-"""Products with quantised weights on a CPU that multiplies bytes, in the shape of an 8B model's
-gate.
+"""Quantised matrix products on a CPU with int8 dot products, in the shape of an 8B model's gate.
 
     python -m tandem.benchmarks.quantised_products [FORMAT ...]
 
-Each format and number of rows is timed beside torch's product with bf16 weights, packed as models
-pack them. One row is bound by memory, so it is also compared with how fast memory is read. There
-are as many copies of a weight as do not fit the CPU's caches. Sides take turns, and a figure is the
-best of its rounds, as other processes only make a product slower.
+Each format and number of rows is compared with torch's product with bf16 weights, packed as in
+models. One row is bound by memory bandwidth, so it is also compared with the read rate. There are
+enough copies of a weight to exceed the CPU's caches. Sides alternate, and a figure is the best of
+its rounds, because other processes only slow a product down.
 """
 
 from __future__ import annotations
@@ -44,61 +43,61 @@ KINDS = {
 
 
 def copies_of(name: str) -> list[Linear]:
-    """The same weight several times."""
+    """Copies of one weight."""
     from tandem.kernels.cpu.byte_products import PanelLinear
 
     if name == BF16:
         plain = torch.randn(OUTPUTS, INPUTS).bfloat16() * 0.02
         return [prepare_linear(plain.clone(), None) for _ in range(-(-UNCACHED // plain.nbytes))]
     kind = KINDS[name]
-    # Any values do; random bytes would take long.
+    # The values do not matter; random bytes would be slow to draw.
     some = random_weight(kind, OUTPUTS // 32, INPUTS // kind.values).blocks.repeat(32, 1)
     weight = QuantizedWeight(kind, some)
     return [PanelLinear(weight, None) for _ in range(-(-UNCACHED // some.nbytes))]
 
 
 def seconds(products: list[Linear], x: torch.Tensor) -> float:
-    """The best of a product, for some time."""
-    begun, best, count = time.perf_counter(), float("inf"), 0
-    while count < 3 or time.perf_counter() < begun + SECONDS:
-        started = time.perf_counter()
+    """Best time of a product over repeated runs."""
+    begin, best, count = time.perf_counter(), float("inf"), 0
+    while count < 3 or time.perf_counter() < begin + SECONDS:
+        start = time.perf_counter()
         products[count % len(products)](x)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.perf_counter() - start)
         count += 1
     return best
 
 
 def read_rate() -> float:
-    """Bytes a second that torch reads from memory."""
+    """Memory read rate of torch in bytes a second."""
     buffer = torch.ones(UNCACHED // 4)
 
     def once() -> float:
-        started = time.perf_counter()
+        start = time.perf_counter()
         buffer.sum()
-        return buffer.nbytes / (time.perf_counter() - started)
+        return buffer.nbytes / (time.perf_counter() - start)
 
     return max(once() for _ in range(5))
 
 
 def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], None]) -> list[Any]:
-    """The report's rows for a format."""
+    """Rows of the report for a format."""
     products, results = copies_of(name), []
     nbytes = KINDS[name].bytes_of(INPUTS * OUTPUTS)
     for rows in ROWS:
         x = torch.randn(rows, INPUTS)
         halved = x.bfloat16()
         pairs = [(seconds(products, x), seconds(plain, halved)) for _ in range(rounds)]
-        taken, theirs = map(min, zip(*pairs, strict=True))
+        ours, theirs = map(min, zip(*pairs, strict=True))
         work = 2 * rows * INPUTS * OUTPUTS / 1e9
         about = f"{name}, {rows} row{'s' if rows > 1 else ''} of {INPUTS} by {OUTPUTS}"
         results.append(
             {
                 "metric": f"product with {about}",
-                "value": work / taken,
+                "value": work / ours,
                 "unit": "GOP/s",
                 "goal": ">=1",
                 "against": f"torch's bf16 product ({work / theirs:.0f} GOP/s)",
-                "ratio": theirs / taken,
+                "ratio": theirs / ours,
             }
         )
         if rows == 1:
@@ -106,13 +105,13 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
             results.append(
                 {
                     "metric": f"bytes read by a product with {about}",
-                    "value": nbytes / taken / 1e9,
+                    "value": nbytes / ours / 1e9,
                     "unit": "GB/s",
                     "against": f"a sum of as much memory ({limit / 1e9:.1f} GB/s)",
-                    "ratio": nbytes / taken / limit,
+                    "ratio": nbytes / ours / limit,
                 }
             )
-        note(f"{about}: {work / taken:.0f} GOP/s, bf16 {work / theirs:.0f}")
+        note(f"{about}: {work / ours:.0f} GOP/s, bf16 {work / theirs:.0f}")
     return results
 
 

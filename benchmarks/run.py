@@ -1,7 +1,7 @@
-"""Run benchmarks and make one table of their results: ``python -m tandem.benchmarks.run``.
+"""Run benchmarks and print a table of all results: ``python -m tandem.benchmarks.run``.
 
-Names of benchmarks as arguments choose some of them, without their folders. Each is a process of
-its own: thread counts and allocators must not leak from one to the next.
+Arguments select benchmarks by name, without their folder. Each runs in its own process: thread
+counts and allocators must not leak from one to the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From command to ready, and what a router weighs.
+"""Startup time from command to ready, and the memory of a router.
 
 ``python -m tandem.benchmarks.startup``
 """
@@ -31,7 +31,8 @@ def router_alone(folder: Path) -> float:
 
 
 def cluster(folder: Path) -> tuple[float, float]:
-    """Seconds until ``tandem serve`` with a prefill node is ready, and the router's MB then."""
+    """Seconds until ``tandem serve`` with a prefill node is ready, and the router's memory in
+    MB."""
     start = time.perf_counter()
     process = subprocess.Popen(
         [
@@ -64,7 +65,7 @@ def cluster(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        cluster(Path(folder))  # fills the page cache, as an installation has
+        cluster(Path(folder))  # fills the page cache
         whole = [cluster(Path(folder)) for _ in range(RUNS)]
         alone = [router_alone(Path(folder)) for _ in range(RUNS)]
     rows = [

@@ -3,8 +3,8 @@ environment of its own:
 
     python -m tandem.contracts NAME [--url URL --key KEY] [--record]
 
-A name is one of ``SUITES``. The environment is made at the first run, in a folder of the user's
-cache, with the packages of its suite. With ``--url`` a running server is asked instead.
+A name is one of ``SUITES``. The first run creates the environment with the suite's packages in the
+user's cache folder. ``--url`` selects a running server instead of starting one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .suites import KEY, OTHERS, SCRIPTS, SERVERS, SUITES
 
 
 def main() -> int:
-    """Run one suite; the status is 1 if a case fails for a reason that is not known."""
+    """Run one suite; the status is 1 if a case fails without a known reason."""
     parser = argparse.ArgumentParser(prog="python -m tandem.contracts")
     parser.add_argument("name", choices=sorted(SUITES))
     parser.add_argument("--url", help="a running server (default: one is started)")
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
-    """The status of the suite's command."""
+    """Run the suite's command and return its status."""
     suite = SUITES[name]
     server = SERVERS[suite.server]
     model = server.model
@@ -69,14 +69,14 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
 
 
 def _judge(name: str, cases: list[record.ReportedCase], *, keep: bool) -> int:
-    """Print the record of a run, keep it if asked for, and return the status."""
-    known = record.KnownFailures.of(name)
-    record_text = record.text(name, cases, known)
+    """Print the record of a run, write it with ``--record``, and return the status."""
+    failures = record.KnownFailures.of(name)
+    record_text = record.text(name, cases, failures)
     print(record_text)
     if keep:
         record.RECORDS.mkdir(exist_ok=True)
         (record.RECORDS / f"{name}.md").write_text(record_text)
-    return int(bool(record.unexplained(cases, known)))
+    return int(bool(record.unexplained(cases, failures)))
 
 
 if __name__ == "__main__":

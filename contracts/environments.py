@@ -1,4 +1,4 @@
-"""Virtual environments of suites, with the sources of the releases whose tests they run."""
+"""Virtual environments of the suites, with the upstream tests that they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .suites import OTHERS, VENVS, Sources, Suite
 
 
 def environment(name: str, suite: Suite) -> Path:
-    """The suite's folder, which is made at the first run and when what it needs has changed."""
+    """The suite's folder, created on the first run and whenever its requirements change."""
     folder = VENVS / name
     complete, stamp = folder / "complete", repr((suite.packages, suite.npm, suite.sources))
     if not complete.exists() or complete.read_text() != stamp:
@@ -37,8 +37,8 @@ def _pip(folder: Path, *arguments: str, **options: Any) -> subprocess.CompletedP
 
 
 def _see_own_packages(folder: Path) -> tuple[str, ...]:
-    """Let the environment import what Tandem's has: torch is too large to be installed twice. The
-    requirement that is returned keeps pip from replacing it."""
+    """Make the packages of Tandem's environment importable: torch is too large to install twice.
+    Returns a requirement that keeps pip from replacing it."""
     (site,) = folder.glob("lib/python*/site-packages")
     own = sysconfig.get_path("purelib")
     (site / "own.pth").write_text(f"import site; site.addsitedir({own!r})\n")
@@ -46,9 +46,9 @@ def _see_own_packages(folder: Path) -> tuple[str, ...]:
 
 
 def _fetch(sources: Sources, folder: Path) -> None:
-    """Copy the tests of a release from its archive, which pip unpacks and leaves in its folder for
-    temporary files. The release itself need not be buildable here. Every folder becomes a package,
-    so that tests find each other by relative imports."""
+    """Copy the tests of a release from its archive, which pip unpacks into its temporary folder.
+    The release itself need not be buildable here. Every folder becomes a package, so relative
+    imports between tests work."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--no-clean")
         install = _pip(

@@ -1,6 +1,6 @@
-"""What a suite's run has shown: a table of the cases that fail, with the reasons that are known.
+"""The record of a suite's run: a table of the failed cases with their known reasons.
 
-Reasons stand in ``known_failures/NAME.toml``: a pattern of cases and why they fail.
+Reasons are listed in ``known_failures/NAME.toml``, by patterns of cases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = 160  # characters of a failure's message
 
 @dataclass(frozen=True)
 class ReportedCase:
-    """One test of a suite, with what it says if it does not hold."""
+    """One test of a suite, with its message if it fails."""
 
     name: str
     outcome: str
@@ -46,7 +46,7 @@ def _case(element: ElementTree.Element) -> ReportedCase:
 
 
 class KnownFailures:
-    """Why cases of a suite fail, by patterns of ``NAME`` or ``NAME: MESSAGE``; the first that fits
+    """Known reasons for failures, by patterns of ``NAME`` or ``NAME: MESSAGE``; the first match
     counts."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
@@ -66,11 +66,11 @@ class KnownFailures:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """``pattern`` has ``*``; brackets stand for themselves, for names of cases have them."""
+    """Match a pattern with ``*``; brackets are literal, because names of cases contain them."""
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
-def text(suite: str, cases: Sequence[ReportedCase], known: KnownFailures) -> str:
+def text(suite: str, cases: Sequence[ReportedCase], failures: KnownFailures) -> str:
     """The record of a run, as Markdown."""
     counts = Counter(case.outcome for case in cases)
     summary = f"{counts[HELD]} of {len(cases)} hold, {counts[SKIPPED]} do not apply"
@@ -83,7 +83,7 @@ def text(suite: str, cases: Sequence[ReportedCase], known: KnownFailures) -> str
     if failed:
         lines += ["\n| fails | why |", "|---|---|"]
     for case in failed:
-        why = known.reason(case) or f"{UNEXPLAINED}: {case.message[:SHOWN]}"
+        why = failures.reason(case) or f"{UNEXPLAINED}: {case.message[:SHOWN]}"
         lines.append(f"| `{_cell(case.name)}` | {_cell(why)} |")
     return "\n".join(lines) + "\n"
 
@@ -92,6 +92,6 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def unexplained(cases: Sequence[ReportedCase], known: KnownFailures) -> list[ReportedCase]:
-    """The cases that fail for a reason that is not known."""
-    return [case for case in cases if case.outcome == FAILED and known.reason(case) is None]
+def unexplained(cases: Sequence[ReportedCase], failures: KnownFailures) -> list[ReportedCase]:
+    """The failed cases without a known reason."""
+    return [case for case in cases if case.outcome == FAILED and failures.reason(case) is None]

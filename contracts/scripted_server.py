@@ -1,13 +1,12 @@
-"""A router whose only node answers as the prompt tells it to, for agents:
+"""A router and one node whose output is scripted by the prompt, for tests of agents:
 
     python -m tandem.contracts.scripted_server --port 8000 [--key KEY --name NAME]
 
-The text ``[[NAME {...}]]`` in a message of the user has the node call the tool NAME with these
-arguments; several such texts are called one after the other, each when the result of the one
-before has come. Then, and if there are none, it says ``Done:`` and the last result. For programs
-without tools, ``[[say {"text": ...}]]`` has it say a text. A request for JSON, which is also what a
-forced call is, gets an object with the schema's properties: the first number of the user's last
-message, and the first text in quotes.
+``[[NAME {...}]]`` in a user message makes the node call the tool NAME with these arguments; several
+of them are called one by one, each after the previous result. The final output is ``Done:`` and the
+last result. For programs without tools, ``[[say {"text": ...}]]`` outputs the text. A request for
+JSON (or a forced tool call) gets an object with the schema's properties, filled with the first
+number and the first quoted text of the last user message.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ SHOWN = 200  # characters of a result
 
 
 def reply_to(prompt: str) -> str:
-    """The text of the node's answer to a prompt of ``TEMPLATE``."""
+    """The node's output for a prompt of ``TEMPLATE``."""
     messages = MESSAGE.findall(prompt)
     results = [text for role, text in messages if role == "tool"]
     orders = [order for role, text in messages if role == "user" for order in ORDER.findall(text)]
@@ -59,13 +58,13 @@ def reply_to(prompt: str) -> str:
         return str(texts[-1])
     if prompt.startswith("<tool_call>") and len(results) < len(orders):
         name, arguments = orders[len(results)]
-        call = json.dumps({"name": name, "arguments": _arguments(arguments)})
-        return f"I call {name}.\n<tool_call>\n{call}\n</tool_call>"
+        tool_call = json.dumps({"name": name, "arguments": _arguments(arguments)})
+        return f"I call {name}.\n<tool_call>\n{tool_call}\n</tool_call>"
     return f"Done: {results[-1][:SHOWN] if results else 'hello'}"
 
 
 def _arguments(text: str) -> Any:
-    """The arguments, whose quotes some agents escape."""
+    """Parse arguments; some agents escape the quotes."""
     try:
         return json.loads(text)
     except ValueError:
@@ -74,7 +73,7 @@ def _arguments(text: str) -> Any:
 
 @dataclass(frozen=True)
 class PromptValues:
-    """The number and the text that a user's message has, as values for schemas."""
+    """The number and the text in a user message, as values for schemas."""
 
     number: int = 1
     text: str = "hello"
@@ -106,7 +105,7 @@ class PromptValues:
 
 
 class Script:
-    """What the node of a cluster does."""
+    """The scripted behaviour of the cluster's node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -132,7 +131,7 @@ class Script:
 
 
 async def serve(port: int, context: int, **options: Any) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is terminated."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         make_model(path / "model", TEMPLATE)

@@ -1,4 +1,4 @@
-"""The servers that suites ask, one process while a suite runs."""
+"""The servers under test, one process per suite run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command_of(server: Server, key: str, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def served(server: Server, key: str, folder: Path) -> Iterator[str]:
-    """The URL of a server that runs while the block does; its files go to ``folder``."""
+    """Run a server inside the block and give its URL; its files go to ``folder``."""
     if server.needs_real_model and not os.environ.get(REAL_MODEL):
         raise SystemExit(
             f"set {REAL_MODEL} to a model's folder; docs/testing.md has how to get one"

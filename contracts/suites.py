@@ -1,4 +1,4 @@
-"""The contract suites, and the servers that they ask."""
+"""The contract suites and their servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCRIPTS = Path(__file__).parent / "own-venv"
 VENVS = Path.home() / ".cache" / "tandem" / "contracts"
 KEY = "contract-key"
 OTHERS = "others"  # the folder of an environment with tests of others
-# The models that vLLM's and llama.cpp's tests ask for, all of them the one of REAL_MODEL.
+# Model names in vLLM's and llama.cpp's tests, all served by REAL_MODEL.
 NAMES_OF_OTHERS = (
     *("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B", "Qwen/Qwen2-1.5B-Instruct"),
     *("Qwen/Qwen2.5-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "test"),
@@ -23,7 +23,7 @@ NAMES_OF_OTHERS = (
 
 @dataclass(frozen=True)
 class Server:
-    """``arguments`` of Python's ``-m``, in which {folder}, {key} and {real_model} are filled in."""
+    """``arguments`` of ``python -m``, with {folder}, {key} and {real_model} as placeholders."""
 
     arguments: tuple[str, ...]
     model: str
@@ -36,11 +36,11 @@ def _serving(model: str, *options: str) -> tuple[str, ...]:
 
 
 SERVERS = {
-    # The built-in model rambles; a short context ends what a client does not limit.
+    # The built-in model rambles; a short context bounds outputs without a limit.
     "builtin": Server(
         _serving("builtin", "--max-model-len=2048", "--api-key={key}"), model="tandem-builtin"
     ),
-    # Short answers to requests that set no limit, of which there are thousands.
+    # Short outputs for the thousands of requests that set no limit.
     "brief": Server(
         _serving("builtin", "--max-model-len=2048", "--max-tokens=64", "--api-key={key}"),
         model="tandem-builtin",
@@ -52,7 +52,7 @@ SERVERS = {
         model="real",
         needs_real_model=True,
     ),
-    # Open to everybody: tests of others send no key, or one of their own.
+    # No access control: upstream tests send no key, or their own.
     "stand-in": Server(
         _serving(
             *("{real_model}", "--dtype=bfloat16", "--tool-call-parser=hermes", "--max-tokens=512"),
@@ -66,7 +66,7 @@ SERVERS = {
 
 @dataclass(frozen=True)
 class Sources:
-    """A release on PyPI, of whose archive a ``folder`` with tests is copied below ``OTHERS``."""
+    """A PyPI release, from whose archive a test ``folder`` is copied below ``OTHERS``."""
 
     requirement: str
     folder: str

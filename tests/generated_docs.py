@@ -52,12 +52,12 @@ def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 def _option(item: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*item.opts, *item.secondary_opts))
-    given = item.to_info_dict()["default"]
-    default = f"`{given}`" if isinstance(given, (bool, int, float, str)) and given != "" else ""
+    value = item.to_info_dict()["default"]
+    default = f"`{value}`" if isinstance(value, (bool, int, float, str)) and value != "" else ""
     variables = [item.envvar] if isinstance(item.envvar, str) else list(item.envvar or ())
     text = (item.help or "").replace("|", "\\|")
-    shown = ", ".join(f"`{variable}`" for variable in variables)
-    return f"| {names} | {default} | {shown} | {text} |"
+    variable_list = ", ".join(f"`{variable}`" for variable in variables)
+    return f"| {names} | {default} | {variable_list} | {text} |"
 
 
 def metrics() -> str:
@@ -85,19 +85,21 @@ class Rows:
         self._rows: list[dict[str, Any]] = json.loads((RESULTS / f"{benchmark}.json").read_text())
 
     def one(self, *parts: str, against: str = "") -> dict[str, Any]:
-        found = [
+        matches = [
             row
             for row in self._rows
             if all(part in row["metric"] for part in parts) and against in row["against"]
         ]
-        assert found, f"no result for {parts}"
-        return found[0]
+        assert matches, f"no result for {parts}"
+        return matches[0]
 
     def ratios(self, *parts: str) -> str:
         """The range of the ratios of all metrics with one of the parts."""
-        found = [row["ratio"] for row in self._rows if any(part in row["metric"] for part in parts)]
-        assert found, f"no result for {parts}"
-        return f"{min(found):.1f} to {max(found):.1f}"
+        matches = [
+            row["ratio"] for row in self._rows if any(part in row["metric"] for part in parts)
+        ]
+        assert matches, f"no result for {parts}"
+        return f"{min(matches):.1f} to {max(matches):.1f}"
 
 
 def interference() -> str:
@@ -113,9 +115,9 @@ def interference() -> str:
         ("one Tandem node on both cores", "aggregated, chunks cut by time, one victim"),
         ("llama.cpp's server on both cores", "llama.cpp, one victim"),
     ):
-        kept = rows.one(setup, "share of its speed")
-        speed = float(re.findall(r"its own (\S+) tok/s", kept["against"])[0])
-        share = kept["value"]
+        row = rows.one(setup, "share of its speed")
+        speed = float(re.findall(r"its own (\S+) tok/s", row["against"])[0])
+        share = row["value"]
         gap = rows.one(setup, "longest gap")["value"] / 1000
         first = rows.one(setup, "first token")
         lines.append(
@@ -138,8 +140,8 @@ def mixed_load() -> str:
         ("prompts of 2,000 tokens at low load", "2,000 tokens at low load"),
         ("short prompts", "short prompts"),
     ):
-        wanted = ("p99 ITL", "mean ITL", "TTFT", "throughput, prompt")
-        ratios = [rows.one(load, part, against="whole chunks")["ratio"] for part in wanted]
+        parts = ("p99 ITL", "mean ITL", "TTFT", "throughput, prompt")
+        ratios = [rows.one(load, part, against="whole chunks")["ratio"] for part in parts]
         lines.append(f"| {title} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
     return "\n".join(lines) + "\n"
 
@@ -148,9 +150,9 @@ def engine() -> str:
     """The engine on CPUs against transformers."""
     rows = Rows("engine/against_transformers")
     names = ("prefill 512 on", "prefill 2048 on", "decode 1 on", "decode 8 on", "decode 32 on")
-    found = [rows.one(name) for name in names]
-    rates = " | ".join(f"{row['value']:.3g}" for row in found)
-    ratios = " | ".join(f"{row['ratio']:.1f}" for row in found)
+    results = [rows.one(name) for name in names]
+    rates = " | ".join(f"{row['value']:.3g}" for row in results)
+    ratios = " | ".join(f"{row['ratio']:.1f}" for row in results)
     return (
         "| | prefill 512 | prefill 2,048 | decode, batch 1 | 8 | 32 |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
@@ -174,7 +176,7 @@ def measured() -> str:
         for name in ("tcp", "shared_memory")
     )
     fleet, soak = Rows("fleet"), Rows("soak")
-    dropped, late = fleet.one("nodes dropped")["value"], fleet.one("late, p99")["value"] * 1000
+    losses, late = fleet.one("nodes dropped")["value"], fleet.one("late, p99")["value"] * 1000
     requests, wrong = soak.one(": requests"), soak.one("wrong answers")["value"]
     minutes = re.findall(r"soak of (\S+) minutes", requests["metric"])[0]
     faults = soak.one(": faults")["value"]
@@ -186,7 +188,7 @@ def measured() -> str:
         f"{models.ratios('batch 8,', 'batch 32,')} for 8 and 32",
         "transfers of KV": f"{tcp:.1f} GB/s over TCP, {shared:.1f} GB/s in shared memory, and "
         f"{control[0]:.1f} to {control[1]:.1f} ms of control for each",
-        "a router with 1,000 simulated nodes, ten minutes": f"{dropped} nodes dropped; `/health` "
+        "a router with 1,000 simulated nodes, ten minutes": f"{losses} nodes dropped; `/health` "
         f"late by {late:.0f} ms at the 99th percentile",
         f"{minutes} minutes of mixed load with {faults} faults": f"{wrong} wrong answers in "
         f"{requests['value']:,} requests",

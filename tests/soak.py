@@ -68,7 +68,7 @@ SERIES_MARGIN = 1.1
 
 
 class UncleanError(AssertionError):
-    """An answer that is neither the known one nor a clean error."""
+    """A response that is neither the expected output nor a clean error."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Soak:
         self._rng = random.Random(seed)
         self._ports: dict[str, int] = {}
         self._parts: dict[str, Part] = {}
-        self._known: dict[int, list[int]] = {}
+        self._expected: dict[int, list[int]] = {}
         self._long: dict[int, list[int]] = {}
         self._stopping = threading.Event()
         self._router_is_away = threading.Event()
@@ -121,8 +121,8 @@ class Soak:
         """Warm up, take the baseline, load and break, and compare. Gives the figures; raises
         ``AssertionError`` for whatever is wrong."""
         self._start()
-        self._known = {seed: self._answer(_body(seed)) for seed in range(SEEDS)}
-        self._long = {seed: self._answer(_long_body(seed)) for seed in range(LONG_SEEDS)}
+        self._expected = {seed: self._output_ids(_body(seed)) for seed in range(SEEDS)}
+        self._long = {seed: self._output_ids(_long_body(seed)) for seed in range(LONG_SEEDS)}
         self._under_load(self._warm_up)
         baseline = Baseline(self._parts, self._cluster.registry)
         memory, series = self._memory(), self._series()
@@ -131,15 +131,17 @@ class Soak:
         while time.monotonic() < end:
             self._under_load(lambda: self._break_one_after_another(end))
         for seed in range(SEEDS):
-            assert self._answer(_body(seed)) == self._known[seed], f"seed {seed} after the load"
+            assert self._output_ids(_body(seed)) == self._expected[seed], (
+                f"seed {seed} after the load"
+            )
         baseline.check(60.0)
         self._check_grown("resident bytes", memory, self._memory(), RSS_GROWTH, RSS_MARGIN)
         self._check_grown("series", series, self._series(), SERIES_MARGIN, 40)
-        served = self.tally.total("right")
-        assert served > self.tally.total("error"), self.tally.counts
+        num_right = self.tally.total("right")
+        assert num_right > self.tally.total("error"), self.tally.counts
         return {
             "requests": sum(self.tally.counts.values()),
-            "right answers": served,
+            "right answers": num_right,
             "clean errors": self.tally.total("error"),
             "hung up by their clients": self.tally.total("hung up"),
             "wrong answers": 0,
@@ -173,7 +175,7 @@ class Soak:
         self._stopping.set()
         for client in clients:
             client.join(REQUEST_SECONDS + 10)
-            assert not client.is_alive(), "a client still waits for its answer"
+            assert not client.is_alive(), "a client still waits for its response"
         assert not self.tally.unclean, "\n".join(self.tally.unclean[:20])
         self._cluster.wait_parts(*self._parts.values())
         # Nodes greet each other on demand; a baseline needs every pair to have met.
@@ -207,8 +209,8 @@ class Soak:
         )
 
     def _all_have_met(self) -> bool:
-        seen = survey(self._cluster.url, self._cluster.registry)
-        pairs = [report for _, report in seen.reports()]
+        cluster_survey = survey(self._cluster.url, self._cluster.registry)
+        pairs = [report for _, report in cluster_survey.reports()]
         return len(pairs) == 4 and not any(report.problem for report in pairs)
 
     # ---- faults ----------------------------------------------------------------------------
@@ -249,11 +251,11 @@ class Soak:
         """Its ranks stand still, data plane and all, for longer than peers wait; of a decode node
         the head too, so that its router misses it."""
         head = psutil.Process(self._parts[name].process.pid)
-        stopped = [*head.children(), *([head] if name.startswith("decode") else [])]
-        for process in stopped:
+        processes = [*head.children(), *([head] if name.startswith("decode") else [])]
+        for process in processes:
             process.send_signal(signal.SIGSTOP)
         self._stopping.wait(PAUSE_SECONDS)
-        for process in stopped:
+        for process in processes:
             process.send_signal(signal.SIGCONT)
 
     def _restart_router(self) -> None:
@@ -301,12 +303,12 @@ class Soak:
     def _whole(self, rng: random.Random) -> str:
         seed = rng.randrange(SEEDS)
         status, body = self._post(_body(seed))
-        return self._judge(status, body, [self._known[seed]])
+        return self._judge(status, body, [self._expected[seed]])
 
     def _several(self, rng: random.Random) -> str:
         seed = rng.randrange(SEEDS)
         status, body = self._post(_body(seed) | {"n": 2, "logprobs": 2})
-        return self._judge(status, body, [self._known[seed]] * 2)
+        return self._judge(status, body, [self._expected[seed]] * 2)
 
     def _nonsense(self, rng: random.Random) -> str:
         bad: list[dict[str, Any]] = [{"prompt": []}, {"prompt": [1], "n": 10**6}, {"prompt": [-1]}]
@@ -317,13 +319,13 @@ class Soak:
 
     def _streamed(self, rng: random.Random) -> str:
         seed = rng.randrange(SEEDS)
-        return self._stream_to_its_end(_body(seed), self._known[seed])
+        return self._stream_to_its_end(_body(seed), self._expected[seed])
 
     def _long_streamed(self, rng: random.Random) -> str:
         seed = rng.randrange(LONG_SEEDS)
         return self._stream_to_its_end(_long_body(seed), self._long[seed])
 
-    def _stream_to_its_end(self, body: dict[str, Any], known: list[int]) -> str:
+    def _stream_to_its_end(self, body: dict[str, Any], expected: list[int]) -> str:
         tokens: list[int] = []
         away = self._router_is_away.is_set()
         with self._stream(body) as (status, events):
@@ -335,8 +337,8 @@ class Soak:
                 if "error" in event:
                     return "error"
                 tokens += event["choices"][0].get("token_ids", ())
-        if tokens != known:
-            raise UncleanError(f"{body['prompt'][:3]}...: {tokens}, known is {known}")
+        if tokens != expected:
+            raise UncleanError(f"{body['prompt'][:3]}...: {tokens}, known is {expected}")
         return "right"
 
     def _hung_up(self, rng: random.Random) -> str:
@@ -347,32 +349,32 @@ class Soak:
                 next(events, None)
         return "hung up"
 
-    def _judge(self, status: int, body: dict[str, Any], known: list[list[int]]) -> str:
+    def _judge(self, status: int, body: dict[str, Any], expected: list[list[int]]) -> str:
         if status != 200:
             if status not in (500, 502, 503) or "message" not in body.get("error", {}):
                 raise UncleanError(f"{status} {body}")
             return "error"
-        found = [choice["token_ids"] for choice in body["choices"]]
-        if found != known:
-            raise UncleanError(f"{found}, known is {known}")
+        outputs = [choice["token_ids"] for choice in body["choices"]]
+        if outputs != expected:
+            raise UncleanError(f"{outputs}, known is {expected}")
         return "right"
 
-    def _answer(self, body: dict[str, Any]) -> list[int]:
-        status, answer = self._post(body)
-        assert status == 200, answer
-        return list(answer["choices"][0]["token_ids"])
+    def _output_ids(self, body: dict[str, Any]) -> list[int]:
+        status, response = self._post(body)
+        assert status == 200, response
+        return list(response["choices"][0]["token_ids"])
 
     def _post(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        with self._asked(body) as answer:
-            return answer.status, json.loads(answer.read())
+        with self._request(body) as response:
+            return response.status, json.loads(response.read())
 
     @contextlib.contextmanager
     def _stream(self, body: dict[str, Any]) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
-        with self._asked(body | {"stream": True}) as answer:
-            yield answer.status, _events(answer)
+        with self._request(body | {"stream": True}) as response:
+            yield response.status, _events(response)
 
     @contextlib.contextmanager
-    def _asked(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    def _request(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection(
             "127.0.0.1", self._ports["http"], timeout=REQUEST_SECONDS
         )
@@ -425,12 +427,12 @@ def _long_body(seed: int) -> dict[str, Any]:
     return _body(seed) | {"max_tokens": LONG_TOKENS}
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The events of a stream up to ``[DONE]``, or the one body of a refusal."""
-    if answer.status != 200:
-        yield json.loads(answer.read())
+    if response.status != 200:
+        yield json.loads(response.read())
         return
-    for raw in answer:
+    for raw in response:
         line = raw.decode().strip()
         if line == "data: [DONE]":
             return

@@ -138,12 +138,12 @@ def test_options_of_other_commands_and_variables_of_other_programs_are_ignored(
     context = cli.make_context("tandem", ["router"])
     with pytest.raises(click.UsageError), context:
         cli.invoke(cli.make_context("tandem", ["router", "--config", str(file), "--port=x"]))
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
         "environment: TANDEM_SPECULATIVE_DEPTH is not an option of any command and is ignored"
-        in told
+        in stderr
     )
-    assert "prefill-threshold" not in told
+    assert "prefill-threshold" not in stderr
 
 
 def test_without_a_command_the_help_is_shown() -> None:
@@ -155,7 +155,7 @@ def test_without_a_command_the_help_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "joined"),
+    ("names", "joined"),
     [
         ("M --served-model-name A B --port 1", "M --served-model-name A,B --port 1"),
         ("M --served-model-name A", "M --served-model-name A"),
@@ -164,6 +164,6 @@ def test_without_a_command_the_help_is_shown() -> None:
     ],
 )
 def test_words_after_a_served_name_are_aliases_once_the_model_is_known(
-    given: str, joined: str
+    names: str, joined: str
 ) -> None:
-    assert join_names(given.split()) == joined.split()
+    assert join_names(names.split()) == joined.split()

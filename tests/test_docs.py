@@ -21,7 +21,7 @@ from tandem.tests.test_imports import FOLDERS
 
 def shell_lines(program: str) -> list[str]:
     """The commands of a program, also those that read another one's output."""
-    lines = [made.line for made in shown_commands()]
+    lines = [command.line for command in shown_commands()]
     piped = [line.rpartition(f"| {program} ")[2] for line in lines if f"| {program} " in line]
     return [
         *(line for line in lines if line.startswith(f"{program} ")),
@@ -40,15 +40,18 @@ def test_documented_commands_parse(line: str) -> None:
         assert isinstance(context, click.Context)
 
 
-def test_documented_agents_are_told_what_the_contracts_tell_them() -> None:
+def test_documented_agent_settings_equal_those_of_the_contracts() -> None:
     suite = (ROOT / "contracts/own-venv/contract_agents.py").read_text()
     page = (ROOT / "docs/guides/agents.md").read_text()
-    wanted = re.search(r'CODEX = f"""(.*?)"""', suite, re.DOTALL)
-    assert wanted is not None
+    match = re.search(r'CODEX = f"""(.*?)"""', suite, re.DOTALL)
+    assert match is not None
     [codex] = [tomllib.loads(body) for kind, body in BLOCK.findall(page) if kind == "toml"]
-    used = tomllib.loads(wanted[1])
-    assert codex.keys() == used.keys() - {"sandbox_mode"}
-    assert codex["model_providers"]["tandem"].keys() == used["model_providers"]["tandem"].keys()
+    suite_config = tomllib.loads(match[1])
+    assert codex.keys() == suite_config.keys() - {"sandbox_mode"}
+    assert (
+        codex["model_providers"]["tandem"].keys()
+        == suite_config["model_providers"]["tandem"].keys()
+    )
     names = set(re.findall(r"\b(?:ANTHROPIC|CLAUDE_CODE)_[A-Z_]+(?==)", page))
     assert names == set(re.findall(r'"((?:ANTHROPIC|CLAUDE_CODE)_[A-Z_]+)"', suite))
     [opencode] = [json.loads(body) for kind, body in BLOCK.findall(page) if kind == "json"]
@@ -69,8 +72,8 @@ def test_documented_python_runs(body: str) -> None:
         [sys.executable, "-c", body], capture_output=True, text=True, timeout=120, cwd="/"
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
-    for shown in re.findall(r"print\(.*  # (.+)", body):
-        assert shown in done.stdout
+    for output in re.findall(r"print\(.*  # (.+)", body):
+        assert output in done.stdout
 
 
 def test_what_is_installed_is_in_this_checkout() -> None:
@@ -112,7 +115,7 @@ NAMED_BESIDES = {
 
 def test_the_worked_example_of_a_parameter_is_all_of_it() -> None:
     """No other source names it: everything else is made from the table."""
-    named = {
+    mentioned = {
         path.relative_to(ROOT).as_posix()
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
@@ -120,7 +123,7 @@ def test_the_worked_example_of_a_parameter_is_all_of_it() -> None:
         and re.search(r"\bmin_p\b", path.read_text())
     }
     files = {name for name, _ in added_in(examples()[1]) if not name.startswith("tests/")}
-    assert named - NAMED_BESIDES == files
+    assert mentioned - NAMED_BESIDES == files
 
 
 def anchors(document: Path) -> set[str]:

@@ -46,8 +46,8 @@ def nodes(module: Path, *words: str) -> list[ast.AST]:
     modules need not be parsed."""
     if not re.search(rf"\b({'|'.join(words)})\b", text(module)):
         return []
-    wanted = (ast.Import, ast.ImportFrom, ast.Call)
-    return [node for node in ast.walk(ast.parse(text(module))) if isinstance(node, wanted)]
+    node_types = (ast.Import, ast.ImportFrom, ast.Call)
+    return [node for node in ast.walk(ast.parse(text(module))) if isinstance(node, node_types)]
 
 
 def within(name: str, *packages: str) -> bool:
@@ -98,7 +98,7 @@ for module in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, set[str]]:
+def loaded_modules() -> dict[str, set[str]]:
     """By module, what a process that imports it has loaded."""
     *others, loading, runner = ABSENT
     command = [sys.executable, "-P", "-c", LOAD, *others, "torch", loading, runner]
@@ -108,9 +108,9 @@ def loaded() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("module", ABSENT)
-def test_a_process_does_not_load(module: str, loaded: dict[str, set[str]]) -> None:
-    assert module.partition(",")[0] in loaded[module]
-    assert loaded[module] & ABSENT[module] == set()
+def test_a_process_does_not_load(module: str, loaded_modules: dict[str, set[str]]) -> None:
+    assert module.partition(",")[0] in loaded_modules[module]
+    assert loaded_modules[module] & ABSENT[module] == set()
 
 
 def test_a_router_reads_a_gguf_file_without_numpy(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_the_engine_alone_runs_without_the_extras(tmp_path: Path) -> None:
 def _unsafe(module: Path) -> Iterator[str]:
     """Pickle in any guise, ``torch.load``, ``eval`` and ``exec``."""
     formats = ("pickle", "cPickle", "dill", "shelve", "marshal")
-    calls = ("eval", "exec", "torch.load", "np.load", "numpy.load", "yaml.load")
-    for node in nodes(module, *formats, *calls):
+    functions = ("eval", "exec", "torch.load", "np.load", "numpy.load", "yaml.load")
+    for node in nodes(module, *formats, *functions):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -176,13 +176,13 @@ def _unsafe(module: Path) -> Iterator[str]:
         else:
             names = []
         yield from (name for name in names if within(name, *formats))
-        if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in calls:
-            yield called
+        if isinstance(node, ast.Call) and (function := ast.unparse(node.func)) in functions:
+            yield function
 
 
 def test_no_file_and_no_peer_can_run_code() -> None:
     modules = [*MODULES, Path("__init__.py"), Path("__main__.py")]
-    found = {str(m): list(_unsafe(m)) for m in modules}
+    uses = {str(m): list(_unsafe(m)) for m in modules}
     # Compiled kernels are code in any form; only their user can change their folder.
-    kept = {"kernels/cpu/code_store.py": ["pickle"]}
-    assert {name: calls for name, calls in found.items() if calls} == kept
+    allowed = {"kernels/cpu/code_store.py": ["pickle"]}
+    assert {name: functions for name, functions in uses.items() if functions} == allowed

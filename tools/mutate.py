@@ -1,13 +1,13 @@
-"""Which defects of the heart the tests notice: small mutations, and the tests of their code.
+"""Mutation testing of the core modules: small mutations, and the tests that should catch them.
 
     git worktree add --detach /tmp/mutated
     python -m tandem.tools.mutate /tmp/mutated --out mutations.jsonl [--count 40] [--seed 29]
 
 A mutation flips a comparison, adds one to a number, drops a statement or swaps ``and`` and ``or``
-in a function. The seed ranks them by the function and the text of the line, so that it chooses the
-same ones in another version of the code, as far as that has them. Every result is appended to the
-file at once, and a run that is repeated goes on after the last one; ``--table`` only prints them.
-Tests that fail without any mutation are left out.
+in a function. The seed ranks mutations by function and text of the line, so it selects the same
+ones in another version of the code where they still exist. Results are appended to the file
+immediately, and a repeated run continues after the last one; ``--table`` only prints them. Tests
+that fail without any mutation are excluded.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CAUGHT, MISSED, TOO_LONG = "caught", "missed", "too long"
-# Of one test. A test that a mutation makes wait forever is ended by it.
+# Timeout of one test, for mutations that make it hang.
 TEST_SECONDS = 300
 PARITY = "tests/end_to_end/parity"
-# Files, and the tests that are run after one another until one of them fails.
+# Files, and their tests, which run in order until one fails.
 HEART: Mapping[str, tuple[str, ...]] = {
     "shared/engine/scheduling/*.py": (
         *("tests/shared/engine/scheduling", "tests/shared/engine", PARITY),
@@ -83,7 +83,8 @@ class Mutation:
     after: str
 
     def key(self, seed: int) -> str:
-        """The rank by which a seed chooses; it says nothing of the file and the lines around."""
+        """The rank of a mutation under a seed, independent of the file and the surrounding
+        lines."""
         what = (seed, self.function, self.text, self.before, self.after)
         return sha256(repr(what).encode()).hexdigest()[:16]
 
@@ -93,7 +94,7 @@ class Mutation:
 
 
 def mutations(file: str, source: bytes) -> Iterator[Mutation]:
-    """All that a file offers, outside constructors and assertions."""
+    """All mutations of a file, outside constructors and assertions."""
     lines = source.splitlines(keepends=True)
     starts = list(accumulate(map(len, lines), initial=0))
     for node in ast.walk(ast.parse(source)):
@@ -107,7 +108,7 @@ def mutations(file: str, source: bytes) -> Iterator[Mutation]:
 
 
 def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tuple[int, int, str]]:
-    """What may be changed in a statement: from and to which byte, and what then stands there."""
+    """Possible edits of a statement: first and last byte, and the replacement."""
 
     def at(line: int | None, column: int | None) -> int:
         assert line is not None and column is not None
@@ -116,9 +117,9 @@ def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tupl
     def operator(left: ast.expr, right: ast.expr, pattern: re.Pattern[bytes]) -> tuple[int, int]:
         begin = at(left.end_lineno, left.end_col_offset)
         text = source[begin : at(right.lineno, right.col_offset)]
-        found = pattern.search(re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), text))
-        assert found is not None
-        return begin + found.start(), begin + found.end()
+        match = pattern.search(re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), text))
+        assert match is not None
+        return begin + match.start(), begin + match.end()
 
     if isinstance(node, ast.Assert | ast.FunctionDef | ast.AsyncFunctionDef):
         return  # functions inside have their own turn
@@ -139,8 +140,8 @@ def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tupl
 
 
 def _instead(node: ast.Constant | ast.stmt) -> str:
-    """The next number, or nothing in place of a statement without which the rest still has all of
-    its names; empty if the node is neither."""
+    """Replacements of a node: the next number, or an empty text for a statement whose removal
+    leaves no name undefined; none for other nodes."""
     match node:
         case ast.Constant(value=bool()):
             return ""
@@ -156,16 +157,16 @@ def _instead(node: ast.Constant | ast.stmt) -> str:
     return ""
 
 
-def chosen(
+def sample(
     worktree: Path, heart: Mapping[str, tuple[str, ...]], count: int, seed: int
 ) -> list[tuple[Mutation, tuple[str, ...]]]:
-    """Mutations, each with the tests to run."""
-    found: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
+    """Select mutations, each with the tests to run."""
+    by_key: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
     for pattern, tests in heart.items():
         for path in sorted(worktree.glob(pattern)):
             for one in mutations(str(path.relative_to(worktree)), path.read_bytes()):
-                found.setdefault(one.key(seed), (one, tests))
-    return [found[key] for key in sorted(found)[:count]]
+                by_key.setdefault(one.key(seed), (one, tests))
+    return [by_key[key] for key in sorted(by_key)[:count]]
 
 
 class Proof:
@@ -183,19 +184,19 @@ class Proof:
         """Run the tests with a mutation, and append the result."""
         for each in tests:
             if each not in self._unmutated:
-                begun = time.monotonic()
+                start = time.monotonic()
                 _, failing = self._pytest(each, [], None)
-                row = {"tests": each, "failing": failing, "seconds": time.monotonic() - begun}
+                row = {"tests": each, "failing": failing, "seconds": time.monotonic() - start}
                 self._unmutated[each] = row
                 self._append(row)
         path = self._worktree / one.file
-        original, begun = path.read_bytes(), time.monotonic()
+        original, start = path.read_bytes(), time.monotonic()
         try:
             _write(path, one.apply(original))
             result, by = self._noticed(tests)
         finally:
             _write(path, original)
-        seconds = round(time.monotonic() - begun, 1)
+        seconds = round(time.monotonic() - start, 1)
         self._append({"key": key, "result": result, "by": by, "seconds": seconds, **asdict(one)})
 
     def _noticed(self, tests: Sequence[str]) -> tuple[str, str]:
@@ -213,7 +214,8 @@ class Proof:
     def _pytest(
         self, tests: str, arguments: Sequence[str], seconds: float | None
     ) -> tuple[int | None, list[str]]:
-        """The status, or ``None`` after so many seconds, and the names of the tests that failed."""
+        """Run pytest; returns its status (``None`` on timeout) and the names of the failed
+        tests."""
         options = ["-q", f"--timeout={TEST_SECONDS}", "-p", "no:cacheprovider", *arguments]
         with self._log.open("w") as log:
             process = subprocess.Popen(
@@ -246,7 +248,7 @@ class Proof:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Without the old bytecode, which is taken for this version's if both are of one second."""
+    """Write a file and delete its bytecode, which would stay valid within the same second."""
     path.write_bytes(content)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()
@@ -258,14 +260,14 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Results as Markdown, and their sum."""
+    """Results as a Markdown table with a summary."""
     lines = ["| place | mutation | result | by |", "|---|---|---|---|"]
     judged = [row for row in rows if "key" in row]
     for row in sorted(judged, key=lambda row: (row["result"], row["file"], row["line"])):
         change = " ".join(f"`{row['before']}` becomes `{row['after']}`".split()).replace("|", "\\|")
         lines.append(f"| {row['file']}:{row['line']} | {change} | {row['result']} | {row['by']} |")
-    missed = sum(row["result"] == MISSED for row in judged)
-    lines += ["", f"{len(judged)} mutations, of which {missed} are missed."]
+    num_missed = sum(row["result"] == MISSED for row in judged)
+    lines += ["", f"{len(judged)} mutations, of which {num_missed} are missed."]
     failing = {name for row in rows for name in row.get("failing", ())}
     lines += [f"Left out, for it fails without a mutation: {name}." for name in sorted(failing)]
     return "\n".join(lines) + "\n"
@@ -274,19 +276,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def prove(
     worktree: Path, heart: Mapping[str, tuple[str, ...]], out: Path, *, count: int, seed: int
 ) -> None:
-    """Judge those that the file has no result of. Raises ``SystemExit`` for a worktree with
-    changes, and for the checkout that this runs from."""
+    """Judge the mutations without a result in the file. Raises ``SystemExit`` for a worktree with
+    changes and for the checkout of this program."""
     worktree = worktree.resolve()
     if worktree == ROOT:
         sys.exit(f"{worktree} is the checkout that this runs from; give it another worktree")
     status = ["git", "-C", str(worktree), "status", "--porcelain", "--untracked-files=no"]
     if changes := subprocess.run(status, capture_output=True, text=True, check=True).stdout:
         sys.exit(f"{worktree} has changes, which `git checkout .` discards:\n{changes}")
-    known = {row.get("key") for row in read(out)}
+    done_keys = {row.get("key") for row in read(out)}
     with tempfile.TemporaryDirectory() as folder:
         proof = Proof(worktree, out.resolve(), Path(folder))
-        for one, tests in chosen(worktree, heart, count, seed):
-            if (key := one.key(seed)) not in known:
+        for one, tests in sample(worktree, heart, count, seed):
+            if (key := one.key(seed)) not in done_keys:
                 proof.judge(one, key, tests)
 
 

@@ -1,4 +1,4 @@
-"""The engine in this process, through the Python API, with the options of `tandem serve`:
+"""Benchmarks of the engine through the Python API, with the options of `tandem serve`:
 
     python -m tandem.benchmarks.engine latency MODEL --input-len 512 --output-len 32 --batch-size 4
     python -m tandem.benchmarks.engine throughput MODEL --num-prompts 100 --output-json FILE
@@ -49,13 +49,13 @@ LONGEST_SECONDS = 24 * 3600.0
 
 
 def engine_config(values: Values, *, waiting: int = 0) -> EngineConfig:
-    """The engine's options; its queue holds ``waiting`` sequences at least."""
+    """Engine options with a queue of at least ``waiting`` sequences."""
     config = fill(EngineConfig, dict(values))
     return replace(config, max_waiting=max(config.max_waiting, waiting))
 
 
 def percentiles_by_word(values: list[float]) -> dict[str, float]:
-    """As in the files of vLLM, whose keys are texts."""
+    """Percentiles keyed by strings, as in vLLM's result files."""
     return {percent_word(percent): value for percent, value in percentiles(values, PERCENTS)}
 
 
@@ -63,7 +63,8 @@ def percentiles_by_word(values: list[float]) -> dict[str, float]:
 
 
 def run_latency(values: Values) -> dict[str, Any]:
-    """Time one batch of requests, by default without prefix caching: it comes again and again."""
+    """Time one batch of requests, by default without prefix caching because the batch is
+    repeated."""
     batch = values["batch_size"]
     config = engine_config(values, waiting=batch * values["n"])
     params = SamplingParams(n=values["n"], max_tokens=values["output_len"], ignore_eos=True)
@@ -105,12 +106,12 @@ def run_throughput(values: Values) -> dict[str, Any]:
         ]
         prompts = [one.prompt for one in requests]
         start = time.perf_counter()
-        answers = engine.generate_sync(prompts, params, timeout=LONGEST_SECONDS)
+        outputs = engine.generate_sync(prompts, params, timeout=LONGEST_SECONDS)
         seconds = time.perf_counter() - start
     return throughput_result(
         seconds,
-        prompt_tokens=sum(choices[0].prompt_tokens for choices in answers),
-        output_tokens=sum(len(one.tokens) for choices in answers for one in choices),
+        prompt_tokens=sum(choices[0].prompt_tokens for choices in outputs),
+        output_tokens=sum(len(one.tokens) for choices in outputs for one in choices),
         requests=len(requests),
     )
 
@@ -145,10 +146,10 @@ def throughput_result(
 
 
 def run_startup(values: Values) -> dict[str, Any]:
-    """Time the start of an engine until it takes requests, in processes of its own.
+    """Time engine startup until it accepts requests, in separate processes.
 
-    Cold starts have empty folders for compiled kernels; weights come from wherever the system has
-    them, so the first start may also read them from a disk.
+    Cold starts use empty folders for compiled kernels. Weights may be in the page cache; the first
+    start may also read them from disk.
     """
     config = engine_config(values)
     cold = [_cold_start(config) for _ in range(values["num_iters_cold"])]
@@ -159,7 +160,7 @@ def run_startup(values: Values) -> dict[str, Any]:
 
 
 def startup_result(phase: str, seconds: list[float]) -> dict[str, Any]:
-    """Without vLLM's figures of compilation, which is no phase here."""
+    """Result in vLLM's format, without its compilation figures (Tandem has no such phase)."""
     return {
         f"avg_{phase}_startup_time": mean(seconds),
         f"{phase}_startup_times": seconds,
@@ -168,7 +169,7 @@ def startup_result(phase: str, seconds: list[float]) -> dict[str, Any]:
 
 
 def _cold_start(config: EngineConfig) -> float:
-    """A start without compiled kernels. Models of the hub stay where they are."""
+    """Start without compiled kernels; the Hugging Face cache is kept."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     models = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     with tempfile.TemporaryDirectory(prefix="tandem-cold-") as empty:
@@ -179,7 +180,7 @@ def _cold_start(config: EngineConfig) -> float:
 
 
 def _start(config: EngineConfig, environment: Mapping[str, str]) -> float:
-    """Seconds that an engine took to start in a process of its own. Raises ``BenchmarkError``."""
+    """Startup time in seconds of an engine in its own process. Raises ``BenchmarkError``."""
     limit = config.start_timeout
     try:
         done = subprocess.run(
@@ -204,7 +205,7 @@ def _start(config: EngineConfig, environment: Mapping[str, str]) -> float:
 def _command(
     name: str, run: Callable[[Values], dict[str, Any]], *options: click.Parameter
 ) -> click.Command:
-    """A command that prints the figures of ``run``, and writes them where it is asked to."""
+    """Build a command that prints the figures of ``run`` and optionally writes them to a file."""
     output = text("--output-json", metavar="FILE", help="Write the result to a JSON file.")
 
     def benchmark(values: dict[str, Any]) -> None:
@@ -221,14 +222,14 @@ def _command(
 
 def commands() -> click.Group:
     """All benchmarks."""
-    answers = whole("--n", default=1, low=1, help="Answers of each prompt.")
+    choices = whole("--n", default=1, low=1, help="Answers of each prompt.")
     latency = _command(
         "latency",
         run_latency,
         whole("--input-len", default=32, low=1, help="Tokens of each prompt."),
         whole("--output-len", default=128, low=1, help="Tokens of each answer."),
         whole("--batch-size", default=8, low=1, help="Prompts at once."),
-        answers,
+        choices,
         whole("--num-iters-warmup", default=10, low=0, help="Batches that do not count."),
         whole("--num-iters", default=30, low=1, help="Batches that count."),
     )
@@ -236,7 +237,7 @@ def commands() -> click.Group:
         if option.name == "enable_prefix_caching":
             option.default = False
     requests = dataset_options(1000, "random", "sharegpt", "custom")
-    throughput = _command("throughput", run_throughput, *requests, answers)
+    throughput = _command("throughput", run_throughput, *requests, choices)
     startup = _command(
         "startup",
         run_startup,

@@ -2,14 +2,14 @@
 
     python -m tandem.benchmarks.engine.against_transformers
 
-Tandem is measured through its Python API, with the scheduler, the rank's process and the sampler in
-the figures: with compiled kernels, and with the default, torch's operators. transformers is
-measured by its forward pass alone, with a cache that is filled rather than prefilled before
-decoding. Each side runs in a process of its own; the sides alternate, and a figure is the median of
-its rounds (what takes a side longer than a minute is measured in one round only). A prompt is
-computed several times a round, and the first time, in which memory is taken and kernels are made,
-does not count unless it shows that one takes long. The limits (products, reads) are measured by the
-same processes: products in the better of bf16 and fp32, because not every CPU multiplies bf16.
+Tandem is measured through its Python API, including the scheduler, the rank process and the
+sampler, with compiled kernels and with torch operators (the default). transformers is measured by
+its forward pass alone; before decoding its cache is filled without a prefill. Each side runs in its
+own process; the sides alternate, and each figure is the median of its rounds (figures that take
+longer than a minute are measured in one round only). A prompt is computed several times a round;
+the first run allocates memory and compiles kernels, so it is discarded unless prompts are too slow
+to repeat. The same processes measure the limits (matrix products, memory reads): products in the
+faster of bf16 and fp32, because not every CPU has bf16 instructions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def warm_seconds(work: Callable[[], Any]) -> float:
-    """The median of a few times, the first not among them unless it shows that they take long."""
+    """Median of a few timings, without the first unless that one was too long to repeat."""
     first = seconds(work)
     if first > WARM_ABOVE_SECONDS:
         return first
@@ -178,7 +178,7 @@ NAMES = {f"prefill {n}" for n in PREFILL_GOALS} | {f"decode {n}" for n in DECODE
 
 
 def run_side(side: str, folder: str, names: set[str]) -> dict[str, tuple[float, float]]:
-    """Each figure of a side, and the seconds that it took."""
+    """Run a side; returns each figure and the seconds its measurement took."""
     command = [
         sys.executable,
         "-m",

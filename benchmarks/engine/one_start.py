@@ -1,4 +1,4 @@
-"""The process of one start: reads the engine's options, and prints how many seconds it took."""
+"""One engine start in its own process: reads the engine options, prints the startup seconds."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@
 
     python -m tandem.benchmarks.node.async_scheduling [--device cuda] [--threads 1 2]
 
-Both engines live in the same process, each with its own rank, and take turns: a round measures one
-after the other, in alternating order, and the ratio is the median over the rounds' own ratios. The
-models are the built-in one, whose steps are so short that the scheduler's share of them is large,
-and one of 42 million random weights. On a CPU a rank has one thread, which leaves the head a core,
-or two, which leave it none; the head's CPU time in a step is given beside the rank's, because it is
-all that planning ahead can save, and a busy machine changes it little. ``--rounds 0`` gives only
-these.
+Both engines run in the same process, each with its own rank: a round measures one after the other
+in alternating order, and the ratio is the median of the ratios of the rounds. The models are the
+built-in one, whose short steps make the scheduler's share large, and one of 42 million random
+weights. On a two-core CPU a rank has one thread, which leaves a core to the head, or two, which
+leave none. The head's CPU time per step is reported beside the rank's: it is the most that planning
+ahead can save, and varies little on a busy machine. ``--rounds 0`` reports only these times.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def rate(one: Engine, batch: int) -> float:
 
 
 def compare(engines: dict[str, Engine], batch: int, rounds: int) -> tuple[float, float, float]:
-    """The medians of tokens per second planned ahead, planned in turn, and of their ratio."""
+    """Medians of tokens per second with and without planning ahead, and of their ratio."""
     rates: dict[str, list[float]] = {ON: [], OFF: []}
     for each in engines.values():
         rate(each, batch)
@@ -82,20 +81,20 @@ def speed_row(engines: dict[str, Engine], batch: int, rounds: int, name: str) ->
 
 
 def cpu_row(one: Engine, batch: int, name: str) -> dict[str, Any]:
-    """The head's CPU time in a step, in turn, against the rank's."""
+    """The head's CPU time per step without planning ahead, against the rank's."""
     assert one._thread is not None
     core = one._thread.runner.engine.core
     own = psutil.Process()
     ranks = [p for p in own.children() if "tandem.shared.engine.rank.process" in p.cmdline()]
 
-    def spent() -> tuple[float, float, int]:
+    def costs() -> tuple[float, float, int]:
         seconds = [sum(process.cpu_times()[:2]) for process in (own, *ranks)]
         return seconds[0], sum(seconds[1:]), core.counters.steps
 
-    before = spent()
+    before = costs()
     for _ in range(CPU_ROUNDS):
         rate(one, batch)
-    head, rank, steps = (after - was for after, was in zip(spent(), before, strict=True))
+    head, rank, steps = (after - was for after, was in zip(costs(), before, strict=True))
     return {
         "metric": f"CPU time of the head in a step of {batch} streams, {name}",
         "value": 1e3 * head / steps,

@@ -1,11 +1,11 @@
-"""Decode attention alone on a GPU, by format of the cache, and by options of its compilation.
+"""Decode attention alone on a GPU, by cache dtype and by compile options.
 
     python -m tandem.benchmarks.node.gpu_attention [--out DIR] [--device emulation]
 
 64 sequences of 8,192 tokens over one layer of Llama-3-8B, against a copy of the same bytes. Then
-the kernel with other tiles, stages and warps than it has: what is faster there by more than a few
-percent should become its default. ``--device emulation`` interprets a tiny case, to see that the
-benchmark works.
+the kernel with other tile sizes, stages and warps: a variant that is faster by more than a few
+percent should become the default. ``--device emulation`` runs a tiny case in Triton's interpreter
+as a smoke test.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EMULATED = AttentionLoad("cpu", 2, 40, 1, OPTIONS[:2])
 
 
 def cache(load: AttentionLoad, dtype: torch.dtype) -> CachedKV:
-    """Keys, or values, of all sequences."""
+    """Keys or values of all sequences."""
     dtype = torch.float32 if load.device == "cpu" and dtype == torch.bfloat16 else dtype
     slots = load.sequences * -(-load.tokens // BLOCK) * BLOCK
     values = torch.randn(KV_HEADS, slots, DIM, device=load.device)
@@ -68,7 +68,7 @@ def cache(load: AttentionLoad, dtype: torch.dtype) -> CachedKV:
 
 
 def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
-    """A call for a step's rows."""
+    """Return a function that runs attention for the rows of one step."""
     each = -(-load.tokens // BLOCK)
     order = torch.randperm(load.sequences * each).tolist()
     sequences = [
@@ -113,7 +113,7 @@ def size(cached: CachedKV) -> int:
 
 
 def copied(load: AttentionLoad) -> float:
-    """Bytes a second of a copy, read and written."""
+    """Bandwidth of a copy in bytes a second, reads and writes counted."""
     source = torch.empty(1 << (30 if load.device == "cuda" else 20), dtype=torch.uint8)
     source = source.to(load.device)
     target = torch.empty_like(source)
@@ -121,7 +121,7 @@ def copied(load: AttentionLoad) -> float:
 
 
 def sweep(load: AttentionLoad, work: Callable[[], None]) -> None:
-    """Print the time with each of the options that compile."""
+    """Print the time with each combination of options that compiles."""
     constants, options = kernels.constants, dict(kernels.ATTEND_OPTIONS)
     try:
         for each in load.options:
@@ -142,8 +142,8 @@ def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any
     return attend | {"BLOCK_N": tile}, combine
 
 
-def measured(load: AttentionLoad) -> Iterator[dict[str, Any]]:
-    """Rows for ``report.write``, as they become known."""
+def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:
+    """Yield rows for ``report.write`` as they are measured."""
     limit, plain = copied(load), 0.0
     sweeps = {}
     for name, dtype in FORMATS.items():
@@ -177,7 +177,7 @@ def main() -> int:
         print("gpu_attention: there is no CUDA device here, so there is nothing to measure")
         return 1
     rows = []
-    for row in measured(EMULATED if emulated else ON_GPU):
+    for row in measure(EMULATED if emulated else ON_GPU):
         print(f"{row['metric']}: {row['value']:.3g} {row['unit']}  {row['against']}", flush=True)
         rows.append(row)
         if not emulated:

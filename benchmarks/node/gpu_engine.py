@@ -1,13 +1,13 @@
-"""The engine on a GPU, beside what was predicted and what the GPU's memory and products allow.
+"""The engine on a GPU, compared with predictions and with the GPU's bandwidth and FLOP limits.
 
     python -m tandem.benchmarks.node.gpu_engine [--out DIR] [--device emulation]
 
-Two shapes with random weights: Qwen3-0.6B and Llama-3-8B, in bfloat16. ``step`` is one rank's step
-without its head, in this process; ``API`` is ``tandem.Engine``, with scheduler and rank process,
-greedy. A table of the kernels that take longest in one step follows. Limits come from a copy and a
-product that are measured first. The weights, and the KV that a step reads, divided by the copy's
-speed are the limit of decoding; the products are that of prefill. ``--device emulation`` runs a
-tiny shape on the CPU to see that the benchmark works: that measures nothing.
+Two shapes with random weights: Qwen3-0.6B and Llama-3-8B, in bfloat16. ``step`` is one step of a
+rank in this process, without a head; ``API`` is ``tandem.Engine`` with scheduler and rank process,
+greedy. A table of the slowest kernels of one step follows. A copy and a matrix product are measured
+first and give the limits: for decoding, the bytes of weights and KV that a step reads over the
+bandwidth of the copy; for prefill, the FLOP rate of the product. ``--device emulation`` runs a tiny
+shape on the CPU as a smoke test; it measures nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHORT, LONG = 16, 144
 
 @dataclass(frozen=True)
 class RowLoad:
-    """The load of a shape: rows that decode at some context, or prompts of some length."""
+    """Workload of a shape: decoding rows and their context, or prompts and their length."""
 
     decodes: tuple[tuple[int, int], ...]
     prompts: tuple[int, ...]
@@ -83,7 +83,7 @@ EMULATED = RowLoad(((1, 20), (4, 40)), (32,), "cpu", 128, 1 << 20, 1)
 
 @dataclass(frozen=True)
 class GpuShape:
-    """A model's config, and what a step of it reads and multiplies."""
+    """A model's config, and the bytes and FLOP of one of its steps."""
 
     name: str
     config: dict[str, Any]
@@ -97,7 +97,7 @@ class GpuShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a decode step reads: all layers, and the head."""
+        """Bytes of weights read by a decode step: all layers and the LM head."""
         head = self.config["vocab_size"] * self.config["hidden_size"]
         return 2 * (self.layer_parameters + head)
 
@@ -116,7 +116,7 @@ def shapes(small: bool) -> list[GpuShape]:
 
 
 def folder_of(shape: GpuShape, root: Path) -> Path:
-    """A model folder whose weights are made when it is loaded."""
+    """A model folder whose weights are generated on load."""
     from tandem.shared.builtin_model import builtin_model_path
 
     folder = root / shape.name
@@ -168,7 +168,7 @@ def limits(load: RowLoad) -> tuple[float, float]:
 
 
 def step_seconds(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
-    """The name of each kind of step, and what it takes."""
+    """Yield the name and the duration of each kind of step."""
     from tandem.tests.support.runners import build_runner
 
     rows, context = max(load.decodes, key=lambda each: each[0] * each[1])
@@ -187,8 +187,8 @@ def step_seconds(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
 
 
 def _step(runner: Any, rows: int, start: int, count: int) -> Callable[[], Any]:
-    """A step in which each row brings ``count`` tokens after ``start`` others. It can be repeated:
-    the same slots are written again."""
+    """A step in which each row computes ``count`` tokens after a context of ``start``. Repeatable:
+    it writes the same slots again."""
     from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 
     each = (start + count) // BLOCK + 1
@@ -202,7 +202,7 @@ def _step(runner: Any, rows: int, start: int, count: int) -> Callable[[], Any]:
 
 
 def profile(step: Callable[[], Any], device: str) -> str:
-    """The kernels that take longest in one step of the largest batch, and how long none runs."""
+    """The slowest kernels in one step of the largest batch, and the GPU's idle time."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
@@ -235,12 +235,12 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
     """Tokens a second through ``tandem.Engine``."""
     from tandem import Engine, EngineConfig, SamplingParams
 
-    most = max(rows for rows, _ in load.decodes)
+    max_rows = max(rows for rows, _ in load.decodes)
     config = EngineConfig(
         model=str(folder),
         load_format="dummy",
         device=load.device,
-        max_num_seqs=most,
+        max_num_seqs=max_rows,
         max_model_len=max(*load.prompts, *(context + LONG for _, context in load.decodes)) + 2,
         enable_prefix_caching=False,
     )
@@ -254,7 +254,7 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
             engine.generate_sync(wrapped, params)
             return time.perf_counter() - start
 
-        seconds(most, 8, 4)
+        seconds(max_rows, 8, 4)
         for length in load.prompts:
             elapsed = statistics.median(seconds(1, length, 1) for _ in range(3))
             yield f"prefill {length}", length / elapsed
@@ -267,8 +267,8 @@ def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
 # ---- the run -----------------------------------------------------------------------------------
 
 
-def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
-    """Rows for ``report.write``, as they become known."""
+def measure(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
+    """Yield rows for ``report.write`` as they are measured."""
     copied, product = limits(load)
     yield _row("copy on the GPU, read and written", copied / 1e12, "TB/s")
     yield _row("bfloat16 product of 8192 x 8192", product / 1e12, "TFLOP/s")
@@ -315,7 +315,7 @@ def main() -> int:
         print("gpu_engine: there is no CUDA device here, so there is nothing to measure")
         return 1
     rows = []
-    for row in measured(EMULATED if emulated else ON_GPU, emulated):
+    for row in measure(EMULATED if emulated else ON_GPU, emulated):
         print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {row['against']}", flush=True)
         rows.append(row)
         # Printed at once, so that a failure or a time limit loses no earlier result.

@@ -1,12 +1,12 @@
-"""Products with quantised weights and of experts on a GPU, beside a copy and torch's bfloat16.
+"""Quantised and expert matrix products on a GPU, against a copy and torch in bfloat16.
 
     python -m tandem.benchmarks.node.gpu_products [--out DIR] [--device emulation]
 
-A weight has the shape of an 8B model's gate, and there are as many of them as do not fit into the
-GPU's cache; all their products are one CUDA graph, so that no launch is waited for. A figure is the
-speed at which a weight's bytes are read, as a share of a copy's. Experts are those of a layer of
-Qwen3-30B-A3B, with the bytes of the experts that the rows choose. Kernels are compiled by several
-processes first. ``--device emulation`` interprets a tiny case, to see that the benchmark works.
+Each weight has the shape of an 8B model's gate projection, with enough copies to exceed the GPU's
+L2 cache; all products run in one CUDA graph, so launches cost nothing. A figure is the rate at
+which weight bytes are read, relative to a copy. The experts are one layer of Qwen3-30B-A3B; only
+the bytes of the experts selected by the rows count. Several processes compile the kernels first.
+``--device emulation`` runs a tiny case in Triton's interpreter as a smoke test.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ EMULATED = ProductLoad("cpu", 32, 256, 1 << 12, (3,), (), 4, 2, (32, 256), (2,),
 
 
 def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
-    """The median time of one replay of all that ``work`` launches."""
+    """Median time of one graph replay of ``work``."""
     work()
     if load.device == "cpu":
         start = time.perf_counter()
@@ -105,7 +105,7 @@ def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
 
 
 def eager_seconds(load: ProductLoad, work: Callable[[], Any], count: int = 50) -> float:
-    """The time of a call whose launches come one by one from Python."""
+    """Time of a function whose kernels are launched one by one from Python."""
     count = count if load.device == "cuda" else 1
     work()
     _settle(load)
@@ -122,7 +122,7 @@ def _settle(load: ProductLoad) -> None:
 
 
 def copied(load: ProductLoad) -> float:
-    """Bytes a second of a copy, read and written."""
+    """Bandwidth of a copy in bytes a second, reads and writes counted."""
     source = torch.empty(1 << (30 if load.device == "cuda" else 20), dtype=torch.uint8)
     source = source.to(load.device)
     target = torch.empty_like(source)
@@ -143,7 +143,8 @@ def dtype_of(load: ProductLoad) -> torch.dtype:
 
 
 def packed(load: ProductLoad, name: str, outputs: int, inputs: int) -> PackedCodes:
-    """A weight in the kernel's order. Any outputs do, and random bytes take long to draw."""
+    """A weight in the kernel's layout. Its values do not matter, and random bytes are slow to
+    draw."""
     kind = KINDS[name]
     few = min(outputs, 512)
     some = random_weight(kind, few, inputs // kind.values).blocks.repeat(outputs // few, 1)
@@ -156,7 +157,7 @@ def bytes_of(weight: PackedCodes) -> int:
 
 
 def split(stacked: PackedCodes, count: int) -> list[PackedCodes]:
-    """Weights that were stacked, one by one."""
+    """Split stacked weights into single ones."""
     tiles, outputs = len(stacked.words) // count, stacked.outputs // count
     return [
         replace(
@@ -173,7 +174,7 @@ def split(stacked: PackedCodes, count: int) -> list[PackedCodes]:
 
 
 def linears(load: ProductLoad, name: str) -> tuple[list[Callable[[torch.Tensor], Any]], int]:
-    """The same weight several times, and the bytes of one."""
+    """Copies of one weight, and the bytes of one copy."""
     from tandem.kernels.gpu.quantized_linear import multiply
 
     shape = load.outputs, load.inputs
@@ -217,7 +218,7 @@ def experts_of(load: ProductLoad, name: str) -> tuple[TritonExperts, int]:
 
 
 def products(load: ProductLoad, copy: float, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Rows for ``report.write``, as they become known."""
+    """Yield rows of quantised products for ``report.write`` as they are measured."""
     plain: dict[int, float] = {}
     for name in names:
         if name == SCALED and not scaled_linear.works("rows", torch.device(load.device), True):
@@ -240,17 +241,17 @@ def products(load: ProductLoad, copy: float, names: list[str]) -> Iterator[dict[
 
 
 def mixtures(load: ProductLoad, copy: float) -> Iterator[dict[str, Any]]:
-    """The same of experts."""
+    """Yield rows of expert layers, as ``products`` does."""
     for name in OF_EXPERTS if load.device == "cuda" else ("Q4_0",):
         experts, size = experts_of(load, name)
         for rows in load.expert_rows:
             x = torch.randn(rows, load.expert_shape[1], device=load.device, dtype=dtype_of(load))
             scores = torch.rand(rows, load.experts, device=load.device)
-            weights, chosen = scores.topk(load.chosen)
+            weights, selected = scores.topk(load.chosen)
             out = torch.zeros_like(x)
-            work = lambda e=experts, a=(x, weights, chosen, out): e(*a)  # noqa: E731
+            work = lambda e=experts, a=(x, weights, selected, out): e(*a)  # noqa: E731
             duration, eager = seconds(load, work), eager_seconds(load, work)
-            read = len(chosen.unique()) * size
+            read = len(selected.unique()) * size
             yield {
                 "metric": f"experts {name}, {rows} rows",
                 "value": duration * 1e6,
@@ -261,7 +262,7 @@ def mixtures(load: ProductLoad, copy: float) -> Iterator[dict[str, Any]]:
 
 
 def _compile(case: tuple[str, int]) -> str:
-    """Compile a kernel into Triton's cache, and say how far off its results are."""
+    """Compile a kernel into Triton's cache, and return its error."""
     name, rows = case
     gpu = torch.device("cuda")
     error = quantized_trial.largest_error(KINDS[name], torch.bfloat16, gpu, rows)
@@ -269,7 +270,8 @@ def _compile(case: tuple[str, int]) -> str:
 
 
 def compile_all() -> None:
-    """Compile what will be timed. Triton compiles one kernel at a time in a process."""
+    """Compile all timed kernels in several processes: Triton compiles one kernel at a time in
+    each."""
     from tandem.kernels.gpu.quantized_linear import ROWS
 
     cases = [(name, rows) for rows in (*ROWS, max(ROWS) + 1) for name in KINDS]
@@ -281,7 +283,7 @@ def compile_all() -> None:
     print(f"{len(cases)} kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def measured(load: ProductLoad) -> Iterator[dict[str, Any]]:
+def measure(load: ProductLoad) -> Iterator[dict[str, Any]]:
     """All rows."""
     copy = copied(load)
     yield {"metric": "copy, read and written", "value": copy / 1e12, "unit": "TB/s"}
@@ -303,7 +305,7 @@ def main() -> int:
         compile_all()
     rows = []
     with torch.inference_mode():
-        for row in measured(EMULATED if emulated else ON_GPU):
+        for row in measure(EMULATED if emulated else ON_GPU):
             share = f"{row['ratio']:.2f} of a copy, " if "ratio" in row else ""
             text = f"{share}{row.get('against', '')}"
             print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {text}", flush=True)

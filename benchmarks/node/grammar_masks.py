@@ -1,9 +1,9 @@
-"""The cost of grammars: masks of a batch of 32 against a decode step, and the first mask.
+"""The cost of grammars: masks of a batch of 32 relative to a decode step, and the first mask.
 
     python -m tandem.benchmarks.node.grammar_masks [--vocab 151936] [--rows 32]
 
-The decode step is bounded from below by its logits: one product of [rows, hidden] and the
-vocabulary. The tokenizer is made up; its tokens have the lengths of real ones.
+The lower bound of a decode step is its logits: one product of [rows, hidden] with the output
+embedding. The tokenizer is synthetic, with tokens of realistic lengths.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ STEPS = 40
 
 
 def tokenizer_of(vocab_size: int) -> TokenizerFiles:
-    """Byte pairs at random, and an end token."""
+    """A tokenizer of random byte pairs and an end token."""
     rng = random.Random(0)
     vocabulary = {text: number for number, text in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-    known, merges = list(vocabulary), []
+    tokens, merges = list(vocabulary), []
     while len(vocabulary) < vocab_size - 1:
-        left, right = rng.choice(known), rng.choice(known)
+        left, right = rng.choice(tokens), rng.choice(tokens)
         if len(left + right) < 12 and left + right not in vocabulary:
             vocabulary[left + right] = len(vocabulary)
             merges.append((left, right))
-            known.append(left + right)
+            tokens.append(left + right)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
@@ -48,7 +48,7 @@ def tokenizer_of(vocab_size: int) -> TokenizerFiles:
 
 
 def schema_of(size: int) -> dict[str, Any]:
-    """A schema of at least so many characters."""
+    """A JSON schema of at least ``size`` characters."""
     kinds = ({"type": "string"}, {"type": "integer"}, {"enum": ["red", "green", "blue"]})
     properties: dict[str, Any] = {}
     while len(json.dumps(properties)) < size:
@@ -57,7 +57,7 @@ def schema_of(size: int) -> dict[str, Any]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of this thread, which does all the work: others on the machine do not matter."""
+    """CPU seconds of this thread, which does all the work, so other processes do not matter."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
@@ -73,7 +73,7 @@ def allowed(mask: bytes, rng: random.Random, vocab_size: int) -> int:
 
 
 def measure(vocab_size: int, rows: int) -> list[dict[str, Any]]:
-    """The report's rows for a batch of so many constrained sequences."""
+    """Rows of the report for a batch of ``rows`` constrained sequences."""
     torch.set_num_threads(1)
     backend = LLGuidanceBackend(tokenizer_of(vocab_size), vocab_size, [vocab_size - 1])
     key = StructuredOutputs(json=schema_of(2048)).key()
@@ -99,7 +99,7 @@ def measure(vocab_size: int, rows: int) -> list[dict[str, Any]]:
 
 
 def steps(grammar: Grammar, vocab_size: int, rows: int) -> tuple[float, float]:
-    """CPU seconds of a step for computing and for applying its masks, as medians."""
+    """Median CPU seconds per step for computing and for applying the masks."""
     rng, table = random.Random(1), TokenMask()
     constraints = [Constraint(grammar, [vocab_size - 1]) for _ in range(rows)]
     tokens_by_row: list[list[int]] = [[] for _ in constraints]

@@ -1,10 +1,10 @@
-"""The share of a decode node's own rate that clients get: ``python -m ...node.served_rate``.
+"""A decode node's served token rate relative to its engine's: ``python -m ...node.served_rate``.
 
-64 streams of the built-in model, whose steps are short, so that the share of what is not computing
-is large. The node's own rate is that of its engine in a process that throws the tokens away.
-Served, a decode node has the same core to itself; the router and the clients have another one. Both
-take turns, and a ratio is the median over the rounds' own ratios. Beside the rates, the CPU time of
-the node's processes is compared, which a busy machine changes less.
+64 streams of the built-in model, whose short steps make the overhead outside computation large. The
+engine's rate is measured in a process that discards the tokens. In the served case the decode node
+has the same core to itself; the router and the clients have another. The two alternate, and the
+ratio is the median of the ratios of the rounds. The CPU time of the node's processes is compared
+too, because it varies less on a busy machine.
 """
 
 from __future__ import annotations
@@ -39,49 +39,49 @@ THIS = "tandem.benchmarks.node.served_rate"
 
 
 class Cost(NamedTuple):
-    """What one round took."""
+    """Elapsed and CPU seconds of one round."""
 
     seconds: float
     cpu_seconds: float
 
 
 def prompts(streams: int, number: int) -> list[list[int]]:
-    """Prompts that no round before had."""
+    """Prompts not used in any earlier round."""
     return [[3 + stream, 3 + number, *range(3, PROMPT + 1)] for stream in range(streams)]
 
 
 def cost(process: psutil.Process, work: Callable[[], None]) -> Cost:
-    """What ``work`` takes, and of the CPU by a process and those that it has started."""
+    """Elapsed time of ``work``, and the CPU time of a process and its children meanwhile."""
     family = [process, *process.children(recursive=True)]
 
     def cpu() -> float:
         return sum(sum(each.cpu_times()[:2]) for each in family)
 
-    begun, before = time.monotonic(), cpu()
+    start, before = time.monotonic(), cpu()
     work()
-    return Cost(time.monotonic() - begun, cpu() - before)
+    return Cost(time.monotonic() - start, cpu() - before)
 
 
 async def computed(core: EngineCore, options: argparse.Namespace, number: int) -> None:
-    """All tokens of all streams, thrown away."""
-    ended = asyncio.get_running_loop().create_future()
+    """Generate all tokens of all streams and discard them."""
+    end = asyncio.get_running_loop().create_future()
     remaining = options.streams
 
     def listen(output: StepOutput) -> None:
         nonlocal remaining
         remaining -= output.finish_reason is not None
         if not remaining:
-            ended.set_result(None)
+            end.set_result(None)
 
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     for prompt in prompts(options.streams, number):
         (sequence,) = build_sequences(core, prompt, params, eos_token_ids=(), vocab_size=2048)
         core.submit(sequence, listen)
-    await ended
+    await end
 
 
 def run_engine(options: argparse.Namespace) -> None:
-    """The engine's process: a round for each line of standard input."""
+    """Entry point of the engine process: runs one round for each line of standard input."""
     config = EngineConfig(
         model="builtin", threads=1, max_num_seqs=options.streams, max_model_len=CONTEXT
     )
@@ -97,7 +97,7 @@ def run_engine(options: argparse.Namespace) -> None:
 
 @contextmanager
 def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Callable[[int], Cost]]:
-    """A function that runs a round of the engine alone."""
+    """Yield a function that runs one round of the engine alone."""
     counts = [f"--streams={options.streams}", f"--tokens={options.tokens}"]
     with pinned(cores[1:]):
         process = subprocess.Popen(
@@ -123,7 +123,7 @@ def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Call
 
 
 def served(port: int, options: argparse.Namespace, number: int) -> None:
-    """A round of clients of a router."""
+    """One round of streaming clients through the router."""
     fields = {"max_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
     requests = [
         request_of("/v1/completions", prompt=prompt, **fields)
@@ -187,7 +187,7 @@ def rows(
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options; of the command line if there are no ``arguments``."""
+    """Parse ``arguments``, by default the command line's."""
     parser = load_parser(__doc__, streams=64, tokens=500, rounds=7)
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

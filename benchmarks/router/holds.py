@@ -1,10 +1,10 @@
-"""How long one request holds up the router's other streams: ``python -m ...router.holds``.
+"""The longest delay that one request causes to other streams: ``python -m ...router.holds``.
 
-A router and a simulated decode node, which answers at once, share an event loop; the client is in a
-thread, with its body encoded before. A task that wakes every millisecond stands for the other
-streams: its longest delay is the hold, be it by the loop or by a thread that keeps the GIL. Each
-figure is the best of ``--rounds``, because others use the machine too; what the code does shows in
-each of them.
+A router and a simulated decode node that responds immediately share an event loop; the client runs
+in a thread with a pre-encoded body. A task that wakes every millisecond stands for the other
+streams: its longest delay is the hold, caused by the loop or by a thread that keeps the GIL. Each
+figure is the best of ``--rounds``, because the machine is shared and a delay in the code shows in
+every round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def full(unit: str, head: str = '{"prompt":[', tail: str = "]}") -> bytes:
-    """A body of the largest size, of so many units."""
+    """A body of the maximum size, filled with repeated units."""
     count = (LARGEST - len(head) - len(tail)) // len(unit.encode())
     return (head + (unit * count).removesuffix(",") + tail).encode()
 
@@ -116,7 +116,7 @@ async def watched() -> AsyncIterator[Hold]:
 
 
 def post(port: int, path: str, content: bytes) -> int:
-    """The status of a request whose answer is read and dropped."""
+    """Send a request, discard the response body, and return the status."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request("POST", path, content, {"content-type": "application/json"})
@@ -129,29 +129,30 @@ def post(port: int, path: str, content: bytes) -> int:
 
 
 async def longest(c: Cluster, cases: Cases, rounds: int) -> tuple[float, str]:
-    """The longest hold of all requests, each in its best round, and the one that causes it."""
+    """The longest hold over all requests, each by its best round, and the request that causes
+    it."""
     best = []
     for case, (path, content) in cases.items():
-        holds = []
+        seconds = []
         for _ in range(rounds):
             gc.collect()
             gc.freeze()
             async with watched() as hold:
                 status = await asyncio.to_thread(post, c.router.http_port, path, content)
-            holds.append(hold.seconds)
-        print(f"  {case}: {min(holds) * 1000:.1f} ms, status {status}")
-        best.append((min(holds), case))
+            seconds.append(hold.seconds)
+        print(f"  {case}: {min(seconds) * 1000:.1f} ms, status {status}")
+        best.append((min(seconds), case))
     return max(best)
 
 
 async def measure(rounds: int) -> list[dict[str, Any]]:
-    """The report's rows."""
+    """Rows of the report."""
     rows = []
     options: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     with TemporaryDirectory() as folder:
         async with cluster(Path(folder), context=CONTEXT, **options) as c:
             c.node.reply, c.node.chunk = c.encode("hello world ") * 100, 1
-            for kind, cases, most in (
+            for kind, cases, limit in (
                 ("ordinary requests", ORDINARY, 20),
                 ("the largest bodies and answers", LARGE, 100),
             ):
@@ -161,14 +162,14 @@ async def measure(rounds: int) -> list[dict[str, Any]]:
                         "metric": f"longest hold of others by {kind} ({case})",
                         "value": seconds * 1000,
                         "unit": "ms",
-                        "goal": f"<={most}",
+                        "goal": f"<={limit}",
                     }
                 )
     return rows
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options; of the command line if there are no ``arguments``."""
+    """Parse ``arguments``, by default the command line's."""
     return benchmark_parser(__doc__, rounds=7).parse_args(arguments)
 
 

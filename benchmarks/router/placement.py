@@ -2,10 +2,9 @@
 
     python -m tandem.benchmarks.router.placement [--nodes 10 100 1000] [--dry]
 
-Half of the nodes are decode nodes. Most prompts are new; every fourth continues one that some of
-the nodes hold. A placement is timed whole, with the prompt's keys, as a router makes it for a
-request. Beside it, in turns: the least that a placement could be, which takes the next decode node
-from a list.
+Half of the nodes are decode nodes. Most prompts are new; every fourth continues one that some nodes
+have cached. The whole placement is timed, including the prompt's keys, as for a request. It
+alternates with the simplest possible placement, the next decode node of a list.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class SimulatedFleet:
 
 
 def timed(work: Callable[[Prompt], object], prompts: Sequence[Prompt]) -> list[float]:
-    """Seconds of each call."""
+    """Duration of each call in seconds."""
     samples = []
     for prompt in prompts:
         start = time.perf_counter()
@@ -94,19 +93,19 @@ def placing(fleet: SimulatedFleet, name: str) -> Callable[[Prompt], object]:
 
 
 def next_of(fleet: SimulatedFleet) -> Callable[[Prompt], object]:
-    """The simplest lookup."""
+    """The simplest placement: the next node of a list."""
     nodes, turns = fleet.decode, itertools.count()
     return lambda prompt: nodes[next(turns) % len(nodes)]
 
 
 def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
-    """The report's rows for so many nodes."""
+    """Rows of the report for ``number`` nodes."""
     fleet, rows = SimulatedFleet(nodes), []
     for name in POLICIES:
         work, simplest = placing(fleet, name), next_of(fleet)
         timed(work, fleet.prompts(20))
         prompts = fleet.prompts(rounds)
-        samples, least = timed(work, prompts), timed(simplest, prompts)
+        samples, baseline = timed(work, prompts), timed(simplest, prompts)
         for part, figure in (("p50", statistics.median(samples)), ("p99", _p99(samples))):
             rows.append(
                 {
@@ -114,7 +113,7 @@ def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
                     "value": figure * 1e3,
                     "unit": "ms",
                     "goal": f"<={GOAL_SECONDS * 1e3:g}" if part == "p50" else "",
-                    "against": f"the next of a list ({statistics.median(least) * 1e6:.2f} us)",
+                    "against": f"the next of a list ({statistics.median(baseline) * 1e6:.2f} us)",
                 }
             )
     return rows

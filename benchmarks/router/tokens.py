@@ -1,9 +1,9 @@
-"""Streamed tokens that a router passes on with one core: ``python -m ...router.router_tokens``.
+"""Streamed tokens per second of a router on one core: ``python -m ...router.tokens``.
 
-Three processes: a real ``tandem router`` on one core; a simulated decode node and all clients in
-another one, on the other core (``router_tokens_load.py``). In the same run, a bare ASGI server on
-uvicorn writes the same events to the same clients: what the machine allows. Each figure is the best
-of ``--rounds``, because others use the machine too.
+A real ``tandem router`` runs on one core; a simulated decode node and all clients share a process
+on the other core (``router_tokens_load.py``). In the same run, a bare ASGI server on uvicorn writes
+the same events to the same clients as an upper bound. Each figure is the best of ``--rounds``,
+because the machine is shared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TURN = 8
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What passed a server in one round."""
+    """Tokens and events forwarded by a server in one round."""
 
     tokens: int
     events: int
@@ -128,26 +128,26 @@ def _load(
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
-        begun, cpu = time.monotonic(), sum(server.cpu_times()[:2])
-        counted = json.loads(process.stdout.readline())
-        seconds, cpu_seconds = time.monotonic() - begun, sum(server.cpu_times()[:2]) - cpu
+        start, cpu = time.monotonic(), sum(server.cpu_times()[:2])
+        report = json.loads(process.stdout.readline())
+        seconds, cpu_seconds = time.monotonic() - start, sum(server.cpu_times()[:2]) - cpu
         process.wait(RUN_SECONDS)
     finally:
         process.kill()
         process.communicate()
     expected = options.streams * options.tokens
-    if counted["received"] != expected:
-        raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Passed(expected, counted["events"], seconds, cpu_seconds)
+    if report["received"] != expected:
+        raise RuntimeError(f"{report['received']} tokens of {expected} came")
+    return Passed(expected, report["events"], seconds, cpu_seconds)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The report's rows."""
+    """Rows of the report."""
     cores = two_cores()
     rounds = range(options.rounds)
 
     def best(one: Callable[[], Passed]) -> Passed:
-        return max((one() for _ in rounds), key=lambda passed: passed.tokens_per_second)
+        return max((one() for _ in rounds), key=lambda result: result.tokens_per_second)
 
     physical = best(lambda: of_bare(options, cores))
     streamed = best(lambda: of_router(options, cores))
@@ -186,7 +186,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options; of the command line if there are no ``arguments``."""
+    """Parse ``arguments``, by default the command line's."""
     parser = load_parser(__doc__, streams=64, tokens=4000, rounds=3)
     parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

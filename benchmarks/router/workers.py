@@ -1,10 +1,10 @@
-"""Two routers on one port against one: ``python -m ...router.router_workers``.
+"""Two routers on one port against one: ``python -m ...router.workers``.
 
-The node and all clients are one process (``router_tokens_load.py``), which takes a whole core, so
-two routers cannot have a core each on a machine of two: they share the other one. What they could
-pass on with a core each is the tokens over the CPU time of the busier one: it counts that each gets
-messages of fewer tokens, and how evenly connections are spread. Each figure is the best of
-``--rounds``, in turns, because others use the machine too.
+The node and all clients share one process (``router_tokens_load.py``) that takes a whole core, so
+on a two-core machine the routers share the other core. Their capacity with one core each is
+estimated as the tokens over the CPU time of the busier router, which accounts for smaller messages
+and for uneven connections. Each figure is the best of ``--rounds``, taken alternately, because the
+machine is shared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GOAL = 1.7
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round passed on, and the CPU seconds of each router."""
+    """Tokens and events forwarded in one round, and the CPU seconds of each router."""
 
     tokens: int
     events: int
@@ -53,32 +53,34 @@ def one_round(streams: int, tokens: int, routers: int) -> Round:
         with pinned(cores[:1]):
             router = MeasuredRouter(Path(folder) / "router.log", 1, *flags, apart=True)
         try:
-            started = psutil.Process(router.process.pid)
-            serving = [*started.children()] if routers > 1 else [started]
+            head = psutil.Process(router.process.pid)
+            serving = [*head.children()] if routers > 1 else [head]
             registries = ",".join(router.registries)
             ports = [f"--http={router.http_port}", f"--registry={registries}"]
             command = [sys.executable, "-m", LOAD, *counts, *ports, f"--folder={folder}/model"]
             with pinned(cores[1:]):
                 load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            return _passed(load, streams * tokens, serving)
+            return _measure_round(load, streams * tokens, serving)
         finally:
             router.stop()
 
 
-def _passed(process: subprocess.Popen[str], expected: int, serving: list[psutil.Process]) -> Round:
+def _measure_round(
+    process: subprocess.Popen[str], expected: int, serving: list[psutil.Process]
+) -> Round:
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
         before = [_cpu(one) for one in serving]
-        counted = json.loads(process.stdout.readline())
+        report = json.loads(process.stdout.readline())
         cpu_seconds = [_cpu(one) - was for one, was in zip(serving, before, strict=True)]
         process.wait(RUN_SECONDS)
     finally:
         process.kill()
         process.communicate()
-    if counted["received"] != expected:
-        raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Round(expected, counted["events"], tuple(cpu_seconds))
+    if report["received"] != expected:
+        raise RuntimeError(f"{report['received']} tokens of {expected} came")
+    return Round(expected, report["events"], tuple(cpu_seconds))
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -87,7 +89,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def row(streams: int, one: list[Round], two: list[Round]) -> dict[str, Any]:
-    """The report's row of one load."""
+    """Row of the report for one load."""
     alone = max(each.capacity for each in one)
     both = max(each.capacity for each in two)
     return {

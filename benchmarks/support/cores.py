@@ -6,7 +6,7 @@ import os
 
 
 def two_cores() -> list[int]:
-    """Those that a comparison is about, of what this process may use."""
+    """Two of the cores available to this process."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise SystemExit("this benchmark needs two cores")

@@ -1,4 +1,4 @@
-"""The rate of streams that decode together, through the Python API."""
+"""Decode rate of concurrent streams, through the Python API."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def decode_rate(engine: Any, prompts: Sequence[list[int]], steps: int) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    begun, ended = max(t[0] for t in times), min(t[-1] for t in times)
-    return sum(begun < t <= ended for stream in times for t in stream) / (ended - begun)
+    start, end = max(t[0] for t in times), min(t[-1] for t in times)
+    return sum(start < t <= end for stream in times for t in stream) / (end - start)

@@ -1,7 +1,7 @@
 """A process of simulated nodes that join a router: the project's own ``Registration``, no engines.
 
-Started by ``fleet.py``. Prints a line of JSON once all have joined; when its standard input ends,
-another one with what it has counted.
+Started by ``fleet.py``. Prints a line of JSON once all nodes have joined, and one with its counts
+when its standard input ends.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SimulatedNode(DecodeServicer, PrefillServicer):
         self._address = ""
 
     async def listen(self) -> None:
-        """Answer the router that calls the node before it lets it in."""
+        """Accept the router's connection check, which precedes admission."""
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         add = add_DecodeServicer_to_server if self._decode else add_PrefillServicer_to_server
         add(self, self._server)
@@ -133,7 +133,7 @@ class SimulatedNode(DecodeServicer, PrefillServicer):
 
 
 class _Joins(logging.Handler):
-    """Counts what registrations log when a router has taken their node."""
+    """Counts the registrations' log lines about admitted nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,13 +186,13 @@ async def simulate(arguments: argparse.Namespace) -> None:
     start, joins.late = time.process_time(), 0.0
     print(json.dumps({"joins": joins.count}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    counted = {
+    report = {
         "joins": joins.count,
         "cpu_seconds": time.process_time() - start,
         "troubles": joins.troubles,
         "late": joins.late,
     }
-    print(json.dumps(counted), flush=True)
+    print(json.dumps(report), flush=True)
     os._exit(0)  # skips a thousand leaves, which are not measured
 
 

@@ -1,4 +1,4 @@
-"""Predictions for the engine on an H100, made before it ran on one, and the table of both.
+"""Predictions for the engine on an H100, made before the first run, next to measurements.
 
     python -m tandem.benchmarks.support.gpu_predictions > benchmarks/results/GPU.md
 
@@ -69,8 +69,8 @@ PREDICTIONS: dict[str, Prediction] = {
 UNMEASURED = "to be measured"
 
 
-def table(measured: Mapping[str, float]) -> str:
-    """Predictions as Markdown, beside what was measured."""
+def table(values: Mapping[str, float]) -> str:
+    """Predictions and measurements as a Markdown table."""
     lines = [
         "# The engine on a GPU: predicted for one H100, and measured",
         "",
@@ -79,10 +79,10 @@ def table(measured: Mapping[str, float]) -> str:
     ]
     for metric, one in PREDICTIONS.items():
         limit = "" if one.limit is None else f"{one.limit:,g} {one.unit}"
-        value = measured.get(metric)
+        value = values.get(metric)
         text = UNMEASURED if value is None else f"{value:,.4g} {one.unit}".strip()
         lines.append(f"| {metric} | {str(one).strip()} | {one.goal} | {limit.strip()} | {text} |")
-    rest = {metric: value for metric, value in measured.items() if metric not in PREDICTIONS}
+    rest = {metric: value for metric, value in values.items() if metric not in PREDICTIONS}
     lines += [f"| {metric} | | | | {value:,.4g} |" for metric, value in rest.items()]
     return "\n".join(lines) + "\n"
 

@@ -13,7 +13,7 @@ CELL = 2 * HEADS * DIM * torch.bfloat16.itemsize  # bytes of a token and layer
 
 
 def model_of(layers: int, tokens: int) -> DecoderSpec:
-    """The parts of a model that a cache needs."""
+    """The model fields that a cache needs."""
     layer = LayerSpec(
         attention=AttentionSpec(num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM),
         mlp=DenseSpec(intermediate=8),

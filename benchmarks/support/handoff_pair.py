@@ -1,4 +1,4 @@
-"""Two processes that move KV between them, for the benchmarks of the carriers.
+"""Two processes that transfer KV, for the benchmarks of the carriers.
 
 Every variant moves the same cold source (larger than the last-level cache) between two processes of
 their own, in turns within one run.
@@ -49,12 +49,12 @@ MOVE_SECONDS = 120.0
 
 
 def side_by_side(tokens: int, _: int) -> tuple[int, ...]:
-    """The blocks of a prompt in a cache that has room."""
+    """Contiguous blocks, as in a cache with free space."""
     return tuple(range(tokens // BLOCK))
 
 
 def shuffled(tokens: int, seed: int) -> tuple[int, ...]:
-    """The blocks of a prompt in a cache where hardly two free ones are neighbours."""
+    """Blocks in random order, as in a nearly full cache."""
     order = np.random.default_rng(seed).permutation(tokens // BLOCK)
     return tuple(int(block) for block in order)
 
@@ -110,7 +110,7 @@ def plane_of(
 
 
 def await_event(events: Queue[Any], kind: type) -> Any:
-    """The next event, which is of this kind; counters and greetings come in between."""
+    """The next event of this kind; counters and greetings are skipped."""
     while isinstance(event := events.get(timeout=60), DataPlaneStats | PeerJoined):
         pass
     assert isinstance(event, kind), event

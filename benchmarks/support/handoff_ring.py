@@ -104,7 +104,7 @@ def carriers_of(
 
 
 def _await(end: TransportEnd, poller: zmq.Poller) -> None:
-    """Wait until there may be work; briefly, if the carrier must be polled."""
+    """Wait until there may be work, only briefly if the carrier must be polled."""
     poller.poll(1 if end.needs_polling else 1000)
 
 
@@ -114,13 +114,13 @@ def _register(end: TransportEnd, poller: zmq.Poller) -> None:
 
 
 class SendingEnd:
-    """A sending end with one peer, and the frames that are lent to it."""
+    """A sending end with one peer, and the frames in flight to it."""
 
     def __init__(self, carrier: str, device: Device | None = None) -> None:
         self._carriers = carriers_of(SENDER, carrier, sends=True, device=device)
         self._ring = self._carriers.ring_of(carrier)
         self._peer = RECEIVER
-        self._lent: deque[tuple[RingSlot, SendHandle]] = deque()
+        self._in_flight: deque[tuple[RingSlot, SendHandle]] = deque()
         self._poller = zmq.Poller()
         self._context: zmq.Context[Any] = zmq.Context()
         self._listener = ZmqListener(
@@ -144,7 +144,7 @@ class SendingEnd:
         _register(self._listener, self._poller)
 
     def slot(self) -> Any:
-        """A slot that may be written."""
+        """A free slot of the ring."""
         self.lend_at_most(self._listener.slots_for(self._peer) - 1)
         slot = self._ring.acquire()
         assert slot is not None
@@ -152,15 +152,15 @@ class SendingEnd:
 
     def lend(self, slot: RingSlot) -> None:
         message = slot.message(self._ring.payload_bytes)
-        self._lent.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
+        self._in_flight.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
 
     def lend_at_most(self, frames: int) -> None:
-        """Wait until the peer holds no more than that many."""
-        while len(self._lent) > frames:
+        """Wait until at most ``frames`` are in flight."""
+        while len(self._in_flight) > frames:
             _await(self._listener, self._poller)
             self._listener.receive_control(time.monotonic())
-            while self._lent and self._lent[0][1].done:
-                self._ring.release(self._lent.popleft()[0])
+            while self._in_flight and self._in_flight[0][1].done:
+                self._ring.release(self._in_flight.popleft()[0])
 
     def close(self) -> None:
         self._listener.close()

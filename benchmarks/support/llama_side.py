@@ -1,7 +1,7 @@
 """llama.cpp's side of ``quantised_models.py``, run by a Python that has ``llama-cpp-python``.
 
-``python llama_side.py FILE THREADS STREAMS CONTEXT`` reads lines ``prefill LENGTH`` and
-``decode STREAMS CONTEXT STEPS``, and answers each with tokens a second.
+``python llama_side.py FILE THREADS STREAMS CONTEXT`` reads lines ``prefill LENGTH`` and ``decode
+STREAMS CONTEXT STEPS``, and replies to each with tokens a second.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Side:
-    """A model with room for some streams. Tokens are the largest logits'."""
+    """A model with a cache for several streams; decoding is greedy."""
 
     def __init__(self, path: str, threads: int, streams: int, context: int) -> None:
         api.llama_backend_init()
@@ -40,7 +40,7 @@ class Side:
         api.llama_batch_free(batch)
 
     def best(self, row: int) -> int:
-        """The token of the largest of a row's logits."""
+        """The token with the largest logit of a row."""
         logits = api.llama_get_logits_ith(self.context, row)
         return int(
             np.ctypeslib.as_array(

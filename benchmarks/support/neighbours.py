@@ -9,17 +9,18 @@ import psutil
 
 
 class Neighbours:
-    """From its making on: what ran on ``cores`` besides this process and its children."""
+    """CPU use on ``cores`` by processes other than this one and its children, since
+    construction."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         self._busy, self._own = self._busy_seconds(), _own_seconds()
 
     def share(self) -> float:
         """0 on a quiet machine, 1 when others had all of the cores. Time that a hypervisor took
         counts as theirs."""
-        elapsed = time.monotonic() - self._begun
+        elapsed = time.monotonic() - self._start
         others = self._busy_seconds() - self._busy - (_own_seconds() - self._own)
         return max(0.0, others) / (elapsed * len(self._cores))
 

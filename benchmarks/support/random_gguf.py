@@ -2,9 +2,9 @@
 
     python -m tandem.benchmarks.support.random_gguf FOLDER --vocabulary FILE
 
-Blocks are random bits with constant scales, as the products take the same time with any weights.
-Of the tensors, those get another format that llama.cpp's quantiser gives one. The tokenizer is
-copied from a GGUF file.
+Blocks are random bits with constant scales: the speed of products does not depend on the values.
+Tensors have the formats that llama.cpp's quantiser chooses. The tokenizer is copied from a GGUF
+file.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ FILES = (
 
 
 def write_random_gguf(path: Path, shape: Shape, kind: str, vocabulary: Path | int) -> None:
-    """Write a file of one of ``FILES``' kinds, with the tokenizer of the file ``vocabulary``, or
-    for so many words without one."""
+    """Write a file of one of the kinds in ``FILES``, with the tokenizer of the file ``vocabulary``,
+    or without a tokenizer if it is a number of tokens."""
     unfinished = path.with_suffix(".unfinished")
     writer = GGUFWriter(unfinished, shape.architecture)
     if isinstance(vocabulary, int):
@@ -88,7 +88,7 @@ def write_random_gguf(path: Path, shape: Shape, kind: str, vocabulary: Path | in
 
 
 def _copy_tokenizer(source: GGUFReader, writer: GGUFWriter) -> int:
-    """The size of the vocabulary."""
+    """Copy the tokenizer; returns the size of the vocabulary."""
     for field in source.fields.values():
         if field.name.startswith("tokenizer."):
             nested = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
@@ -142,7 +142,7 @@ def _tensors(shape: Shape, words: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _kind_of(name: str, shape: Shape, kind: str) -> str:
-    """What llama.cpp's quantiser makes of a matrix in a file of this kind."""
+    """The format that llama.cpp's quantiser chooses for a matrix in a file of this kind."""
     if "ffn_gate_inp" in name:
         return "F32"
     if name == "token_embd.weight":

@@ -1,4 +1,4 @@
-"""Writes what a benchmark measured, beside what it had to reach."""
+"""Reports of benchmarks: measurements and goals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def holds(goal: str, figure: float) -> bool | None:
 def write(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
     """Write ``<name>.json`` into a folder; the name may begin with a sub-folder's.
 
-    A row gives metric, value and unit; goal, against (what it is compared with) and ratio may be
-    left out. A goal is about the ratio when there is one, else about the value.
+    A row has metric, value and unit; goal, against (the baseline) and ratio are optional. The goal
+    applies to the ratio if there is one, else to the value.
     """
     where = {
         "command": " ".join(["python", *sys.orig_argv[1:]]),
@@ -75,7 +75,7 @@ def publish(name: str, rows: Sequence[dict[str, Any]], *, dry: bool = False) -> 
 def load_parser(
     description: str | None, *, streams: int, tokens: int, rounds: int
 ) -> argparse.ArgumentParser:
-    """The options of a benchmark of streams, with these defaults."""
+    """Parser for the options of a load benchmark, with these defaults."""
     parser = benchmark_parser(description, rounds=rounds)
     parser.add_argument("--streams", type=int, default=streams)
     parser.add_argument("--tokens", type=int, default=tokens, help="of each stream")
@@ -96,7 +96,7 @@ def benchmark_parser(
 
 
 def add_dry(parser: argparse.ArgumentParser) -> None:
-    """The option of ``publish``."""
+    """Add the ``--dry`` option for ``publish``."""
     parser.add_argument("--dry", action="store_true", help="print, and write no results")
 
 

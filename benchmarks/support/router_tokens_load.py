@@ -110,7 +110,7 @@ class LoadNode(DecodeServicer):
 
 
 class Client(asyncio.Protocol):
-    """One streamed request; reads as little of the answer as counting needs."""
+    """One streamed request; parses only as much of the response as counting needs."""
 
     def __init__(self, head: bytes, pace: Pace) -> None:
         self._head = head
@@ -133,14 +133,14 @@ class Client(asyncio.Protocol):
 
 
 def request_of(path: str, **fields: Any) -> bytes:
-    """The bytes of one client's request for a stream."""
+    """The bytes of one client's streaming request."""
     body = json.dumps({**fields, "stream": True}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json"
     return f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def read_all(port: int, requests: Iterable[bytes], pace: Pace) -> None:
-    """A client for each request, to the ends of all streams."""
+    """Run one client per request until all streams end."""
     loop = asyncio.get_running_loop()
     connections = [
         await loop.create_connection(partial(Client, request, pace), "127.0.0.1", port)
@@ -152,7 +152,7 @@ async def read_all(port: int, requests: Iterable[bytes], pace: Pace) -> None:
 
 
 async def clients(options: argparse.Namespace, pace: Pace) -> None:
-    """All streams, to their ends."""
+    """Run all streams to their ends."""
     messages = [{"role": "user", "content": "hello"}]
     request = request_of("/v1/chat/completions", messages=messages, max_tokens=options.tokens)
     await read_all(options.http, [request] * options.streams, pace)

@@ -39,7 +39,7 @@ REPLICAS = Side(
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Processes started inside run on these cores alone."""
+    """Pin processes started inside the block to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -52,7 +52,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 def serving(
     side: Side, cores: Sequence[int], model: Path, logs: Path, *more_flags: str
 ) -> Iterator[int]:
-    """The side's processes, nodes with ``more_flags``; gives the router's port."""
+    """Run the side's processes, nodes with ``more_flags``; gives the router's port."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
     logs.mkdir(parents=True, exist_ok=True)
     cluster, deadline = LocalCluster(logs, environment), time.monotonic() + START_SECONDS

@@ -16,7 +16,7 @@ REQUEST_SECONDS = 1800.0
 
 @contextmanager
 def connected(port: int) -> Iterator[ApiServer]:
-    """A server on this machine."""
+    """Connect to a server on this machine."""
     client = HttpClient(Target.of_url(f"http://127.0.0.1:{port}"))
     try:
         yield ApiServer(client, request_seconds=REQUEST_SECONDS)
@@ -25,10 +25,10 @@ def connected(port: int) -> Iterator[ApiServer]:
 
 
 async def complete(
-    server: ApiServer, prompt: list[int], max_tokens: int, answer: MeasuredResponse | None = None
+    server: ApiServer, prompt: list[int], max_tokens: int, response: MeasuredResponse | None = None
 ) -> MeasuredResponse:
     """Stream a completion to its end. Raises ``RuntimeError`` if that comes too early."""
-    answer = await server.ask(greedy_body(server, prompt, max_tokens), answer)
-    if answer.error or len(answer.times) != max_tokens:
-        raise RuntimeError(f"{len(answer.times)} tokens of {max_tokens} came: {answer.error}")
-    return answer
+    response = await server.ask(greedy_body(server, prompt, max_tokens), response)
+    if response.error or len(response.times) != max_tokens:
+        raise RuntimeError(f"{len(response.times)} tokens of {max_tokens} came: {response.error}")
+    return response

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Agents as programs: where npm has put them, and the project in which they run."""
+"""Agent programs installed by npm, and the project in which they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTE = "the answer is 42"
 
 
 def program(pattern: str) -> Path:
-    """The binary for this machine, which npm has picked."""
+    """The binary that npm installed for this platform."""
     binaries = [
         path for path in MODULES.glob(pattern) if os.access(path, os.X_OK) and path.is_file()
     ]

@@ -10,13 +10,13 @@ import pytest
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs an agent in a new project, in which there is a note, and a home of its own."""
+    """Runs an agent in a new project that contains a note, with its own home folder."""
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     home.mkdir()
     (project / "note.txt").write_text("the answer is 42")
 
-    def ran(binary: Path, *arguments: str, stdin: str = "", **environment: str) -> str:
+    def run_binary(binary: Path, *arguments: str, stdin: str = "", **environment: str) -> str:
         process = subprocess.run(
             [binary, *arguments],
             input=stdin,
@@ -29,5 +29,5 @@ def run(tmp_path):
         assert process.returncode == 0, process.stdout + process.stderr
         return process.stdout
 
-    ran.home, ran.project = home, project
-    return ran
+    run_binary.home, run_binary.project = home, project
+    return run_binary

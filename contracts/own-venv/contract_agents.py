@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Coding agents without a terminal, against the scripted server: each reads a file with a tool of
-its own, and says what is in it."""
+"""Coding agents without a terminal, against the scripted server: each reads a file with its own
+tool and reports the content."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_codex_asks_for_a_format(codex, tmp_path):
     properties = {"count": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["count"]}
     (tmp_path / "schema.json").write_text(json.dumps(schema | {"additionalProperties": False}))
-    answer = codex("hello", "--output-schema", str(tmp_path / "schema.json"))
-    assert isinstance(json.loads(answer)["count"], int)
+    output = codex("hello", "--output-schema", str(tmp_path / "schema.json"))
+    assert isinstance(json.loads(output)["count"], int)
 
 
 @pytest.mark.parametrize("api", OPENCODE_APIS)

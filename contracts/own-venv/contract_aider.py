@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""aider without a terminal, against the scripted server: it edits a file as the model says."""
+"""aider without a terminal, against the scripted server: it applies the model's edit to a file."""
 
 from __future__ import annotations
 

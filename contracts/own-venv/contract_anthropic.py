@@ -52,9 +52,9 @@ def test_forced_tools(client, choice):
         model=MODEL, max_tokens=200, messages=HI, tools=[TOOL], tool_choice=choice
     ) as stream:
         final = stream.get_final_message()
-    called = [block for block in final.content if block.type == "tool_use"]
-    assert called[0].input["city"] in ("Ys", "Oz") and final.stop_reason == "tool_use"
-    results = [{"type": "tool_result", "tool_use_id": b.id, "content": "sunny"} for b in called]
+    tool_uses = [block for block in final.content if block.type == "tool_use"]
+    assert tool_uses[0].input["city"] in ("Ys", "Oz") and final.stop_reason == "tool_use"
+    results = [{"type": "tool_result", "tool_use_id": b.id, "content": "sunny"} for b in tool_uses]
     turns = [*HI, {"role": "assistant", "content": final.content},
              {"role": "user", "content": results}]  # fmt: skip
     again = client.messages.create(model=MODEL, max_tokens=8, messages=turns, tools=[TOOL])

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Goose without a terminal, against the scripted server: it runs its shell."""
+"""Goose without a terminal, against the scripted server: it runs a shell command."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ URL, KEY, MODEL = (os.environ[f"TARGET_{name}"] for name in ("URL", "KEY", "MODE
 
 
 class TestChat(ChatModelIntegrationTests):
-    """What depends on a model that knows when to call a tool is left to real models."""
+    """Tests that need a model which decides when to call a tool run with real models only."""
 
     @property
     def chat_model_class(self):

@@ -19,12 +19,12 @@ FORMATS = {
 
 
 def results(form):
-    """What the tester says of each of its tests."""
+    """The tester's result for each of its tests."""
     arguments = ("-u", f"{URL}/v1", "-k", KEY, "-m", MODEL, "--format", form, "--timeout", "120")
     command = [shutil.which("llm-comply"), "run", "--json", *arguments, *FORMATS[form]]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.stdout, ran.stderr
-    return json.loads(ran.stdout)["results"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout, result.stderr
+    return json.loads(result.stdout)["results"]
 
 
 def pytest_generate_tests(metafunc):

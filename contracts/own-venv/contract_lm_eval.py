@@ -66,7 +66,7 @@ WAYS = {
 
 @pytest.fixture(scope="session")
 def evaluated(tmp_path_factory):
-    """Evaluates a model on a task, each combination once."""
+    """Evaluates a model on a task; each combination runs once."""
     folder, tasks = tmp_path_factory.mktemp("tasks"), {}
     facts = [{"question": question, "choices": choices} for question, *choices in FACTS]
     for name, rows in (("facts", facts), ("passages", [{"text": text} for text in PASSAGES])):
@@ -89,7 +89,7 @@ def evaluated(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def expected(evaluated):
-    """What transformers gives with the same weights."""
+    """Results of transformers with the same weights."""
     args = {"pretrained": FOLDER, "dtype": "float32"}
     return lambda task, **options: evaluated("hf", args, task, device="cpu", **options)
 
@@ -101,7 +101,7 @@ def metrics(results):
 
 
 def outputs(results):
-    """What the model gave for each document, in their order."""
+    """Model outputs of the documents, in order."""
     samples = sorted(results["samples"]["small"], key=lambda sample: sample["doc_id"])
     return [sample["resps"] for sample in samples]
 
@@ -119,7 +119,7 @@ def test_likelihoods_are_those_of_transformers(evaluated, expected, task, way):
 
 
 def flat(outputs):
-    """The likelihoods in nested answers; a choice has a second value, its being greedy."""
+    """The likelihoods in nested outputs; a choice has a second value, whether it is greedy."""
     for answer in outputs:
         if isinstance(answer, (list, tuple)):
             yield from flat(answer)

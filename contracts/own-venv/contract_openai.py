@@ -57,7 +57,7 @@ def test_chat(client):
 
 
 def test_chat_stream_helper(client):
-    # The helper raises for a message that is cut off.
+    # The helper raises if a message is truncated.
     with client.chat.completions.stream(
         model=MODEL, messages=HI, max_tokens=200, stop=[" ", "!", "."]
     ) as stream:
@@ -163,9 +163,9 @@ def test_models(client):
 
 
 def test_errors(client):
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model=MODEL, messages=HI, temperature=9)
-    assert refused.value.param == "temperature"
+    assert error.value.param == "temperature"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="other").models.list()
 

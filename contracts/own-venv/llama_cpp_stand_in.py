@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""llama.cpp's tests of its server against a running one: the server that a test would start is the
-one of TARGET_URL. Tests of llama.cpp's own routes and of options that start it are skipped, and
-what the model says is not compared, because the tests' model is another one."""
+"""llama.cpp's server tests against a running server: instead of starting one, tests use TARGET_URL.
+Tests of llama.cpp's own routes and start options are skipped, and the model's text is not compared,
+because the tests expect another model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN_PATHS = (
     *("/completion", "/apply-template", "/props", "/slots", "/embedding"),
     *("/chat/completions/input_tokens",),
 )
-# Options of a server that a test starts and that is not available here.
+# Start options that are not available here.
 OWN_OPTIONS = (
     *("chat_template", "chat_template_file", "model_tags", "no_ui", "api_key", "gcp_compat"),
     *("backend_sampling", "mmproj_url"),
@@ -30,7 +30,7 @@ POOLING = (None, "last")
 
 
 def load_utilities():
-    """The tests' module ``utils``; the package that it downloads models with is a mock."""
+    """The tests' module ``utils``, with its package for model downloads mocked."""
     sys.modules["wget"] = MagicMock()
     path = Path(os.environ["TARGET_OTHERS"]) / "tests" / "utils.py"
     spec = importlib.util.spec_from_file_location("utils", path)
@@ -61,7 +61,7 @@ class LlamaServer(UTILITIES.ServerProcess):
 
 
 def parallel(calls, together=UTILITIES.parallel_function_calls):
-    """As the tests' own; a thread that skips would be lost."""
+    """As the tests' own, but a skip in a thread is not lost."""
     for _, arguments in calls:
         if any(isinstance(part, str) and part in OWN_PATHS for part in arguments):
             pytest.skip("asks routes of llama.cpp at once")

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A server with options that the shared one does not have, while the tests that need it run."""
+"""A server with options that the shared one lacks, for the tests that need it."""
 
 from __future__ import annotations
 

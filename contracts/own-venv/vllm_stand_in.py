@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""vLLM's endpoint tests against a running server: vLLM and torch are mocks, and the server that a
-test would start is the one of TARGET_URL, or one of its own if it starts it with one of
-``OWN_OPTIONS``. Tests that ask no server are left out."""
+"""vLLM's endpoint tests against a running server: vLLM and torch are mocked, and tests use the
+server at TARGET_URL, or their own server if they start one with any of ``OWN_OPTIONS``. Tests
+without a server are deselected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = "EMPTY"
 CLIENT = {"api_key": KEY, "max_retries": 0}
 # The tests' own timeouts are for GPUs.
 SECONDS = 120
-# Imported before torch is mocked, which transformers would take for the real one.
+# Imported before torch is mocked: transformers would use the mock.
 TOKENIZER = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"])
 UTILITIES = ("tests.utils", "others.utils")
 MOCKED = ("vllm", "torch", "tests")
@@ -37,7 +37,7 @@ LEFT_OUT = ("watermarked",)
 
 
 class Mocked(types.ModuleType):
-    """A module or package in which there is everything."""
+    """A module or package that has every attribute."""
 
     __path__ = ()
 

@@ -88,7 +88,7 @@ async def test_connections_are_reused_and_replaced_when_the_server_has_closed_th
         server.client.close()
 
 
-async def test_an_answer_has_its_lengths_and_times() -> None:
+async def test_a_response_has_its_lengths_and_times() -> None:
     async with fake_api() as api:
         server = api.server(backend="openai-chat", model="fake")
         response = await server.ask(server.body("one two three", 4), request_id="me-1")
@@ -99,7 +99,7 @@ async def test_an_answer_has_its_lengths_and_times() -> None:
     assert response.text == " 0 1 2 3"
 
 
-async def test_a_refusal_is_in_the_answer() -> None:
+async def test_a_rejection_is_in_the_measured_response() -> None:
     async with fake_api(statuses=[(400, "too long")]) as api:
         server = api.server()
         response = await server.ask(server.body("a", 1))
@@ -107,7 +107,7 @@ async def test_a_refusal_is_in_the_answer() -> None:
     assert (response.success, response.error) == (False, "HTTP 400: too long")
 
 
-async def test_nobody_listening_is_in_the_answer_and_an_error_of_the_command() -> None:
+async def test_a_refused_connection_is_in_the_response_and_an_error_of_the_command() -> None:
     async with fake_api() as api:
         server = api.server()
     response = await server.ask(server.body("a", 1))
@@ -116,14 +116,14 @@ async def test_nobody_listening_is_in_the_answer_and_an_error_of_the_command() -
         await server.first_model()
 
 
-async def test_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
+async def test_certificates_are_checked_by_default(tmp_path: Path) -> None:
     papers = issue(tmp_path, "127.0.0.1")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(papers.cert, papers.key)
     async with fake_api(tls=tls) as api:
         strict, lenient = api.server(), api.server(insecure=True)
-        refused = await strict.ask(strict.body("a", 1))
-        assert "CERTIFICATE_VERIFY_FAILED" in refused.error
+        response = await strict.ask(strict.body("a", 1))
+        assert "CERTIFICATE_VERIFY_FAILED" in response.error
         assert (await lenient.ask(lenient.body("a", 1))).success
         lenient.client.close()
 

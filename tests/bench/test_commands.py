@@ -33,20 +33,20 @@ TRACE = (
 @contextmanager
 def running(**settings: Any) -> Iterator[FakeApi]:
     """The server in its own event loop, since commands have theirs."""
-    started: list[tuple[FakeApi, asyncio.Event, asyncio.AbstractEventLoop]] = []
+    servers: list[tuple[FakeApi, asyncio.Event, asyncio.AbstractEventLoop]] = []
     ready = threading.Event()
 
     async def serve() -> None:
         async with fake_api(**settings) as api:
             stop = asyncio.Event()
-            started.append((api, stop, asyncio.get_running_loop()))
+            servers.append((api, stop, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
 
     thread = threading.Thread(target=asyncio.run, args=[serve()])
     thread.start()
     assert ready.wait(10)
-    api, stop, loop = started[0]
+    api, stop, loop = servers[0]
     try:
         yield api
     finally:
@@ -68,10 +68,10 @@ def test_serve_prints_a_table_and_writes_result_and_plot(tmp_path: Path) -> None
         url = f"--base-url=http://127.0.0.1:{api.port}"
         sizes = ["--num-prompts=7", "--random-input-len=20", "--random-output-len=4"]
         rate = ["--request-rate=500", "--max-concurrency=3", "--goodput", "ttft:900", "e2el:900"]
-        saved = ["--save-result", "--save-detailed", f"--result-dir={tmp_path / 'out'}"]
+        save_options = ["--save-result", "--save-detailed", f"--result-dir={tmp_path / 'out'}"]
         more = ["--result-filename=r.json", "--metadata", "tp=1", "kind=fake", f"--plot={page}"]
         sampled = ["--temperature=0", "--extra-body", '{"top_k": 3}', "--header", "x-a=1", "x-b=2"]
-        table = run("serve", url, *sizes, *rate, *saved, *more, *sampled, "--num-warmups=2")
+        table = run("serve", url, *sizes, *rate, *save_options, *more, *sampled, "--num-warmups=2")
     assert len(api.bodies) == 9
     assert api.bodies[-1] | {"prompt": None} == {
         "model": "fake",
@@ -127,7 +127,7 @@ def test_probes_are_sent_beside_the_load_and_reported_apart() -> None:
     assert "Successful requests:                     2" in table
 
 
-def test_ctrl_c_ends_with_a_report_of_what_was_answered(tmp_path: Path) -> None:
+def test_ctrl_c_reports_the_completed_requests(tmp_path: Path) -> None:
     page = tmp_path / "p.html"
     with running(delay=0.02) as api:
 

@@ -98,8 +98,8 @@ async def test_custom_lines_are_texts_ids_or_messages(tmp_path: Path) -> None:
     selection = Selection(path=data_file(tmp_path, lines), count=0, shuffle=False)
     requests = await read_custom(selection, -1, None)
     assert [(one.prompt, one.output_tokens) for one in requests] == [(p, 5) for p in prompts]
-    rendered = await read_custom(selection, 3, WordTokenizer())
-    assert rendered[0] == PlannedRequest([1, 0, 0], 3, 3)
+    planned = await read_custom(selection, 3, WordTokenizer())
+    assert planned[0] == PlannedRequest([1, 0, 0], 3, 3)
 
 
 async def test_too_few_prompts_are_used_again(tmp_path: Path) -> None:

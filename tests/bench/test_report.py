@@ -46,19 +46,19 @@ VLLM_KEYS = [
 def response(
     start: float, arrivals: list[float], *, planned: float | None = None
 ) -> MeasuredResponse:
-    measured = MeasuredResponse(
+    result = MeasuredResponse(
         planned=start if planned is None else planned, sent_at=start, finished=True
     )
-    measured.arrivals = measured.times = [start + at for at in arrivals]
-    measured.prompt_tokens, measured.output_tokens = 10, len(arrivals)
-    return measured
+    result.arrivals = result.times = [start + at for at in arrivals]
+    result.prompt_tokens, result.output_tokens = 10, len(arrivals)
+    return result
 
 
 def failure() -> MeasuredResponse:
     return MeasuredResponse(sent_at=1.0, error="HTTP 500: </script><b>", finished=True)
 
 
-ANSWERS = [
+RESPONSES = [
     response(0.0, [0.2, 0.3, 0.5], planned=-0.1),
     response(0.4, [0.1]),
     response(0.5, [0.6, 0.7]),
@@ -70,7 +70,7 @@ ALL = Evaluation(
 
 
 def result(evaluation: Evaluation = ALL) -> dict:
-    return serving_result(ANSWERS, [9, 9, 9, 9], 2.0, evaluation)
+    return serving_result(RESPONSES, [9, 9, 9, 9], 2.0, evaluation)
 
 
 def test_figures_are_those_of_other_implementations() -> None:
@@ -124,7 +124,7 @@ def test_the_table_has_vllms_lines() -> None:
     assert max(map(len, lines)) <= 60 and lines[-1] == "=" * 50
 
 
-def test_nothing_answered_is_a_result_too() -> None:
+def test_a_run_without_completed_requests_has_a_report() -> None:
     empty = serving_result([failure()], [5], 1.0, ALL)
     names = ("completed", "mean_ttft_ms", "max_output_tokens_per_s")
     assert [empty[name] for name in names] == [0, 0, 0]

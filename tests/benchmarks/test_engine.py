@@ -26,23 +26,23 @@ def run(name: str, *arguments: str, out: Path) -> dict[str, Any]:
 
 def test_latency_has_vllms_names(tmp_path: Path) -> None:
     batches = ("--num-iters=3", "--num-iters-warmup=1", "--output-len=2", "--batch-size=2")
-    found = run("latency", *batches, out=tmp_path / "latency.json")
-    assert list(found) == ["avg_latency", "std_latency", "latencies", "percentiles"]
-    assert len(found["latencies"]) == 3 and found["avg_latency"] > 0
-    assert list(found["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
+    report = run("latency", *batches, out=tmp_path / "latency.json")
+    assert list(report) == ["avg_latency", "std_latency", "latencies", "percentiles"]
+    assert len(report["latencies"]) == 3 and report["avg_latency"] > 0
+    assert list(report["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
 
 
 def test_throughput_counts_requests_and_tokens(tmp_path: Path) -> None:
     sizes = ("--num-prompts=3", "--random-input-len=5", "--random-output-len=2", "--n=2")
-    found = run("throughput", *sizes, out=tmp_path / "throughput.json")
-    assert list(found)[:5] == [
+    report = run("throughput", *sizes, out=tmp_path / "throughput.json")
+    assert list(report)[:5] == [
         "elapsed_time",
         "num_requests",
         "total_num_tokens",
         "requests_per_second",
         "tokens_per_second",
     ]
-    assert (found["num_requests"], found["total_num_tokens"]) == (3, 3 * 5 + 3 * 2 * 2)
+    assert (report["num_requests"], report["total_num_tokens"]) == (3, 3 * 5 + 3 * 2 * 2)
 
 
 def test_starts_are_told_apart() -> None:

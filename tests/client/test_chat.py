@@ -85,7 +85,7 @@ def test_think_tags_of_servers_that_do_not_split_are_reasoning(cuts: int) -> Non
     assert chat.conversation.messages[-1]["content"] == "four <think> more"
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
+def test_ctrl_c_stops_the_reply_and_not_the_chat() -> None:
     fake = FakeOpenAI(lambda body: [delta(content="four"), KeyboardInterrupt()])
     chat = chat_with(fake)
     chat.run(Typed("two and two", KeyboardInterrupt(), "/show"), run_command)
@@ -94,15 +94,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
     assert "[stopped]" in output(chat) and "Ctrl-D or /exit ends" in output(chat)
 
 
-def test_a_message_without_an_answer_is_taken_back() -> None:
-    refused = httpx.Response(400, json={"error": {"message": "too long"}})
-    chat = chat_with(FakeOpenAI(lambda body: refused))
+def test_a_message_without_a_reply_is_removed() -> None:
+    rejection = httpx.Response(400, json={"error": {"message": "too long"}})
+    chat = chat_with(FakeOpenAI(lambda body: rejection))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages == []
     assert "400: too long" in output(chat) and "your message is removed" in output(chat)
 
 
-def test_an_answer_that_breaks_off_is_kept() -> None:
+def test_an_interrupted_reply_is_kept() -> None:
     events = [delta(content="fo"), {"error": {"message": "the node died"}}]
     chat = chat_with(FakeOpenAI(lambda body: events))
     chat.run(Typed("hi"), run_command)
@@ -110,7 +110,7 @@ def test_an_answer_that_breaks_off_is_kept() -> None:
     assert "[the response was interrupted: the node died]" in output(chat)
 
 
-def test_a_retry_that_fails_leaves_the_former_answer() -> None:
+def test_a_failed_retry_keeps_the_previous_reply() -> None:
     replies = [words("four"), httpx.Response(503, json={"error": {"message": "busy"}})]
     chat = chat_with(FakeOpenAI(lambda body: replies.pop(0)))
     chat.run(Typed("two and two", "/retry"), run_command)
@@ -144,7 +144,7 @@ def test_two_chats_keep_what_was_typed_in_both(
     assert history_path() == other
 
 
-def test_output_to_a_file_is_the_answer_alone() -> None:
+def test_output_to_a_file_is_the_reply_alone() -> None:
     fake = FakeOpenAI(lambda body: [delta(reasoning="hm"), *words("**four**")])
     chat = chat_with(fake, terminal=False)
     chat.ask_once("two and two")
@@ -227,8 +227,8 @@ def test_a_file_that_is_no_conversation(tmp_path: Path, content: str) -> None:
 
 
 def test_tools_of_mcp_servers_are_offered_and_their_calls_shown() -> None:
-    call = {"name": "list", "server_label": "files", "arguments": "{}", "output": "a.txt"}
-    fake = FakeOpenAI(lambda body: [delta(mcp_calls=[call]), *words("one file")])
+    tool_call = {"name": "list", "server_label": "files", "arguments": "{}", "output": "a.txt"}
+    fake = FakeOpenAI(lambda body: [delta(mcp_calls=[tool_call]), *words("one file")])
     chat = chat_with(fake, mcp="files, web")
     chat.ask("which?")
     assert [tool["server_label"] for tool in fake.bodies[0]["tools"]] == ["files", "web"]

@@ -31,7 +31,7 @@ def complete(fake: FakeOpenAI, config: dict[str, Any], **request: Any) -> None:
     run_complete(fake.server(), CompleteConfig(**config), RequestConfig(**request))
 
 
-def test_prompts_of_the_command_line_are_answered_in_order(
+def test_prompts_of_the_command_line_are_completed_in_order(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake = FakeOpenAI(upper)
@@ -82,10 +82,10 @@ def test_an_error_is_part_of_the_results_and_the_status(capsys: pytest.CaptureFi
 
     with pytest.raises(CompletionError, match="1 of 2 completions are missing or incomplete"):
         complete(FakeOpenAI(reply), {"prompts": "bad | good", "json": True})
-    printed = capsys.readouterr()
-    first, second = (json.loads(line) for line in printed.out.splitlines())
+    captured = capsys.readouterr()
+    first, second = (json.loads(line) for line in captured.out.splitlines())
     assert "400: no" in first["error"] and second["text"] == "GOOD"
-    assert "tandem: prompt 1: " in printed.err
+    assert "tandem: prompt 1: " in captured.err
 
 
 def test_wrong_prompts(tmp_path: Path) -> None:

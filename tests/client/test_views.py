@@ -31,7 +31,7 @@ def test_blocks_are_complete_when_nothing_can_change_them(text: str, done: str) 
     assert head == done and text == head + rest.rjust(len(text) - len(head), "\n")
 
 
-def rendered(pieces: list[str]) -> str:
+def render(pieces: list[str]) -> str:
     console = Console(file=io.StringIO(), width=40, highlight=False)
     view = MarkdownView(console)
     for piece in pieces:
@@ -41,15 +41,15 @@ def rendered(pieces: list[str]) -> str:
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def test_an_answer_looks_the_same_however_it_is_cut() -> None:
-    whole = rendered([TEXT])
+def test_a_reply_renders_the_same_however_it_is_split() -> None:
+    whole = render([TEXT])
     assert "Head" in whole and " • b" in whole and whole.endswith("end")
     for size in (1, 2, 7):
-        assert rendered([TEXT[i : i + size] for i in range(0, len(TEXT), size)]) == whole
+        assert render([TEXT[i : i + size] for i in range(0, len(TEXT), size)]) == whole
 
 
 def test_html_is_text() -> None:
-    assert rendered(["<div>kept</div>\n\n<b>x</b>"]) == "<div>kept</div>\n\n<b>x</b>"
+    assert render(["<div>kept</div>\n\n<b>x</b>"]) == "<div>kept</div>\n\n<b>x</b>"
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_html_is_text() -> None:
     ],
 )
 def test_formulas_are_shown_as_their_source(text: str, expected: str) -> None:
-    assert rendered([text]) == expected
+    assert render([text]) == expected

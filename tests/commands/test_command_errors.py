@@ -41,10 +41,10 @@ def fail(
         process = session_forker().start(
             arguments, environment, *descriptors, folder=str(folder), prelude=prelude
         )
-        returned = process.wait(seconds)
+        code = process.wait(seconds)
         errors.seek(0)
         lines = errors.read().splitlines()
-    assert returned == status, lines
+    assert code == status, lines
     (line,) = [line for line in lines if " INFO tandem" not in line]
     assert line.startswith("tandem: ")
     assert [word for word in words if word not in line] == []

@@ -89,7 +89,7 @@ def program(shell: str) -> str:
 
 
 def test_bash_completes(tmp_path: Path, environment: dict[str, str]) -> None:
-    ran = subprocess.run(
+    result = subprocess.run(
         [program("bash"), "--norc", "-c", BASH],
         env=environment,
         cwd=tmp_path,
@@ -97,12 +97,12 @@ def test_bash_completes(tmp_path: Path, environment: dict[str, str]) -> None:
         text=True,
         timeout=PATIENCE_SECONDS,
     )
-    assert (ran.stdout, ran.stderr) == ("bfloat16\n", "")
+    assert (result.stdout, result.stderr) == ("bfloat16\n", "")
 
 
 def test_fish_completes(tmp_path: Path, environment: dict[str, str]) -> None:
     script = "; ".join(f"complete --do-complete '{line}'" for line, _ in LINES)
-    ran = subprocess.run(
+    result = subprocess.run(
         [program("fish"), "--no-config", "-c", f"tandem completion fish | source; {script}"],
         env=environment,
         cwd=tmp_path,
@@ -110,8 +110,8 @@ def test_fish_completes(tmp_path: Path, environment: dict[str, str]) -> None:
         text=True,
         timeout=PATIENCE_SECONDS,
     )
-    items = [line.partition("\t") for line in ran.stdout.splitlines()]
-    assert [value for value, _, _ in items] == [value for _, value in LINES], ran.stderr
+    items = [line.partition("\t") for line in result.stdout.splitlines()]
+    assert [value for value, _, _ in items] == [value for _, value in LINES], result.stderr
     assert items[0][2] == "Start a router: HTTP in, tokens out."
 
 

@@ -182,9 +182,11 @@ def test_a_bug_is_one_line_unless_debugged(
 
     monkeypatch.setattr(cli.commands["router"], "callback", fail)
     assert run(monkeypatch, "router", *level) == 1
-    printed = capsys.readouterr().err.splitlines()
-    assert re.match(r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", printed[-1])
-    assert (len(printed) > 5) == (lines > 5)
+    lines_printed = capsys.readouterr().err.splitlines()
+    assert re.match(
+        r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", lines_printed[-1]
+    )
+    assert (len(lines_printed) > 5) == (lines > 5)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_token_goes_into_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
         assert os.environ["HF_TOKEN"] == token
 
 
-def test_a_token_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_token(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for config, words in (
         (HubConfig(hf_token=""), "--hf-token is empty"),

@@ -60,7 +60,7 @@ def test_a_router_serves_with_its_log_on_a_full_disk(tmp_path: Path) -> None:
         assert process.wait(30) == 0
 
 
-def test_a_router_serves_and_ends_although_nobody_reads_its_log(tmp_path: Path) -> None:
+def test_a_router_serves_and_ends_without_a_reader_of_its_log(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     with open(reader, "rb") as log:

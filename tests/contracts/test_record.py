@@ -41,18 +41,18 @@ def test_cases_are_read_from_a_report(cases: list[ReportedCase]) -> None:
 
 
 def test_a_record_has_each_failure_with_its_reason(cases: list[ReportedCase]) -> None:
-    known = KnownFailures({"*::fails[x|*": "the model is small"})
-    written = text("openai", cases, known)
-    assert "1 of 4 hold, 1 do not apply, 2 fail" in written
-    assert "| `a::fails[x\\|y]` | the model is small |" in written
-    assert "| `breaks` | not explained: no fixture |" in written
-    assert [case.name for case in unexplained(cases, known)] == ["breaks"]
+    failures = KnownFailures({"*::fails[x|*": "the model is small"})
+    report = text("openai", cases, failures)
+    assert "1 of 4 hold, 1 do not apply, 2 fail" in report
+    assert "| `a::fails[x\\|y]` | the model is small |" in report
+    assert "| `breaks` | not explained: no fixture |" in report
+    assert [case.name for case in unexplained(cases, failures)] == ["breaks"]
 
 
 def test_a_reason_may_be_for_one_message() -> None:
-    known = KnownFailures({"a: too slow": "the machine"})
-    assert known.reason(ReportedCase("a", FAILED, "too slow")) == "the machine"
-    assert known.reason(ReportedCase("a", FAILED, "too slow, wrong")) is None
+    failures = KnownFailures({"a: too slow": "the machine"})
+    assert failures.reason(ReportedCase("a", FAILED, "too slow")) == "the machine"
+    assert failures.reason(ReportedCase("a", FAILED, "too slow, wrong")) is None
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -118,7 +118,7 @@ async def test_a_canary_waits_for_a_long_step_of_any_length(
     monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.01)
     waits, wait = Counter[int](), asyncio.wait
 
-    async def counted(*arguments: Any, **options: Any) -> Any:
+    async def counting_wait(*arguments: Any, **options: Any) -> Any:
         waits[0] += 1
         return await wait(*arguments, **options)
 
@@ -126,7 +126,7 @@ async def test_a_canary_waits_for_a_long_step_of_any_length(
     node.ranks.computes.clear()
     async with node.running():
         canary = asyncio.create_task(Canary(DecidedTransfer(node)).check(Somewhere()))  # type: ignore[arg-type]
-        monkeypatch.setattr(asyncio, "wait", counted)
+        monkeypatch.setattr(asyncio, "wait", counting_wait)
         await until(lambda: waits[0] > 3 or canary.done())
         monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 10.0)
         node.ranks.computes.set()

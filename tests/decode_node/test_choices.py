@@ -65,11 +65,11 @@ async def one_left(node: FakeNode) -> None:
     """Wait until one choice is left. Looks between any two steps, since all 300 of the other choice
     take milliseconds."""
     async with asyncio.timeout(20):
-        while node.scheduler.running != 1 or len(held_tables(node)) != 1:  # noqa: ASYNC110
+        while node.scheduler.running != 1 or len(block_tables(node)) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
-def held_tables(node: FakeNode) -> list[Any]:
+def block_tables(node: FakeNode) -> list[Any]:
     """The running sequences' tables if no other blocks are held; a step in flight holds those of
     sequences that have ended."""
     tables = [sequence.block_table for sequence in node.scheduler._queues.running]

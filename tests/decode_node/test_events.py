@@ -24,5 +24,5 @@ def test_a_prompt_is_said_to_be_prefilled_where_its_kv_comes_from(
     received: int, source: PrefillSource, expected: tuple[str, str]
 ) -> None:
     sequence = Sequence(1, [1, 2, 3], Generate(SamplingParams()), received=received)
-    reported = usage_event(sequence, source).usage
-    assert (reported.prefill_node, reported.local_reason) == expected
+    usage = usage_event(sequence, source).usage
+    assert (usage.prefill_node, usage.local_reason) == expected

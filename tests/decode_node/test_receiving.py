@@ -105,8 +105,8 @@ async def attempt(
         parts = parts_of(node.engine.kv_heads(RANKS), node.engine.kv_heads(RANKS))
         stub = PrefillStub(channel)
         peer = Peer(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust)
-        asked_for = sequence or prompt_of_50()
-        one = Attempt(node, fake, peer, asked_for, HandoffConfig(**config), seconds, end)
+        target = sequence or prompt_of_50()
+        one = Attempt(node, fake, peer, target, HandoffConfig(**config), seconds, end)
         yield one
         one.task.cancel()
         await asyncio.wait([one.task])

@@ -68,7 +68,7 @@ class TransferWorld:
         self.forgotten: list[str] = []
         self.greeted: set[str] = set()
         self.weight_format = "float32"  # of every peer; this node's own
-        self.tried: list[tuple[str, int]] = []
+        self.attempts: list[tuple[str, int]] = []
         self.done: pb.OpenDone | None = None  # of each attempt that succeeds
         self.config = HandoffConfig(prefill_threshold=threshold)
         self.sequence = Sequence(1, list(range(100)), Generate(SamplingParams()))
@@ -115,7 +115,7 @@ class TransferWorld:
 
     async def receive(self, peer: Peer, attempt: int, end: int, seconds: float) -> TransferResult:
         assert 0 < seconds <= self.seconds
-        self.tried.append((peer.address, attempt))
+        self.attempts.append((peer.address, attempt))
         error = self.fates[peer.address]
         if isinstance(error, TimeoutError):
             await asyncio.Event().wait()  # for ever
@@ -185,7 +185,7 @@ async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> Non
     for number in range(2):
         world.sequence = Sequence(number, list(range(100)), Generate(SamplingParams()))
         assert (await world.run(A)).reason == "failed: no_place"
-    assert world.tried == [("a", 0)]
+    assert world.attempts == [("a", 0)]
     with pytest.raises(TransferError, match=f"not contacted for .*: {full}"):
         world.prefill_backoff.check("a", A.epoch)
 
@@ -193,20 +193,20 @@ async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> Non
 async def test_the_first_node_that_can_fills_the_prompt() -> None:
     world = TransferWorld({"a": None, "b": None})
     assert await world.run(A, B) == PrefillSource(node="a")
-    assert world.tried == [("a", 0)]
+    assert world.attempts == [("a", 0)]
     assert (world.sequence.phase, world.sequence.received) == (Phase.WAITING, 99)
     assert world.node.scheduler.pool.counts().reserved == 0
     assert world.node.metric("tandem_transfer_bytes_total") == 1000
 
 
 @pytest.mark.parametrize(
-    ("reported", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)]
+    ("cached_by_peer", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)]
 )
 async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
-    reported: int, cached: int
+    cached_by_peer: int, cached: int
 ) -> None:
     world = TransferWorld({"a": None})
-    world.done = pb.OpenDone(cached_tokens=reported)
+    world.done = pb.OpenDone(cached_tokens=cached_by_peer)
     scheduler = world.node.scheduler
     scheduler.add(Sequence(0, list(range(33)), Generate(SamplingParams(max_tokens=1))))
     while (plan := scheduler.schedule()) is not None and plan.sequences:
@@ -243,7 +243,7 @@ async def test_of_other_weights_only_the_blocks_are_taken_that_a_repeated_prompt
     world.sequence = Sequence(2, list(range(100)), Generate(SamplingParams()))
     assert (await world.run(A)).reason == "nothing missing"
     assert (world.sequence.cached, world.sequence.computed) == (count, count)
-    assert world.sequence.received == 0 and world.tried == [("a", 0)]
+    assert world.sequence.received == 0 and world.attempts == [("a", 0)]
     run_here(world)
     assert world.node.held() == 0
     assert world.node.metric("tandem_transfer_bytes_total") == 1000
@@ -252,7 +252,7 @@ async def test_of_other_weights_only_the_blocks_are_taken_that_a_repeated_prompt
 async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
     world = TransferWorld({"a": PeerRefusedError("no"), "b": PeerLostError("gone"), "c": None})
     assert await world.run(A, B, C) == PrefillSource(node="c")
-    assert world.tried == [("b", 1), ("c", 2)]
+    assert world.attempts == [("b", 1), ("c", 2)]
     assert world.forgotten == ["b"]
     for number, outcome, cause in (
         ("1", "refused", "refused"),
@@ -279,7 +279,7 @@ async def test_nothing_is_reserved_without_a_worthwhile_prefill_node() -> None:
     assert (await world.run(A)).reason == "all prefill nodes refused"
     assert (await TransferWorld({}).run()).reason == "no prefill node"
     assert (await TransferWorld({"a": None}, threshold=100).run(A)).reason == "below threshold"
-    assert world.tried == [] and world.local("all prefill nodes refused") == 1
+    assert world.attempts == [] and world.local("all prefill nodes refused") == 1
 
 
 async def test_a_node_with_a_long_queue_is_passed_over() -> None:
@@ -303,12 +303,12 @@ async def test_a_prompt_in_mid_stream_does_not_queue_here() -> None:
     assert (await world.run(busy)).reason == "faster here"
 
 
-async def test_what_cannot_end_in_time_is_not_begun() -> None:
+async def test_a_transfer_that_cannot_end_in_time_is_not_started() -> None:
     world = TransferWorld({"a": None})
     world.seconds = 1.5
     slow = pb.PrefillCandidate(node_id="a", address="a", prefill_tokens_per_second=50)
     assert (await world.run(slow)).reason == "too late there"
-    assert world.tried == [] and world.local("too late there") == 1
+    assert world.attempts == [] and world.local("too late there") == 1
 
 
 def _lost(*, computing: bool) -> TransferError:
@@ -322,7 +322,7 @@ async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
     world.dead = {"b"}
     with pytest.raises(GivenUpError, match="2 processes ended while they computed"):
         await world.run(A, B, C)
-    assert world.tried == [("a", 0), ("b", 1)]
+    assert world.attempts == [("a", 0), ("b", 1)]
     assert world.sequence.phase is Phase.FINISHED and world.node.held() == 0
     deaths = [world.deaths.events.get_nowait() for _ in range(world.deaths.events.qsize())]
     assert [event.prefill_died.node_id for event in deaths if event] == ["a", "b"]
@@ -333,7 +333,7 @@ async def test_deaths_on_other_nodes_count_too() -> None:
     world.deaths = PromptDeaths(1)
     with pytest.raises(GivenUpError):
         await world.run(A, B)
-    assert world.tried == [("a", 0)]
+    assert world.attempts == [("a", 0)]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ async def test_failures_unrelated_to_the_prompt_are_no_deaths(
 async def test_a_cancelled_request_gives_its_reservation_back() -> None:
     world = TransferWorld({"a": TimeoutError()})
     task = asyncio.create_task(world.run(A))
-    while not world.tried:  # noqa: ASYNC110
+    while not world.attempts:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert world.node.held() > 0
     task.cancel()
@@ -392,16 +392,16 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer(
 ) -> None:
     world = TransferWorld({"a": None})
     async with waiting_for_blocks(world) as (filling, give_back):
-        assert world.tried == []
-        waited: list[float] = []
-        world.node.core.on_started = waited.append
+        assert world.attempts == []
+        waits: list[float] = []
+        world.node.core.on_started = waits.append
         pausing(monkeypatch)(2.0)
         give_back()
         source = await filling
         assert source.node == "a"
         assert source.clock.durations.queue_seconds > 0
-        await until(lambda: bool(waited))
-        assert waited[0] >= 2.0
+        await until(lambda: bool(waits))
+        assert waits[0] >= 2.0
 
 
 async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:
@@ -410,7 +410,7 @@ async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:
         world.refused.add("a")
         give_back()
         assert (await filling).reason == "all prefill nodes refused"
-        assert world.tried == []
+        assert world.attempts == []
 
 
 async def test_a_prompt_that_waits_for_blocks_may_be_cancelled_and_hears_of_lost_ranks() -> None:

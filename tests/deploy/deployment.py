@@ -53,24 +53,24 @@ class Container:
         if strange:
             raise click.UsageError(f"{self.where}: no option is set by {sorted(strange)}")
         command = cli.commands[name]
-        given = {
+        defaults = {
             option.name: self.environment[variable]
             for option in command.params
             for variable in variables(option)
             if variable in self.environment
         }
-        return command.make_context(name, list(rest), default_map=given).params
+        return command.make_context(name, list(rest), default_map=defaults).params
 
     @property
     def ports(self) -> set[int]:
         """The ports in its arguments, by option."""
-        given = self.parse()
+        values = self.parse()
         named = {argument.partition("=")[0] for argument in self.arguments}
         flags = {name: "--" + name.replace("_", "-") for name in LISTENS}
-        found = {given[name] for name, flag in flags.items() if flag in named}
-        if given.get("kv_port"):
-            found.add(given["kv_port"] + 1)  # KV takes two a rank; all parts here have one rank
-        return found
+        numbers = {values[name] for name, flag in flags.items() if flag in named}
+        if values.get("kv_port"):
+            numbers.add(values["kv_port"] + 1)  # KV takes two a rank; all parts here have one rank
+        return numbers
 
 
 def variables(option: click.Parameter) -> list[str]:
@@ -134,8 +134,8 @@ def pod(workload: Object) -> Object:
 
 def labels(workload: Object) -> dict[str, str]:
     """The labels of a workload's pods."""
-    found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
-    return found
+    pod_labels: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return pod_labels
 
 
 def matches(selector: Object, has: dict[str, str]) -> bool:
@@ -151,12 +151,14 @@ def selected(objects: list[Object], selector: Object) -> list[Object]:
 def environment(objects: list[Object], workload: Object, container: Object) -> dict[str, str]:
     """As the first pod of a workload sees it; a secret's value is its name."""
     maps = named(objects, "ConfigMap")
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for source in container.get("envFrom", ()):
-        found |= maps[source["configMapRef"]["name"]]["data"]
+        variables |= maps[source["configMapRef"]["name"]]["data"]
     for entry in container.get("env", ()):
-        found[entry["name"]] = entry.get("value") or _value(workload, container, entry["valueFrom"])
-    return found
+        variables[entry["name"]] = entry.get("value") or _value(
+            workload, container, entry["valueFrom"]
+        )
+    return variables
 
 
 def _value(workload: Object, container: Object, source: Object) -> str:
@@ -173,21 +175,21 @@ def _value(workload: Object, container: Object, source: Object) -> str:
     return labels(workload)[label[1]]
 
 
-def _known_value(known: dict[str, str], match: re.Match[str]) -> str:
-    return known[match[1]]
+def _expand_variable(variables: dict[str, str], match: re.Match[str]) -> str:
+    return variables[match[1]]
 
 
 def kubernetes_parts(objects: list[Object], workload: Object) -> list[Container]:
     """Its containers, as its first pod sees them."""
     parts = []
     for container in pod(workload)["containers"]:
-        known = environment(objects, workload, container)
+        variables = environment(objects, workload, container)
         arguments = [
-            re.sub(r"\$\((\w+)\)", partial(_known_value, known), argument)
+            re.sub(r"\$\((\w+)\)", partial(_expand_variable, variables), argument)
             for argument in container["args"]
         ]
         where = f"{workload['metadata']['name']}/{container['name']}"
-        parts.append(Container(where, tuple(arguments), known))
+        parts.append(Container(where, tuple(arguments), variables))
     return parts
 
 
@@ -200,8 +202,8 @@ def ports(container: Object) -> dict[str, int]:
 
 def services(path: Path) -> dict[str, Object]:
     """Compose's services, with anchors and merge keys resolved."""
-    found: dict[str, Object] = documents(path)[0]["services"]
-    return found
+    compose_services: dict[str, Object] = documents(path)[0]["services"]
+    return compose_services
 
 
 def compose_names(path: Path) -> list[str]:
@@ -211,20 +213,20 @@ def compose_names(path: Path) -> list[str]:
 
 def compose_part(path: Path, name: str) -> Container:
     service = services(path)[name]
-    given = {"MODELS": "/models", "MODEL": "Qwen3-0.6B"}
+    values = {"MODELS": "/models", "MODEL": "Qwen3-0.6B"}
 
     def filled(text: str) -> str:
-        return re.sub(r"\$\{(\w+)[^}]*\}", lambda match: given[match[1]], text)
+        return re.sub(r"\$\{(\w+)[^}]*\}", lambda match: values[match[1]], text)
 
-    known = {key: filled(value) for key, value in service.get("environment", {}).items()}
-    return Container(f"{path.name}/{name}", tuple(map(filled, service["command"])), known)
+    variables = {key: filled(value) for key, value in service.get("environment", {}).items()}
+    return Container(f"{path.name}/{name}", tuple(map(filled, service["command"])), variables)
 
 
 def compose_parts() -> list[Container]:
     return [compose_part(path, name) for path in COMPOSE_FILES for name in compose_names(path)]
 
 
-def takes(command: str) -> set[str]:
+def options_of(command: str) -> set[str]:
     """Every flag of a command."""
     options = [p for p in cli.commands[command].params if isinstance(p, click.Option)]
     return {flag for option in options for flag in (*option.opts, *option.secondary_opts)}

@@ -29,21 +29,25 @@ def image_environment() -> dict[str, str]:
     """``ENV`` of the Dockerfile's runtime stage, with this interpreter in place of the image's."""
     stage = (d.DEPLOY / "Dockerfile").read_text().split(" AS runtime")[1]
     (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", stage.split("\nFROM ")[0], re.M)
-    told = dict(pair.split("=", 1) for pair in block.replace("\\\n", " ").split())
+    variables = dict(pair.split("=", 1) for pair in block.replace("\\\n", " ").split())
     paths = os.pathsep.join(path for path in sys.path if path)
-    return told | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": paths}
+    return variables | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": paths}
 
 
 def python_folders() -> list[str]:
     """The folders that Python reads to run this checkout: its own, and those of `.pth` files."""
     folders = {sys.prefix, sys.base_prefix, str(d.ROOT), *site.getsitepackages()}
     folders |= {path for path in sys.path if Path(path).is_dir()}
-    names = {named(folder) for folder in folders for named in (os.path.realpath, os.path.normpath)}
-    kept: list[str] = []
+    names = {
+        normalize(folder)
+        for folder in folders
+        for normalize in (os.path.realpath, os.path.normpath)
+    }
+    parents: list[str] = []
     for folder in sorted(names, key=len):
-        if not any(folder == have or folder.startswith(have + "/") for have in [*SYSTEM, *kept]):
-            kept.append(folder)
-    return kept
+        if not any(folder == have or folder.startswith(have + "/") for have in [*SYSTEM, *parents]):
+            parents.append(folder)
+    return parents
 
 
 def script(
@@ -71,8 +75,8 @@ def script(
     # Another user's process forgets whose death it was to die with: --pdeathsig says it again.
     drop = f"setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs"
     drop += " --bounding-set=-all --pdeathsig=KILL"
-    told = [f"{name}={value}" for name, value in image_environment().items()]
-    lines.append(f"exec chroot $root {drop} env -i -C /tmp {shlex.join([*told, *command])}")
+    variables = [f"{name}={value}" for name, value in image_environment().items()]
+    lines.append(f"exec chroot $root {drop} env -i -C /tmp {shlex.join([*variables, *command])}")
     return "\n".join(lines)
 
 
@@ -96,8 +100,8 @@ def impossible(root: Path, *, addresses: tuple[str, ...] = ()) -> str:
     """Empty, or why no such place can be made here."""
     if os.geteuid() != 0:
         return "only root may mount"
-    needed = ["unshare", "setpriv", "chroot", "mount", *(["ip"] if addresses else [])]
-    missing = [name for name in needed if not shutil.which(name)]
+    programs = ["unshare", "setpriv", "chroot", "mount", *(["ip"] if addresses else [])]
+    missing = [name for name in programs if not shutil.which(name)]
     if missing:
         return f"{', '.join(missing)} is not installed"
     command = contained(["true"], root, addresses=addresses)

@@ -15,30 +15,30 @@ SECONDS = 100
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    started = []
-    for name, part in told["parts"].items():
+    task = json.load(sys.stdin)
+    processes = []
+    for name, part in task["parts"].items():
         log = open(f"/tmp/{name}.log", "w")  # noqa: SIM115 - the part's, until all end
         command = [sys.executable, "-m", "tandem", *part["arguments"]]
         environment = os.environ | part["environment"]
-        started.append(
+        processes.append(
             subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         )
-    asked: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     try:
-        for url in told["ready"]:
-            asked[url] = wait(url, started)
+        for url in task["ready"]:
+            report[url] = wait(url, processes)
         request = urllib.request.Request(
-            told["completions"], told["body"].encode(), {"content-type": "application/json"}
+            task["completions"], task["body"].encode(), {"content-type": "application/json"}
         )
-        with opener().open(request, timeout=60) as answer:
-            asked["text"] = json.load(answer)["choices"][0]["text"]
-        asked["commands"] = [run(each) for each in told["commands"]]
-        asked["pages"] = [read(url) for url in told["pages"]]
+        with opener().open(request, timeout=60) as response:
+            report["text"] = json.load(response)["choices"][0]["text"]
+        report["commands"] = [run(each) for each in task["commands"]]
+        report["pages"] = [read(url) for url in task["pages"]]
     except Exception as error:
-        asked["error"] = repr(error)
-    asked["logs"] = {name: open(f"/tmp/{name}.log").read()[-4000:] for name in told["parts"]}  # noqa: SIM115
-    json.dump(asked, sys.stdout)
+        report["error"] = repr(error)
+    report["logs"] = {name: open(f"/tmp/{name}.log").read()[-4000:] for name in task["parts"]}  # noqa: SIM115
+    json.dump(report, sys.stdout)
 
 
 def opener() -> urllib.request.OpenerDirector:
@@ -46,16 +46,16 @@ def opener() -> urllib.request.OpenerDirector:
 
 
 def read(url: str) -> str:
-    with opener().open(url, timeout=10) as answer:
-        return str(answer.read().decode())
+    with opener().open(url, timeout=10) as response:
+        return str(response.read().decode())
 
 
-def wait(url: str, started: list[subprocess.Popen[bytes]]) -> bool:
+def wait(url: str, processes: list[subprocess.Popen[bytes]]) -> bool:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        ended = [process.args for process in started if process.poll() is not None]
-        if ended:
-            raise RuntimeError(f"ended: {ended}")
+        exited = [process.args for process in processes if process.poll() is not None]
+        if exited:
+            raise RuntimeError(f"ended: {exited}")
         try:
             return bool(read(url))
         except OSError:  # that it is not ready is one as well
@@ -63,9 +63,9 @@ def wait(url: str, started: list[subprocess.Popen[bytes]]) -> bool:
     raise TimeoutError(url)
 
 
-def run(told: dict[str, object]) -> dict[str, object]:
+def run(command: dict[str, object]) -> dict[str, object]:
     """``tandem`` as ``kubectl exec`` would run it: in a part's environment."""
-    arguments, environment = told["arguments"], told["environment"]
+    arguments, environment = command["arguments"], command["environment"]
     assert isinstance(arguments, list) and isinstance(environment, dict)
     done = subprocess.run(
         [sys.executable, "-m", "tandem", *arguments],

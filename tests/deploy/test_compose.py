@@ -25,7 +25,7 @@ def test_every_flag_and_value_is_one_the_command_takes(path: Path, name: str) ->
     part.parse()
     flags = {argument.partition("=")[0] for argument in part.arguments[1:]}
     # click takes unambiguous beginnings of flags too: those break when another flag is added.
-    assert flags <= d.takes(part.command)
+    assert flags <= d.options_of(part.command)
 
 
 def test_an_unknown_flag_or_variable_would_be_noticed() -> None:
@@ -52,16 +52,16 @@ def test_services_are_probed_drained_and_found_at_their_ports(path: Path, name: 
     compile(probe, "healthcheck", "exec")
     url = re.search(r"http://127\.0\.0\.1:(\d+)/ready", probe)
     assert url is not None and int(url[1]) in part.ports
-    given = part.parse()
-    longest = given["drain_timeout"] + given.get("shutdown_delay", 0)
+    options = part.parse()
+    longest = options["drain_timeout"] + options.get("shutdown_delay", 0)
     assert int(service["stop_grace_period"].removesuffix("s")) > longest
-    assert given["insecure"] and given["host"] == "0.0.0.0"
+    assert options["insecure"] and options["host"] == "0.0.0.0"
     if part.command != "router":
         router = d.compose_part(path, "router").parse()
-        assert given["advertise"] == f"{name}:{given['port']}"
-        assert given["join"] == f"router:{router['registry_port']}"
+        assert options["advertise"] == f"{name}:{options['port']}"
+        assert options["join"] == f"router:{router['registry_port']}"
         assert service["networks"] == ["inside"]
-        assert given["threads"] == service["cpus"]
+        assert options["threads"] == service["cpus"]
 
 
 @pytest.mark.parametrize(("path", "name"), SERVICES)

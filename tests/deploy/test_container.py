@@ -45,8 +45,8 @@ print(json.dumps({
 
 
 def test_the_place_is_as_narrow_as_a_container(tmp_path: Path) -> None:
-    found = json.loads(run(f"ROOT = {str(d.ROOT)!r}\n{LOOK}", tmp_path))
-    assert found == {"user": USER, "capabilities": 0, "writable": [*PLACES]}
+    report = json.loads(run(f"ROOT = {str(d.ROOT)!r}\n{LOOK}", tmp_path))
+    assert report == {"user": USER, "capabilities": 0, "writable": [*PLACES]}
 
 
 COMPILE = """

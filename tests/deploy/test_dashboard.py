@@ -19,28 +19,28 @@ BY = re.compile(r"by \(([^)]*)\)")
 WIDTH = 24
 
 
-def known() -> dict[str, set[str]]:
+def known_series() -> dict[str, set[str]]:
     """Every series by name, with its labels."""
-    found: dict[str, set[str]] = {}
+    series: dict[str, set[str]] = {}
     for _, registry, added in registries():
-        declared = {
+        families = {
             name: set(getattr(collector, "_labelnames", ()))
             for name, collector in registry._names_to_collectors.items()
         }
-        for name, labels in declared.items():
-            found[name] = labels | added | ({"le"} if name.endswith("_bucket") else set())
+        for name, labels in families.items():
+            series[name] = labels | added | ({"le"} if name.endswith("_bucket") else set())
         for family in registry.collect():
             for sample in family.samples:
-                found[sample.name] = found.get(sample.name, set()) | set(sample.labels) | added
+                series[sample.name] = series.get(sample.name, set()) | set(sample.labels) | added
     for family in families_of_nodes():
         for sample in family.samples:
-            found[sample.name] = found.get(sample.name, set()) | set(sample.labels)
-    return found
+            series[sample.name] = series.get(sample.name, set()) | set(sample.labels)
+    return series
 
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    return known()
+    return known_series()
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
@@ -48,31 +48,33 @@ def test_a_panel_asks_for_what_there_is(panel: dict[str, Any], series: dict[str,
     assert panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
     for target in panel["targets"]:
         expression = target["expr"]
-        asked = SERIES.findall(expression)
-        assert asked, f"no series of ours in {expression}"
-        for name, selector in asked:
+        selectors = SERIES.findall(expression)
+        assert selectors, f"no series of ours in {expression}"
+        for name, selector in selectors:
             assert name in series, f"{name} is not in /metrics"
             selected = set(re.findall(r"(\w+)\s*[=!]~?", selector))
             grouped = {label.strip() for by in BY.findall(expression) for label in by.split(",")}
             assert selected | grouped <= series[name], f"{name} has no such label: {expression}"
-        shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        assert shown <= {label.strip() for by in BY.findall(expression) for label in by.split(",")}
+        placeholders = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert placeholders <= {
+            label.strip() for by in BY.findall(expression) for label in by.split(",")
+        }
 
 
 def test_variables_are_declared_and_ask_for_what_there_is(series: dict[str, set[str]]) -> None:
-    declared = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD["panels"])))
-    assert used - {"__rate_interval"} == declared.keys()
-    for variable in declared.values():
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    references = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD["panels"])))
+    assert references - {"__rate_interval"} == variables.keys()
+    for variable in variables.values():
         if variable["type"] == "query":
-            asked = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["definition"])
-            assert asked
-            name, label = asked.groups()
+            query = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["definition"])
+            assert query
+            name, label = query.groups()
             assert label in series[name]
 
 
 def test_panels_lie_side_by_side() -> None:
-    taken: set[tuple[int, int]] = set()
+    occupied: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
         cells = {
@@ -80,15 +82,15 @@ def test_panels_lie_side_by_side() -> None:
             for x in range(at["x"], at["x"] + at["w"])
             for y in range(at["y"], at["y"] + at["h"])
         }
-        assert not cells & taken and max(x for x, _ in cells) < WIDTH, panel["title"]
-        taken |= cells
+        assert not cells & occupied and max(x for x, _ in cells) < WIDTH, panel["title"]
+        occupied |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
 def test_what_should_stay_at_zero_has_every_door_and_every_loss() -> None:
     (panel,) = [panel for panel in PANELS if panel["title"] == "What should stay at zero"]
-    shown = {name for target in panel["targets"] for name, _ in SERIES.findall(target["expr"])}
-    assert shown >= {
+    names = {name for target in panel["targets"] for name, _ in SERIES.findall(target["expr"])}
+    assert names >= {
         "tandem_calls_refused_total",
         "tandem_registry_calls_refused_total",
         "tandem_nodes_lost_total",

@@ -33,24 +33,26 @@ LINES = [line for _, body in blocks("sh") for line in body.replace("\\\n", " ").
 
 
 def inline(pattern: str) -> list[str]:
-    return [found for path in DOCUMENTS for found in re.findall(pattern, path.read_text())]
+    return [match for path in DOCUMENTS for match in re.findall(pattern, path.read_text())]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_flags_exist(document: Path) -> None:
-    known = set().union(*(d.takes(name) for name in ("router", "prefill-node", "decode-node")))
-    assert set(re.findall(r"`(--[a-z-]+)", document.read_text())) - {"--build-arg"} <= known
+    options = set().union(
+        *(d.options_of(name) for name in ("router", "prefill-node", "decode-node"))
+    )
+    assert set(re.findall(r"`(--[a-z-]+)", document.read_text())) - {"--build-arg"} <= options
 
 
 def test_every_flag_of_the_manifests_is_explained() -> None:
     text = (d.DEPLOY / "README.md").read_text()
-    used = {
+    flags = {
         argument.partition("=")[0]
         for path in [*d.COMPOSE_FILES, *(d.DEPLOY / "kubernetes").glob("*.yaml")]
         for argument in re.findall(r"- (--[a-z-]+)", path.read_text())
     }
     plain = {"--node-id", "--registry-port", "--d"}
-    assert not [flag for flag in used - plain if f"`{flag}" not in text]
+    assert not [flag for flag in flags - plain if f"`{flag}" not in text]
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "docker build" in line])
@@ -66,11 +68,11 @@ def test_images_are_built_under_the_names_that_manifests_use(line: str) -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if "docker compose" in line])
 def test_compose_names_only_files_and_variables_that_exist(line: str) -> None:
     words = shlex.split(line)
-    given = {word.partition("=")[0] for word in words[: words.index("docker")]}
+    names = {word.partition("=")[0] for word in words[: words.index("docker")]}
     path = d.ROOT / words[words.index("-f") + 1]
     assert path in d.COMPOSE_FILES
     assert (
-        set(re.findall(r"\$\{(\w+):\?", path.read_text())) == given or "exec" in words or not given
+        set(re.findall(r"\$\{(\w+):\?", path.read_text())) == names or "exec" in words or not names
     )
 
 
@@ -81,16 +83,16 @@ def test_documents_name_only_kubernetes_objects_that_exist() -> None:
         for name in (*d.OVERLAYS, "download", "monitoring")
         for item in d.build(d.DEPLOY / name)
     ]
-    known = {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects}
+    workloads = {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects}
     pods = {
         f"{w['metadata']['name']}-{number}"
         for w in d.servers(objects)
         for number in range(w["spec"]["replicas"])
     }
-    said = inline(r"\b((?:statefulset|service|job)/[a-z0-9-]+)")
-    assert said and {*said} <= known
-    named = inline(r"kubectl (?:exec|logs|describe pod|delete pod) -n tandem ([a-z0-9-]+)")
-    assert named and {*named} <= pods
+    mentions = inline(r"\b((?:statefulset|service|job)/[a-z0-9-]+)")
+    assert mentions and {*mentions} <= workloads
+    mentions = inline(r"kubectl (?:exec|logs|describe pod|delete pod) -n tandem ([a-z0-9-]+)")
+    assert mentions and {*mentions} <= pods
     assert {*inline(r"create secret generic -n tandem (\S+)")} <= SECRETS
     applied = inline(r"apply -n tandem -k (\S+)")
     assert all((d.ROOT / folder / "kustomization.yaml").exists() for folder in applied)
@@ -100,16 +102,16 @@ def test_documents_name_only_kubernetes_objects_that_exist() -> None:
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
 def test_commands_that_apply_a_job_delete_an_older_one_first() -> None:
     """A Job cannot be changed, and one that has ended stays for a day."""
-    found = 0
+    jobs = 0
     for _, body in blocks("sh"):
         lines = body.splitlines()
         for number, line in enumerate(lines):
             if applied := re.search(r"kubectl apply -n tandem -k (\S+)", line):
                 for name in d.named(d.build(d.ROOT / applied[1]), "Job"):
-                    found += 1
-                    wanted = f"kubectl delete -n tandem job/{name} --ignore-not-found"
-                    assert wanted in lines[:number]
-    assert found
+                    jobs += 1
+                    command = f"kubectl delete -n tandem job/{name} --ignore-not-found"
+                    assert command in lines[:number]
+    assert jobs
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
@@ -126,8 +128,8 @@ def test_secrets_have_the_keys_that_pods_read(tmp_path: Path) -> None:
         ("tandem-hub", {"token"}),
         ("tandem-api-key", {"keys"}),
     ):
-        made = set(inline(rf"{name} --from-(?:literal|file)=(\w+)="))
-        assert made == keys
+        keys_in_text = set(inline(rf"{name} --from-(?:literal|file)=(\w+)="))
+        assert keys_in_text == keys
     assert "'name': 'tandem-hub'" in text and "'secretName': 'tandem-api-key'" in text
 
 
@@ -144,10 +146,10 @@ def test_the_overlay_for_several_models_builds(tmp_path: Path) -> None:
     ((_, body),) = blocks("yaml")
     settings = yaml.safe_load(body)
     settings["resources"] = [path.removeprefix("../") for path in settings["resources"]]
-    built = d.kustomize(tmp_path, **settings)
-    assert "qwen-tandem-router" in d.named(built, "Service")
-    for workload in d.servers(built):
-        for part in d.kubernetes_parts(built, workload):
+    objects = d.kustomize(tmp_path, **settings)
+    assert "qwen-tandem-router" in d.named(objects, "Service")
+    for workload in d.servers(objects):
+        for part in d.kubernetes_parts(objects, workload):
             assert part.environment["TANDEM_MODEL"] == "/models/Qwen3-8B"
 
 

@@ -31,11 +31,11 @@ def everything(tmp_path: Path) -> list[d.Object]:
     """Each kind of object as each overlay has it, and as each component changes the base."""
     if not d.KUBECTL:
         pytest.skip(d.NO_KUBECTL)
-    found = [item for name in FOLDERS for item in d.build(d.DEPLOY / name)]
+    items = [item for name in FOLDERS for item in d.build(d.DEPLOY / name)]
     for name in d.OPTIONAL:
         one = [f"components/{name}"]
-        found += d.kustomize(tmp_path / name, resources=["kubernetes"], components=one)
-    return found + d.documents(d.DEPLOY / "namespace.yaml")
+        items += d.kustomize(tmp_path / name, resources=["kubernetes"], components=one)
+    return items + d.documents(d.DEPLOY / "namespace.yaml")
 
 
 def test_yaml_is_clean() -> None:
@@ -45,12 +45,12 @@ def test_yaml_is_clean() -> None:
 def test_objects_fit_the_newest_kubernetes_schemas(
     everything: list[d.Object], tmp_path: Path
 ) -> None:
-    known = [item for item in everything if item["kind"] not in CUSTOM]
-    written = tmp_path / "everything.yaml"
-    written.write_text(yaml.safe_dump_all(known))
+    standard = [item for item in everything if item["kind"] not in CUSTOM]
+    file = tmp_path / "everything.yaml"
+    file.write_text(yaml.safe_dump_all(standard))
     script = "import kubernetes_validate as k; print(k.latest_version())"
     version = run(sys.executable, "-c", script).strip()
-    run(sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version, str(written))
+    run(sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version, str(file))
 
 
 def test_checkov_finds_nothing(everything: list[d.Object], tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_kustomizations_list_every_file() -> None:
 
 
 def test_every_component_is_built_by_a_test() -> None:
-    used = {
+    components = {
         Path(path).name
         for name in d.OVERLAYS
         for path in d.documents(d.DEPLOY / name / "kustomization.yaml")[0].get("components", ())
     }
-    assert used | {*d.OPTIONAL} == {path.name for path in d.COMPONENTS.iterdir()}
+    assert components | {*d.OPTIONAL} == {path.name for path in d.COMPONENTS.iterdir()}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -23,24 +23,24 @@ ROUTER = [Requirement(text).name for text in SETTINGS["dependency-groups"]["rout
 
 def test_docker_is_sent_everything_the_wheel_is_made_of() -> None:
     lines = (d.ROOT / ".dockerignore").read_text().splitlines()
-    sent = {line[1:] for line in lines if line.startswith("!")}
+    allowed = {line[1:] for line in lines if line.startswith("!")}
     packages = [name.split(".") for name in SETTINGS["tool"]["setuptools"]["packages"]]
     folders = {name[1] for name in packages if len(name) > 1}
     files = {path.name for path in d.ROOT.glob("*.py")} | {SETTINGS["project"]["readme"]}
-    assert folders | files | {"pyproject.toml", "constraints.txt", "py.typed"} <= sent
-    assert "*" in lines and not sent & {"tests", ".git", ".venv", "deploy"}
+    assert folders | files | {"pyproject.toml", "constraints.txt", "py.typed"} <= allowed
+    assert "*" in lines and not allowed & {"tests", ".git", ".venv", "deploy"}
 
 
 def test_images_have_all_targets_and_no_root() -> None:
     stages = DOCKERFILE.split("\nFROM ")
     assert {"router", "cpu", "cuda"} <= set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.M))
     last = [re.findall(r"^USER (\d+)", stage, re.M)[-1:] for stage in stages]
-    left = {int(user) for users in last for user in users}
-    assert len(left) == 1 and min(left) > 0
+    final_users = {int(user) for users in last for user in users}
+    assert len(final_users) == 1 and min(final_users) > 0
     if d.KUBECTL:
-        built = d.build(d.DEPLOY / "kubernetes")
-        users = {d.pod(w)["securityContext"]["runAsUser"] for w in d.workloads(built)}
-        assert users == left
+        objects = d.build(d.DEPLOY / "kubernetes")
+        users = {d.pod(w)["securityContext"]["runAsUser"] for w in d.workloads(objects)}
+        assert users == final_users
 
 
 def test_images_are_named_by_the_version() -> None:
@@ -55,14 +55,16 @@ def test_images_are_named_by_the_version() -> None:
 
 
 def test_images_install_extras_that_there_are() -> None:
-    named = re.findall(r"^ARG EXTRAS=(\S+)$", DOCKERFILE, re.M)
+    extra_lists = re.findall(r"^ARG EXTRAS=(\S+)$", DOCKERFILE, re.M)
     extras = SETTINGS["project"]["optional-dependencies"]
-    assert len(named) == 2 and all(set(some.split(",")) <= extras.keys() for some in named)
+    assert len(extra_lists) == 2 and all(
+        set(some.split(",")) <= extras.keys() for some in extra_lists
+    )
 
 
 def test_places_that_images_write_to_are_theirs() -> None:
-    told = dict(re.findall(r"(\w+)=(/\S+)", DOCKERFILE.split("\nENV PATH")[-1]))
-    places = {name: path for name, path in told.items() if name != "PATH"}
+    variables = dict(re.findall(r"(\w+)=(/\S+)", DOCKERFILE.split("\nENV PATH")[-1]))
+    places = {name: path for name, path in variables.items() if name != "PATH"}
     assert {"HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"} <= places.keys()
     assert all(path.startswith(("/tmp", "/cache")) for path in places.values())
 
@@ -72,23 +74,23 @@ def test_places_that_images_write_to_are_theirs() -> None:
 
 def closure(names: list[str]) -> set[str]:
     """The distributions that these bring, as this environment has them."""
-    found: set[str] = set()
-    left = [(name, "") for name in names]
-    while left:
-        name, extra = left.pop()
+    visited: set[str] = set()
+    pending = [(name, "") for name in names]
+    while pending:
+        name, extra = pending.pop()
         key = name.lower().replace("_", "-")
-        if key in found:
+        if key in visited:
             continue
         try:
             requirements = distribution(name).requires or []
         except PackageNotFoundError:
             continue  # for another system, or optional
-        found.add(key)
+        visited.add(key)
         for text in requirements:
             requirement = Requirement(text)
             if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
-                left.append((requirement.name, ""))
-    return found
+                pending.append((requirement.name, ""))
+    return visited
 
 
 def test_the_router_image_holds_no_torch() -> None:
@@ -102,9 +104,9 @@ def test_what_a_router_and_its_clients_import_is_in_the_router_image() -> None:
     folders = ("router", "client", "commands", "shared/security", "shared/telemetry")
     files = [path for folder in folders for path in (d.ROOT / folder).rglob("*.py")]
     lines = r"^ *(?:from|import) ([a-zA-Z_]\w*)"
-    named = {name for path in files for name in re.findall(lines, path.read_text(), re.M)}
-    assert {"httpx", "limits", "cryptography", "grpc"} <= named
-    assert named & refused() <= {"mcp", "mcp_types"}
+    imports = {name for path in files for name in re.findall(lines, path.read_text(), re.M)}
+    assert {"httpx", "limits", "cryptography", "grpc"} <= imports
+    assert imports & rejected_modules() <= {"mcp", "mcp_types"}
 
 
 def test_what_the_router_needs_is_a_part_of_what_all_need() -> None:
@@ -142,7 +144,7 @@ def test_a_router_starts_with_what_its_image_has() -> None:
     assert "listening on" in out
 
 
-def refused() -> set[str]:
+def rejected_modules() -> set[str]:
     """The modules of all that the router's image lacks."""
     brought = closure([*ROUTER, "tandem-llm-itself"])
     return {
@@ -154,7 +156,7 @@ def refused() -> set[str]:
 
 def without_torch(arguments: list[str], *, timeout: float = 60, until: str = "") -> str:
     """The output of such a command, which is ended once it has written ``until``."""
-    code = f"REFUSED = {refused() - {'tandem'}!r}\n{RUN}"
+    code = f"REFUSED = {rejected_modules() - {'tandem'}!r}\n{RUN}"
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"

@@ -16,7 +16,7 @@ INSTANCE = "app.kubernetes.io/instance"
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def built(
+def manifests(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[d.Object]:
     """Each overlay, and the base with each component that no overlay has."""
@@ -59,32 +59,32 @@ def containers(objects: list[d.Object]) -> Iterator[tuple[d.Object, d.Object, d.
 # --- arguments
 
 
-def test_every_flag_and_variable_is_one_the_command_takes(built: list[d.Object]) -> None:
-    for _, _, part in containers(built):
+def test_every_flag_and_variable_is_one_the_command_takes(manifests: list[d.Object]) -> None:
+    for _, _, part in containers(manifests):
         part.parse()
         flags = {argument.partition("=")[0] for argument in part.arguments[1:]}
         # click takes unambiguous beginnings of flags too: those break when another flag is added.
-        assert flags <= d.takes(part.command), part.where
+        assert flags <= d.options_of(part.command), part.where
 
 
-def test_every_part_listens_where_others_reach_it(built: list[d.Object]) -> None:
-    for _, container, part in containers(built):
-        given = part.parse()
-        assert given["host"] == "0.0.0.0"
-        assert given.get("registry_host", "0.0.0.0") == "0.0.0.0"
+def test_every_part_listens_where_others_reach_it(manifests: list[d.Object]) -> None:
+    for _, container, part in containers(manifests):
+        options = part.parse()
+        assert options["host"] == "0.0.0.0"
+        assert options.get("registry_host", "0.0.0.0") == "0.0.0.0"
         assert set(d.ports(container).values()) == part.ports, part.where
 
 
-def test_the_router_serves_the_model_of_its_nodes_and_no_other(built: list[d.Object]) -> None:
-    models = {part.parse()["model"] for _, _, part in containers(built)}
+def test_the_router_serves_the_model_of_its_nodes_and_no_other(manifests: list[d.Object]) -> None:
+    models = {part.parse()["model"] for _, _, part in containers(manifests)}
     assert len(models) == 1
 
 
-def test_ports_of_one_pod_differ(built: list[d.Object]) -> None:
-    for workload in d.servers(built):
-        found = [d.ports(container) for container in d.pod(workload)["containers"]]
-        numbers = [number for ports in found for number in ports.values()]
-        names = [name for ports in found for name in ports]
+def test_ports_of_one_pod_differ(manifests: list[d.Object]) -> None:
+    for workload in d.servers(manifests):
+        port_maps = [d.ports(container) for container in d.pod(workload)["containers"]]
+        numbers = [number for ports in port_maps for number in ports.values()]
+        names = [name for ports in port_maps for name in ports]
         assert len({*numbers}) == len(numbers) and len({*names}) == len(names)
 
 
@@ -104,10 +104,10 @@ def check_names(objects: list[d.Object]) -> None:
     for workload, _, part in containers(objects):
         if part.command == "router":
             continue
-        given = part.parse()
+        options = part.parse()
         first = f"{workload['metadata']['name']}-0.{workload['spec']['serviceName']}"
-        assert given["advertise"] == f"{first}:{given['port']}"
-        joins = dict(address.rsplit(":", 1) for address in given["join"].split(","))
+        assert options["advertise"] == f"{first}:{options['port']}"
+        joins = dict(address.rsplit(":", 1) for address in options["join"].split(","))
         # Every router, or the clients of one would see no nodes.
         assert joins.keys() == routers
         for name, port in joins.items():
@@ -122,21 +122,21 @@ def check_references(objects: list[d.Object]) -> None:
     """What pods name exists, besides secrets and the volume of models, which are made apart."""
     for workload in d.servers(objects):
         pod = d.pod(workload)
-        used = {
+        references = {
             ("ConfigMap", source["configMapRef"]["name"])
             for container in pod["containers"]
             for source in container["envFrom"]
         }
         for claim in pod.get("resourceClaims", ()):
-            used.add(("ResourceClaimTemplate", claim["resourceClaimTemplateName"]))
+            references.add(("ResourceClaimTemplate", claim["resourceClaimTemplateName"]))
         if "priorityClassName" in pod:
-            used.add(("PriorityClass", pod["priorityClassName"]))
-        assert used <= {(item["kind"], item["metadata"]["name"]) for item in objects}
+            references.add(("PriorityClass", pod["priorityClassName"]))
+        assert references <= {(item["kind"], item["metadata"]["name"]) for item in objects}
 
 
-def test_nodes_advertise_and_join_names_that_resolve(built: list[d.Object]) -> None:
-    check_names(built)
-    check_references(built)
+def test_nodes_advertise_and_join_names_that_resolve(manifests: list[d.Object]) -> None:
+    check_names(manifests)
+    check_references(manifests)
 
 
 def test_a_second_model_in_the_namespace_has_names_of_its_own(
@@ -149,16 +149,16 @@ def test_a_second_model_in_the_namespace_has_names_of_its_own(
     for item in d.of_kind(prefixed, "Service", "NetworkPolicy", "PodDisruptionBudget"):
         spec = item["spec"]
         selector = spec.get("podSelector") or spec["selector"]
-        picked = selector.get("matchLabels", selector)
-        assert picked[INSTANCE] == "qwen-tandem"
+        labels = selector.get("matchLabels", selector)
+        assert labels[INSTANCE] == "qwen-tandem"
         for rule in spec.get("ingress", ()):
             for peer in rule.get("from", ()):
                 assert peer["podSelector"]["matchLabels"][INSTANCE] == "qwen-tandem"
 
 
-def test_services_lead_to_a_port_that_is_listened_on(built: list[d.Object]) -> None:
-    for service in d.of_kind(built, "Service"):
-        (workload,) = d.selected(built, {"matchLabels": service["spec"]["selector"]})
+def test_services_lead_to_a_port_that_is_listened_on(manifests: list[d.Object]) -> None:
+    for service in d.of_kind(manifests, "Service"):
+        (workload,) = d.selected(manifests, {"matchLabels": service["spec"]["selector"]})
         listened: dict[str, int] = {}
         for container in d.pod(workload)["containers"]:
             listened |= d.ports(container)
@@ -166,9 +166,9 @@ def test_services_lead_to_a_port_that_is_listened_on(built: list[d.Object]) -> N
             assert listened[port["targetPort"]] == port["port"]
 
 
-def test_pods_advertise_names_of_services_that_outlive_readiness(built: list[d.Object]) -> None:
-    for workload in d.servers(built):
-        service = d.named(built, "Service")[workload["spec"]["serviceName"]]["spec"]
+def test_pods_advertise_names_of_services_that_outlive_readiness(manifests: list[d.Object]) -> None:
+    for workload in d.servers(manifests):
+        service = d.named(manifests, "Service")[workload["spec"]["serviceName"]]["spec"]
         assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
         assert d.matches({"matchLabels": service["selector"]}, d.labels(workload))
 
@@ -176,9 +176,9 @@ def test_pods_advertise_names_of_services_that_outlive_readiness(built: list[d.O
 # --- probes and ends
 
 
-def test_probes_ask_what_their_comments_say(built: list[d.Object]) -> None:
-    for _, container, part in containers(built):
-        asked = {
+def test_probes_ask_what_their_comments_say(manifests: list[d.Object]) -> None:
+    for _, container, part in containers(manifests):
+        probes = {
             name: (container[name]["httpGet"]["path"], container[name]["httpGet"]["port"])
             for name in ("startupProbe", "livenessProbe", "readinessProbe")
             if name in container
@@ -186,34 +186,36 @@ def test_probes_ask_what_their_comments_say(built: list[d.Object]) -> None:
         ports = d.ports(container)
         # Of a router, not the clients' port: they may fill it, and it would be restarted for that.
         apart = "metrics" if part.command == "router" else next(p for p in ports if "health" in p)
-        given = part.parse()
-        assert ports[apart] == given["metrics_port" if part.command == "router" else "health_port"]
-        assert asked.pop("startupProbe") == asked.pop("livenessProbe") == ("/health", apart)
+        options = part.parse()
+        assert (
+            ports[apart] == options["metrics_port" if part.command == "router" else "health_port"]
+        )
+        assert probes.pop("startupProbe") == probes.pop("livenessProbe") == ("/health", apart)
         door = "http" if part.command == "router" else apart
-        assert asked == {"readinessProbe": ("/ready", door)}
+        assert probes == {"readinessProbe": ("/ready", door)}
 
 
-def test_pods_outlive_their_drain(built: list[d.Object]) -> None:
-    for workload, _, part in containers(built):
-        given = part.parse()
-        longest = given["drain_timeout"] + given.get("shutdown_delay", 0)
+def test_pods_outlive_their_drain(manifests: list[d.Object]) -> None:
+    for workload, _, part in containers(manifests):
+        options = part.parse()
+        longest = options["drain_timeout"] + options.get("shutdown_delay", 0)
         assert d.pod(workload)["terminationGracePeriodSeconds"] >= longest + 30, part.where
-        # An answer may take minutes, and `tandem nodes role` gives a prefill node answers too.
-        assert given["drain_timeout"] >= 600
+        # A response may take minutes, and `tandem nodes role` can make a prefill node decode too.
+        assert options["drain_timeout"] >= 600
         if part.command == "router":
-            assert given["shutdown_delay"] >= 10, "longer than endpoints take to be told"
+            assert options["shutdown_delay"] >= 10, "longer than endpoints take to be told"
 
 
 # --- what pods may do
 
 
 def test_pods_meet_the_restricted_standard_that_the_namespace_enforces(
-    built: list[d.Object],
+    manifests: list[d.Object],
 ) -> None:
     (namespace,) = d.documents(d.DEPLOY / "namespace.yaml")
     level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
     assert level == "restricted"
-    for workload in d.workloads([*built, *d.build(d.DEPLOY / "download")]):
+    for workload in d.workloads([*manifests, *d.build(d.DEPLOY / "download")]):
         pod = d.pod(workload)
         assert pod["automountServiceAccountToken"] is False
         # A service named tandem would put TANDEM_PORT=tcp://... into every pod.
@@ -231,10 +233,10 @@ def test_pods_meet_the_restricted_standard_that_the_namespace_enforces(
             }
 
 
-def test_pods_ask_for_what_they_use(built: list[d.Object]) -> None:
-    for workload, container, _ in containers(built):
-        asked, limits = container["resources"]["requests"], container["resources"]["limits"]
-        assert {"cpu", "memory", "ephemeral-storage"} <= asked.keys()
+def test_pods_ask_for_what_they_use(manifests: list[d.Object]) -> None:
+    for workload, container, _ in containers(manifests):
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert {"cpu", "memory", "ephemeral-storage"} <= requests.keys()
         assert {"memory", "ephemeral-storage"} <= limits.keys()
         disk = [v["emptyDir"] for v in d.pod(workload)["volumes"] if "emptyDir" in v]
         assert all("sizeLimit" in volume for volume in disk)
@@ -249,8 +251,8 @@ def size(text: str) -> int:
     return int(text[:-2]) * units[text[-2:]]
 
 
-def test_mounts_and_volumes_fit(built: list[d.Object]) -> None:
-    for workload, container, _ in containers(built):
+def test_mounts_and_volumes_fit(manifests: list[d.Object]) -> None:
+    for workload, container, _ in containers(manifests):
         claims = workload["spec"].get("volumeClaimTemplates", ())
         volumes = {v["name"] for v in d.pod(workload)["volumes"]}
         volumes |= {claim["metadata"]["name"] for claim in claims}
@@ -261,26 +263,26 @@ def test_mounts_and_volumes_fit(built: list[d.Object]) -> None:
         assert {"/tmp", "/cache"} <= {mount["mountPath"] for mount in mounts}
 
 
-def test_pods_of_a_kind_are_spread(built: list[d.Object]) -> None:
-    for workload in d.servers(built):
+def test_pods_of_a_kind_are_spread(manifests: list[d.Object]) -> None:
+    for workload in d.servers(manifests):
         rules = d.pod(workload)["topologySpreadConstraints"]
         assert {rule["topologyKey"] for rule in rules} == {
             "kubernetes.io/hostname",
             "topology.kubernetes.io/zone",
         }
         for rule in rules:
-            assert d.selected(built, rule["labelSelector"]) == [workload]
+            assert d.selected(manifests, rule["labelSelector"]) == [workload]
         # One after the other would take as many starts as there are pods.
         assert workload["spec"]["podManagementPolicy"] == "Parallel"
 
 
-def test_disruption_budgets_keep_a_pod_of_each_kind(built: list[d.Object]) -> None:
-    kept = []
-    for budget in d.of_kind(built, "PodDisruptionBudget"):
-        (workload,) = d.selected(built, budget["spec"]["selector"])
+def test_disruption_budgets_keep_a_pod_of_each_kind(manifests: list[d.Object]) -> None:
+    covered = []
+    for budget in d.of_kind(manifests, "PodDisruptionBudget"):
+        (workload,) = d.selected(manifests, budget["spec"]["selector"])
         assert budget["spec"]["maxUnavailable"] < workload["spec"]["replicas"]
-        kept.append(workload["metadata"]["name"])
-    assert sorted(kept) == sorted(w["metadata"]["name"] for w in d.servers(built))
+        covered.append(workload["metadata"]["name"])
+    assert sorted(covered) == sorted(w["metadata"]["name"] for w in d.servers(manifests))
 
 
 # --- who may call whom
@@ -288,7 +290,7 @@ def test_disruption_budgets_keep_a_pod_of_each_kind(built: list[d.Object]) -> No
 
 def admitted(objects: list[d.Object]) -> dict[tuple[str, int], set[str]]:
     """By policy and first port, the parts that may connect; ``*`` is everybody."""
-    found: dict[tuple[str, int], set[str]] = {}
+    allowed: dict[tuple[str, int], set[str]] = {}
     for policy in d.of_kind(objects, "NetworkPolicy"):
         for rule in policy["spec"]["ingress"]:
             peers = [
@@ -299,8 +301,8 @@ def admitted(objects: list[d.Object]) -> dict[tuple[str, int], set[str]]:
             who = {d.labels(w)["tandem/part"] for w in peers} if "from" in rule else {"*"}
             for port in rule["ports"]:
                 key = (policy["metadata"]["name"], port["port"])
-                found[key] = found.get(key, set()) | who
-    return found
+                allowed[key] = allowed.get(key, set()) | who
+    return allowed
 
 
 def test_network_policies_admit_the_required_pods_only(base: list[d.Object]) -> None:
@@ -313,35 +315,35 @@ def test_network_policies_admit_the_required_pods_only(base: list[d.Object]) -> 
     }
 
 
-def test_policies_select_what_a_change_of_role_leaves_alone(built: list[d.Object]) -> None:
+def test_policies_select_what_a_change_of_role_leaves_alone(manifests: list[d.Object]) -> None:
     """A node keeps its pod's labels when it changes its role, so no policy may select by role."""
-    policies = d.of_kind(built, "NetworkPolicy")
+    policies = d.of_kind(manifests, "NetworkPolicy")
     assert "app.kubernetes.io/component" not in str(policies)
     covered = {
         workload["metadata"]["name"]
         for policy in policies
-        for workload in d.selected(built, policy["spec"]["podSelector"])
+        for workload in d.selected(manifests, policy["spec"]["podSelector"])
     }
-    assert covered == {workload["metadata"]["name"] for workload in d.servers(built)}
+    assert covered == {workload["metadata"]["name"] for workload in d.servers(manifests)}
 
 
-def test_every_node_has_ports_for_kv_that_others_reach(built: list[d.Object]) -> None:
+def test_every_node_has_ports_for_kv_that_others_reach(manifests: list[d.Object]) -> None:
     (policy,) = [
-        p for p in d.of_kind(built, "NetworkPolicy") if p["metadata"]["name"] == "tandem-node"
+        p for p in d.of_kind(manifests, "NetworkPolicy") if p["metadata"]["name"] == "tandem-node"
     ]
     ranges = [
         range(port["port"], port.get("endPort", port["port"]) + 1)
         for rule in policy["spec"]["ingress"]
         for port in rule["ports"]
     ]
-    for _, _, part in containers(built):
+    for _, _, part in containers(manifests):
         if part.command == "router":
             continue
-        given = part.parse()
-        assert given["kv_port"], f"{part.where} could not be a prefill node"
-        eight_ranks = range(given["kv_port"], given["kv_port"] + 16)
+        options = part.parse()
+        assert options["kv_port"], f"{part.where} could not be a prefill node"
+        eight_ranks = range(options["kv_port"], options["kv_port"] + 16)
         assert any(set(eight_ranks) <= set(each) for each in ranges)
-        assert any(given["port"] in each for each in ranges)
+        assert any(options["port"] in each for each in ranges)
 
 
 # --- locked
@@ -351,8 +353,8 @@ def test_nothing_is_open_where_the_lock_is_on() -> None:
     for name in ("kubernetes-locked", "kubernetes-gpu", "kubernetes-pair"):
         objects = d.build(d.DEPLOY / name)
         for workload, container, part in containers(objects):
-            given = part.parse()
-            assert given["insecure"] is False, "a part without its secrets must not listen"
+            options = part.parse()
+            assert options["insecure"] is False, "a part without its secrets must not listen"
             assert not [a for a in part.arguments if a.startswith("--insecure")]
             (lock,) = [v for v in d.pod(workload)["volumes"] if v["name"] == "lock"]
             items = {
@@ -363,13 +365,13 @@ def test_nothing_is_open_where_the_lock_is_on() -> None:
             # A volume whose item is missing keeps the pod from starting, unless it is optional.
             assert "optional" not in str(lock)
             (mount,) = [m for m in container["volumeMounts"] if m["name"] == "lock"]
-            files = [given[f"tls_{kind}"] for kind in ("cert", "key", "ca")]
-            files.append(given["cluster_token_file"])
+            files = [options[f"tls_{kind}"] for kind in ("cert", "key", "ca")]
+            files.append(options["cluster_token_file"])
             assert {Path(file).name for file in files} == items.keys()
             assert {str(Path(file).parent) for file in files} == {mount["mountPath"]}
             # Without subPath, files change in a running pod when the secret does.
             assert mount["readOnly"] and "subPath" not in mount
-            assert given["tls_name"] == "tandem"
+            assert options["tls_name"] == "tandem"
 
 
 def test_open_parts_have_the_insecure_option(base: list[d.Object]) -> None:

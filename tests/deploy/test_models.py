@@ -31,8 +31,8 @@ def test_the_download_goes_where_nodes_look() -> None:
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     compile(container["command"][-1], "download", "exec")
     gpu = d.build(d.DEPLOY / "kubernetes-gpu")
-    used: set[Any] = {part.parse()["model"] for _, _, part in containers(gpu)}
-    assert used == {f"/models/{model.split('/')[-1]}"}
+    models: set[Any] = {part.parse()["model"] for _, _, part in containers(gpu)}
+    assert models == {f"/models/{model.split('/')[-1]}"}
     claims = {
         volume["persistentVolumeClaim"]["claimName"]
         for workload in d.servers(gpu)

@@ -18,7 +18,7 @@ from tandem.shared.telemetry.prefill_origin import LocalReason
 from tandem.tests.support.metrics import registries
 
 from . import deployment as d
-from .test_dashboard import known
+from .test_dashboard import known_series
 
 MONITORING = d.DEPLOY / "monitoring"
 (RULE_FILE,) = d.documents(MONITORING / "rules.yaml")
@@ -29,7 +29,7 @@ TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "tande
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    return known() | {"up": set()}
+    return known_series() | {"up": set()}
 
 
 def selectors(expression: Any) -> Iterator[Any]:
@@ -53,17 +53,17 @@ def selectors(expression: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
 def test_an_alert_asks_for_what_there_is(rule: d.Object, series: dict[str, set[str]]) -> None:
     promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
-    asked = list(selectors(promql.parse(rule["expr"])))
-    assert asked
-    for each in asked:
+    queried = list(selectors(promql.parse(rule["expr"])))
+    assert queried
+    for each in queried:
         assert each.name in series, f"{each.name} is on no /metrics page"
         labels = {matcher.name for matcher in each.matchers.matchers}
         assert labels <= series[each.name] | TARGET, f"{each.name} has no such label"
     grouped = re.findall(r"by \(([^)]*)\)", rule["expr"])
     by = {label.strip() for some in grouped for label in some.split(",")}
-    known_labels = set().union(*(series[each.name] for each in asked)) | TARGET
-    shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-    assert by | shown <= known_labels
+    label_names = set().union(*(series[each.name] for each in queried)) | TARGET
+    placeholders = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert by | placeholders <= label_names
 
 
 def events(expression: Any) -> Iterator[Any]:
@@ -72,8 +72,8 @@ def events(expression: Any) -> Iterator[Any]:
 
     if not isinstance(expression, promql.BinaryExpr):
         return
-    counted = isinstance(expression.lhs, promql.Call) and expression.lhs.func.name == "increase"
-    if counted and isinstance(expression.rhs, promql.NumberLiteral) and expression.rhs.val == 0:
+    is_increase = isinstance(expression.lhs, promql.Call) and expression.lhs.func.name == "increase"
+    if is_increase and isinstance(expression.rhs, promql.NumberLiteral) and expression.rhs.val == 0:
         yield from selectors(expression.lhs)
     else:
         yield from events(expression.lhs)
@@ -93,18 +93,18 @@ def picks(selector: Any, sample: Any) -> bool:
 def test_a_first_event_is_an_increase() -> None:
     """A series that appears with its first event has no increase, and its alert does not fire."""
     promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
-    asked = [each for rule in RULES for each in events(promql.parse(rule["expr"]))]
-    names = {each.name for each in asked}
+    counters = [each for rule in RULES for each in events(promql.parse(rule["expr"]))]
+    names = {each.name for each in counters}
     assert {"tandem_canaries_total", "tandem_calls_refused_total"} <= names
     # Its alert compares a share, but a router may fail from its first request on.
-    asked.append(promql.parse('tandem_request_errors_total{status=~"5.."}'))
+    counters.append(promql.parse('tandem_request_errors_total{status=~"5.."}'))
     fresh = [
         sample
         for _, registry, _ in registries()
         for family in registry.collect()
         for sample in family.samples
     ]
-    for each in asked:
+    for each in counters:
         values = [sample.value for sample in fresh if picks(each, sample)]
         assert values and not any(values), f"{each} is on no page of a new process"
 
@@ -113,19 +113,19 @@ def test_heartbeats_are_late_before_their_node_is_lost() -> None:
     """The series of a node go after --node-timeout: no age stays above the alert's limit."""
     promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
     (rule,) = [rule for rule in RULES if rule["alert"] == "TandemHeartbeatLate"]
-    parsed, given = promql.parse(rule["expr"]), RouterOptions()
-    assert given.heartbeat_period < parsed.rhs.val < given.node_timeout
+    parsed, options = promql.parse(rule["expr"]), RouterOptions()
+    assert options.heartbeat_period < parsed.rhs.val < options.node_timeout
     ages = parsed.lhs.expr
     assert ages.func.name == "max_over_time"
     # Late once is late in all windows of a range; the alert is for more than that.
     assert promql.parse_duration(rule["for"]) > ages.args[0].range
-    tried = re.findall(
+    series_values = re.findall(
         r"tandem_node_heartbeat_age_seconds.*?values: \"(.*?)\"",
         Path(__file__).with_name("alerts.yaml").read_text(),
         re.S,
     )
-    samples = [each.partition("x")[0] for values in tried for each in values.split()]
-    assert samples and all(each == "_" or float(each) <= given.node_timeout for each in samples)
+    samples = [each.partition("x")[0] for values in series_values for each in values.split()]
+    assert samples and all(each == "_" or float(each) <= options.node_timeout for each in samples)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
@@ -137,15 +137,15 @@ def test_every_alert_links_to_the_runbook(rule: d.Object) -> None:
     ]
     assert rule["alert"] in section, "the section does not name its alert"
     assert rule["labels"]["severity"] in ("warning", "critical")
-    shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-    kept = re.findall(r"by \(([^)]*)\)", rule["expr"])
-    if kept:
-        assert shown <= {label.strip() for label in kept[0].split(",")}
+    placeholders = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    groupings = re.findall(r"by \(([^)]*)\)", rule["expr"])
+    if groupings:
+        assert placeholders <= {label.strip() for label in groupings[0].split(",")}
 
 
 def test_the_runbook_speaks_of_alerts_that_exist() -> None:
-    named = set(re.findall(r"\bTandem[A-Z]\w+", (d.DEPLOY / "runbook.md").read_text()))
-    assert named == {rule["alert"] for rule in RULES}
+    alerts = set(re.findall(r"\bTandem[A-Z]\w+", (d.DEPLOY / "runbook.md").read_text()))
+    assert alerts == {rule["alert"] for rule in RULES}
 
 
 def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
@@ -155,15 +155,15 @@ def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
     bounds = {
         f'le="{float(bound):g}"' for bound in (*vllm_series.FIRST_TOKEN, *vllm_series.BETWEEN)
     }
-    used = {match for rule in RULES for match in re.findall(r'\ble="[^"]*"', rule["expr"])}
-    assert used <= bounds
+    buckets = {match for rule in RULES for match in re.findall(r'\ble="[^"]*"', rule["expr"])}
+    assert buckets <= bounds
 
 
 def test_prompts_that_stay_local_by_choice_are_no_alarm() -> None:
     """As for the doctor, and where the decode node is faster."""
     (rule,) = [rule for rule in RULES if rule["alert"] == "TandemPrefilledLocally"]
-    (left_out,) = re.findall(r'reason!~"([^"]*)"', rule["expr"])
-    assert set(left_out.split("|")) == NEVER_REMOTE | {LocalReason.FASTER_HERE}
+    (excluded,) = re.findall(r'reason!~"([^"]*)"', rule["expr"])
+    assert set(excluded.split("|")) == NEVER_REMOTE | {LocalReason.FASTER_HERE}
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)

@@ -18,13 +18,13 @@ TOKEN_BYTES = 20
 SPARE_BYTES = 512 << 20
 
 
-def most(given: dict[str, Any]) -> int:
+def max_bytes(options: dict[str, Any]) -> int:
     return (
         BASE_BYTES
-        + NODE_BYTES * given["max_nodes"]
-        + given["max_held_body_bytes"]
-        + TOKEN_BYTES * given["max_held_prompt_tokens"]
-        + given["max_held_response_bytes"]
+        + NODE_BYTES * options["max_nodes"]
+        + options["max_held_body_bytes"]
+        + TOKEN_BYTES * options["max_held_prompt_tokens"]
+        + options["max_held_response_bytes"]
         + STORED_RESPONSES
         + SPARE_BYTES
     )
@@ -36,10 +36,10 @@ def test_a_pod_has_memory_for_what_clients_may_have_it_hold(name: str) -> None:
     objects = d.build(d.DEPLOY / name)
     (router,) = [w for w in d.servers(objects) if d.labels(w)["tandem/part"] == "router"]
     (container,), (part,) = d.pod(router)["containers"], d.kubernetes_parts(objects, router)
-    assert most(part.parse()) <= size(container["resources"]["limits"]["memory"])
+    assert max_bytes(part.parse()) <= size(container["resources"]["limits"]["memory"])
 
 
 @pytest.mark.parametrize("path", d.COMPOSE_FILES, ids=lambda path: path.stem)
 def test_a_service_has_memory_for_what_clients_may_have_it_hold(path: Any) -> None:
     limit = d.services(path)["router"]["mem_limit"]
-    assert most(d.compose_part(path, "router").parse()) <= int(limit.removesuffix("g")) << 30
+    assert max_bytes(d.compose_part(path, "router").parse()) <= int(limit.removesuffix("g")) << 30

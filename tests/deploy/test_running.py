@@ -37,7 +37,7 @@ pytestmark = [
 
 def pods(objects: list[d.Object]) -> dict[str, d.Container]:
     """Each of the pods above as one that has the machine to itself but for its address."""
-    found = {}
+    containers = {}
     for workload in d.servers(objects):
         name = workload["metadata"]["name"]
         (part,) = d.kubernetes_parts(objects, workload)
@@ -45,9 +45,9 @@ def pods(objects: list[d.Object]) -> dict[str, d.Container]:
             if pod.rpartition("-")[0] == name:
                 arguments = [each.replace("0.0.0.0", ADDRESSES[pod]) for each in part.arguments]
                 environment = part.environment | {"TANDEM_THREADS": "1"}
-                found[pod] = d.Container(pod, tuple(arguments), environment)
-    assert found.keys() == ADDRESSES.keys()
-    return found
+                containers[pod] = d.Container(pod, tuple(arguments), environment)
+    assert containers.keys() == ADDRESSES.keys()
+    return containers
 
 
 def hosts(objects: list[d.Object], folder: Path) -> Path:
@@ -58,9 +58,9 @@ def hosts(objects: list[d.Object], folder: Path) -> Path:
     lines = [
         f"{address} {pod}.{services[pod.rpartition('-')[0]]}" for pod, address in ADDRESSES.items()
     ]
-    written = folder / "hosts"
-    written.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
-    return written
+    hosts_file = folder / "hosts"
+    hosts_file.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+    return hosts_file
 
 
 def run(objects: list[d.Object], folder: Path, files: dict[str, Path]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def run(objects: list[d.Object], folder: Path, files: dict[str, Path]) -> dict[s
         command["arguments"] = [a.replace("127.0.0.1", own) for a in command["arguments"]]
         if "--router" not in command["arguments"]:
             command["arguments"] += ["--router", f"{own}:8001"]
-    told = {
+    task = {
         "parts": {
             pod: {"arguments": part.arguments, "environment": part.environment}
             for pod, part in parts.items()
@@ -94,35 +94,35 @@ def run(objects: list[d.Object], folder: Path, files: dict[str, Path]) -> dict[s
     assert len(commands) == 2
     root = folder / "root"
     root.mkdir()
-    started = contained(
+    contained_command = contained(
         [sys.executable, str(Path(__file__).with_name("supervise.py"))],
         root,
         files=files | {"/etc/hosts": hosts(objects, folder)},
         addresses=tuple(ADDRESSES.values()),
     )
     done = subprocess.run(
-        started, input=json.dumps(told), capture_output=True, text=True, timeout=170
+        contained_command, input=json.dumps(task), capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert "error" not in found, f"{found['error']}\n" + "\n".join(found["logs"].values())
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert "error" not in report, f"{report['error']}\n" + "\n".join(report["logs"].values())
+    return report
 
 
 def lock(folder: Path) -> Path:
     """The content of the lock's secrets, readable by the pods' group."""
-    made = folder / "lock"
-    made.mkdir()
+    secrets = folder / "lock"
+    secrets.mkdir()
     authority = trustme.CA()
     certificate = authority.issue_cert("tandem")
-    (made / "tls.crt").write_bytes(b"".join(c.bytes() for c in certificate.cert_chain_pems))
-    (made / "tls.key").write_bytes(certificate.private_key_pem.bytes())
-    (made / "ca.crt").write_bytes(authority.cert_pem.bytes())
-    (made / "token").write_text("0123456789abcdef0123456789abcdef\n")
-    for path in made.iterdir():
+    (secrets / "tls.crt").write_bytes(b"".join(c.bytes() for c in certificate.cert_chain_pems))
+    (secrets / "tls.key").write_bytes(certificate.private_key_pem.bytes())
+    (secrets / "ca.crt").write_bytes(authority.cert_pem.bytes())
+    (secrets / "token").write_text("0123456789abcdef0123456789abcdef\n")
+    for path in secrets.iterdir():
         os.chown(path, 0, USER)
         path.chmod(0o440)
-    return made
+    return secrets
 
 
 @pytest.mark.parametrize("name", selected(["kubernetes-locked"], full=["kubernetes"]))
@@ -131,14 +131,14 @@ def test_the_manifests_serve(name: str, tmp_path: Path) -> None:
     if reason := impossible(tmp_path / "try", addresses=("10.99.0.1",)):
         pytest.skip(f"no private namespaces: {reason}")
     files = {"/lock": lock(tmp_path)} if "locked" in name else {}
-    found = run(d.build(d.DEPLOY / name), tmp_path, files)
-    assert found["text"]
-    for command in found["commands"]:
+    report = run(d.build(d.DEPLOY / name), tmp_path, files)
+    assert report["text"]
+    for command in report["commands"]:
         assert command["code"] == 0, command["out"]
-    nodes, page = found["commands"][-1]["out"], "".join(found["pages"])
+    nodes, page = report["commands"][-1]["out"], "".join(report["pages"])
     assert "tandem-decode-0" in nodes and "tandem-prefill-0" in nodes
     assert "tandem_nodes{" in page and "tandem_sequences_running" in page
-    open_doors = [log for log in found["logs"].values() if "--insecure" in log]
+    open_doors = [log for log in report["logs"].values() if "--insecure" in log]
     assert len(open_doors) == (0 if files else len(ADDRESSES))
 
 
@@ -152,8 +152,8 @@ def test_a_part_without_its_secrets_does_not_start(tmp_path: Path) -> None:
     unlocked.pop("TANDEM_CLUSTER_TOKEN_FILE")
     root = tmp_path / "root"
     root.mkdir()
-    told = [f"{name}={value}" for name, value in unlocked.items()]
-    command = ["env", *told, sys.executable, "-m", "tandem", *part.arguments]
+    variables = [f"{name}={value}" for name, value in unlocked.items()]
+    command = ["env", *variables, sys.executable, "-m", "tandem", *part.arguments]
     done = subprocess.run(
         contained(command, root, addresses=tuple(ADDRESSES.values())),
         capture_output=True,

@@ -11,7 +11,7 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.telemetry.metrics import Metrics
 
 from .deployment import DEPLOY, ROOT
-from .test_dashboard import known
+from .test_dashboard import known_series
 
 ROW = re.compile(r"^\| ((?:`[\w:{},]+`(?:, )?)+) \| (R|N|R N|R, N) \|", re.M)
 NAME = re.compile(r"`([\w:]+)(?:\{([\w,]+)\})?`")
@@ -31,7 +31,7 @@ def test_the_table_is_read() -> None:
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    return known()
+    return known_series()
 
 
 @pytest.mark.parametrize(("name", "labels"), NAMED, ids=[name for name, _ in NAMED])
@@ -47,6 +47,6 @@ def test_the_reference_of_metrics_has_every_series_of_a_router_with_nodes() -> N
     nodes = NodeTable(1.0)
     nodes.join(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), "127.0.0.1:1")
     page = Metrics(nodes).render().decode()
-    shown = set(re.findall(r"^# TYPE (\S+) ", page, re.M))
-    named = set(re.findall(r"^\| `(\S+)` \|", REFERENCE.read_text(), re.M))
-    assert {name for name in shown - named if not name.endswith("_created")} == set()
+    exported = set(re.findall(r"^# TYPE (\S+) ", page, re.M))
+    documented = set(re.findall(r"^\| `(\S+)` \|", REFERENCE.read_text(), re.M))
+    assert {name for name in exported - documented if not name.endswith("_created")} == set()

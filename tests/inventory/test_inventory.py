@@ -91,8 +91,8 @@ def test_a_model_on_the_hub_is_described_by_its_headers(
 def test_parameters_are_those_of_the_checkpoint(root: Path) -> None:
     folder = tiny_models.cached("qwen3_moe", root)
     about = describe(str(folder), dtype="float32")
-    saved = [load_file(file) for file in folder.glob("*.safetensors")]
-    assert about["parameters"] == sum(each.numel() for part in saved for each in part.values())
+    parts = [load_file(file) for file in folder.glob("*.safetensors")]
+    assert about["parameters"] == sum(each.numel() for part in parts for each in part.values())
     assert about["active_parameters"] < about["parameters"]
     assert about["memory"] == 4 * about["parameters"]
     assert sum(about["memory_by_part"].values()) == about["memory"]
@@ -197,9 +197,9 @@ def test_info_refuses_what_no_server_would_start_with(hub: FakeHub, root: Path) 
     with pytest.raises(StartupError, match=f"exceeds the model's context of {context} tokens"):
         describe(str(folder), max_model_len=context + 1)
     tokens = describe(str(folder), max_model_len=context)["fits"][0]["tokens"]
-    needed = context * describe(str(folder))["kv_bytes_per_token"]
+    kv_bytes = context * describe(str(folder))["kv_bytes_per_token"]
     memory = describe(str(folder))["memory"]
-    small = RankDevice("cpu", "CPU", 64 << 30, memory + 3 * needed)
+    small = RankDevice("cpu", "CPU", 64 << 30, memory + 3 * kv_bytes)
     assert tokens > context and describe(str(folder), cpu=small)["fits"][0]["fits"]
     assert not describe(str(folder), cpu=small, max_model_len=context)["fits"][0]["fits"]
 
@@ -238,7 +238,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
         ("vocab.txt", "WordPiece"),
     ],
 )
-def test_the_kind_of_a_tokenizer_is_told_and_why_one_is_refused(
+def test_the_tokenizer_kind_and_the_reason_of_a_rejection_are_shown(
     hub: FakeHub, root: Path, file: str, kind: str
 ) -> None:
     """Before any weights are downloaded."""
@@ -264,9 +264,9 @@ def test_where_a_template_comes_from(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     hub.put(NAME, files)
     assert describe(NAME)["tokenizer"]["kind"] == "Hugging Face tokenizers"
-    named = [{"name": name, "template": TEMPLATE} for name in ("default", "tool_use")]
+    templates = [{"name": name, "template": TEMPLATE} for name in ("default", "tool_use")]
     config = json.loads(files["tokenizer_config.json"])
-    hub.put("owner/named", files | {"tokenizer_config.json": config | {"chat_template": named}})
+    hub.put("owner/named", files | {"tokenizer_config.json": config | {"chat_template": templates}})
     text = run(capsys, "info", "owner/named")
     assert (
         "template of chats in tokenizer_config.json, template of tool_use in tokenizer_config.json"
@@ -363,12 +363,12 @@ def test_a_model_that_was_pulled_is_listed(
     assert line.startswith(f"{tmp_path}/cache/models--owner--model/snapshots/{COMMIT}  ")
     assert "KB" in line or "MB" in line
     assert "/m-Q8_0.gguf  " in run(capsys, "pull", "owner/gguf", "--f", "m-Q8_0.gguf")
-    listed = {model["name"]: model for model in json.loads(run(capsys, "list", "--json"))}
-    assert set(listed) == {NAME, "owner/gguf"}
-    assert (listed[NAME]["format"], listed[NAME]["refs"]) == ("safetensors", ["main"])
-    assert listed["owner/gguf"]["format"] == "GGUF Q8_0"
-    assert listed["owner/gguf"]["size"] == file.stat().st_size
-    assert all(model["whole"] for model in listed.values())
+    models = {model["name"]: model for model in json.loads(run(capsys, "list", "--json"))}
+    assert set(models) == {NAME, "owner/gguf"}
+    assert (models[NAME]["format"], models[NAME]["refs"]) == ("safetensors", ["main"])
+    assert models["owner/gguf"]["format"] == "GGUF Q8_0"
+    assert models["owner/gguf"]["size"] == file.stat().st_size
+    assert all(model["whole"] for model in models.values())
     table = run(capsys, "list").splitlines()
     assert table[0].split() == ["NAME", "REVISION", "FORMAT", "SIZE", "LAST", "USED"]
     assert any(f"main ({COMMIT[:8]})" in line and "just now" in line for line in table[1:])

@@ -36,7 +36,7 @@ def ranks() -> ConfirmingRanks:
     return ConfirmingRanks()
 
 
-async def test_every_rank_has_the_keys_when_the_greeting_is_answered(
+async def test_every_rank_has_the_keys_before_the_greeting_gets_its_reply(
     ranks: ConfirmingRanks,
 ) -> None:
     await ranks.admitted_peers.admit(Tenant("a", 1), ["a0", "a1"])

@@ -83,32 +83,32 @@ async def prefill_node(
         yield node
 
 
-def ids(*held: int, epoch: int = EPOCH) -> pb.TransferIds:
-    return pb.TransferIds(node_id=ME, epoch=epoch, ids=held)
+def ids(*transfer_ids: int, epoch: int = EPOCH) -> pb.TransferIds:
+    return pb.TransferIds(node_id=ME, epoch=epoch, ids=transfer_ids)
 
 
-async def rest(call: Any) -> list[pb.OpenEvent]:
+async def rest(stream: Any) -> list[pb.OpenEvent]:
     events = []
-    while (event := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+    while (event := await stream.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
         events.append(event)
     return events
 
 
-async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+async def refusal(stream: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
+        await stream.read()
     return caught.value.code(), caught.value.details() or ""
 
 
 async def test_an_attempt_is_accepted_followed_and_done_and_frees_its_blocks() -> None:
     async with prefill_node() as node:
-        call = node.open()
-        assert (await call.read()).HasField("accepted")
+        stream = node.open()
+        assert (await stream.read()).HasField("accepted")
         opening = await node.ranks.wait(OpenSend)
         assert (opening.first_token, opening.end_token, opening.peer_epoch) == (20, 99, EPOCH)
         assert (await node.stub.Live(pb.LiveRequest(node_id=ME, epoch=EPOCH))).ids == [1]
         node.confirm()
-        *before, last = await rest(call)
+        *before, last = await rest(stream)
         assert {event.WhichOneof("event") for event in before} == {"progress"}
         done = last.done
         assert (done.bytes, done.exposed_seconds) == (RANKS * 500, 0.25)
@@ -122,19 +122,19 @@ async def test_layers_with_a_window_send_only_what_the_peer_will_see() -> None:
     windowed = replace(LAYER, attention=replace(ATTENTION, sliding_window=30))
     async with prefill_node(layers=(LAYER, windowed, LAYER)) as node:
         for transfer_id, resume_at, first in ((1, 96, 67), (2, 0, 20)):
-            call = node.open(transfer_id, resume_at=resume_at)
+            stream = node.open(transfer_id, resume_at=resume_at)
             await until(lambda count=transfer_id: len(node.ranks.of(OpenSend)) == count * RANKS)  # type: ignore[misc]
             assert node.ranks.of(OpenSend)[-1].first_tokens == (20, first, 20)
             node.confirm(RANKS * transfer_id)
-            assert (await rest(call))[-1].HasField("done")
+            assert (await rest(stream))[-1].HasField("done")
 
 
 async def test_a_private_attempt_is_neither_counted_nor_cached() -> None:
     async with prefill_node() as node:
-        call = node.open(private=True)
+        stream = node.open(private=True)
         await node.ranks.wait(OpenSend)
         node.confirm()
-        assert (await rest(call))[-1].HasField("done")
+        assert (await rest(stream))[-1].HasField("done")
         await until(lambda: node.service.live == 0)
         assert node.metric("tandem_transfers_total", outcome="done") == 0
         assert node.scheduler.pool.counts().cached == 0
@@ -144,17 +144,17 @@ async def test_a_canary_is_taken_and_computed_first_however_long_the_queue() -> 
     async with prefill_node() as node:
         node.ranks.computes.clear()
         for number in range(9):  # of which one runs
-            call = node.open(number, prompt=[number] * 500, end_token=499)
-            assert (await call.read()).HasField("accepted")
+            stream = node.open(number, prompt=[number] * 500, end_token=499)
+            assert (await stream.read()).HasField("accepted")
             await until(lambda: node.core.stepping)
         code, reason = await refusal(node.open(10))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "requests are waiting" in reason
         canary = node.open(9, prompt=PROMPT[:31], first_token=0, end_token=30, private=True)
         assert (await canary.read()).HasField("accepted")
         node.ranks.computes.set()
-        until_sent = 3 * RANKS  # the first prompt was computing, and another one may go with it
+        num_sends = 3 * RANKS  # the first prompt was computing, and another one may go with it
         while not [send for send in node.ranks.of(OpenSend) if send.transfer_id == 9]:
-            assert len(node.ranks.of(OpenSend)) < until_sent
+            assert len(node.ranks.of(OpenSend)) < num_sends
             await asyncio.sleep(0)
         code, reason = await refusal(node.open(11, private=True, prompt=[1] * 129, end_token=99))
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "may have at most 128" in reason
@@ -165,15 +165,15 @@ async def test_a_prompt_in_mid_stream_is_taken_and_computed_before_those_that_wa
     async with prefill_node() as node:
         node.ranks.computes.clear()
         for number in range(9):  # of which one runs
-            call = node.open(number, prompt=[number] * 500, end_token=499)
-            assert (await call.read()).HasField("accepted")
+            stream = node.open(number, prompt=[number] * 500, end_token=499)
+            assert (await stream.read()).HasField("accepted")
             await until(lambda: node.core.stepping)
         moved = node.open(9, prompt=[9] * 500, end_token=499, mid_stream=True)
         assert (await moved.read()).HasField("accepted")
         node.ranks.computes.set()
-        until_sent = 3 * RANKS  # as for a canary
+        num_sends = 3 * RANKS  # as for a canary
         while not [send for send in node.ranks.of(OpenSend) if send.transfer_id == 9]:
-            assert len(node.ranks.of(OpenSend)) < until_sent
+            assert len(node.ranks.of(OpenSend)) < num_sends
             await asyncio.sleep(0)
         await node.stub.Release(ids(*range(10)))
 
@@ -181,8 +181,8 @@ async def test_a_prompt_in_mid_stream_is_taken_and_computed_before_those_that_wa
 async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> None:
     async with prefill_node(lease_seconds=0.5) as node:
         node.ranks.computes.clear()
-        call = node.open()
-        assert (await call.read()).HasField("accepted")
+        stream = node.open()
+        assert (await stream.read()).HasField("accepted")
         await node.ranks.wait(OpenSend)
         # This one is renewed until the other has ended.
         renewed = node.open(2)
@@ -200,8 +200,8 @@ async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> 
 
 async def test_only_the_tenant_itself_ends_its_transfer() -> None:
     async with prefill_node() as node:
-        call = node.open()
-        await call.read()
+        stream = node.open()
+        await stream.read()
         assert (await node.stub.Release(ids(1, epoch=8))).ids == []
         assert (await node.stub.Renew(ids(1, epoch=8))).ids == []
         assert node.service.live == 1
@@ -298,9 +298,9 @@ async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
     """36 of 64 blocks wait for one peer; another peer's request is accepted."""
     of = {"first_token": 0, "end_token": 288}
     async with prefill_node() as node:
-        calls = [node.open(number, prompt=[number] * 289, **of) for number in (1, 2)]
-        for call in calls:
-            assert (await call.read()).HasField("accepted")
+        streams = [node.open(number, prompt=[number] * 289, **of) for number in (1, 2)]
+        for stream in streams:
+            assert (await stream.read()).HasField("accepted")
         await until(lambda: node.service._unsent_blocks(Tenant(ME, EPOCH)) == 36)
         code, reason = await refusal(node.open(3, prompt=[3] * 289, **of))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -308,8 +308,8 @@ async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
         other = node.open(4, prompt=[4] * 289, node_id="e", **of)
         assert (await other.read()).HasField("accepted")
         await until(lambda: node.service._unsent_blocks(Tenant("e", EPOCH)) == 18)
-        for call in (*calls, other):
-            call.cancel()
+        for stream in (*streams, other):
+            stream.cancel()
         await until(lambda: node.service.live == 0)
 
 
@@ -332,11 +332,11 @@ async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
 
 async def test_a_failed_rank_or_a_failed_step_fails_the_attempt_in_its_state() -> None:
     async with prefill_node() as node:
-        call = node.open()
+        stream = node.open()
         opening = await node.ranks.wait(OpenSend)
         await until(lambda: node.service._sending[1].state.value in ("streaming", "held"))
         node.ranks.emit_all(SendFailed, opening, reason="lost it", cause="timeout_progress")
-        *_, failed = await rest(call)
+        *_, failed = await rest(stream)
         assert failed.failed.cause == "timeout_progress"
         assert failed.failed.reason in ("held: lost it", "streaming: lost it")
         node.ranks.fails = "not finite"
@@ -361,26 +361,26 @@ async def test_a_prompt_waits_while_the_node_computes_but_not_when_it_hangs(
     of = {"first_token": 0, "end_token": 510}
     async with prefill_node(transfer_timeout=1.5) as node:
         node.ranks.computes.clear()
-        calls = []
+        streams = []
         for number in (1, 2, 3):
-            calls.append(node.open(number, prompt=[number] * 511, **of))
-            assert (await calls[-1].read()).HasField("accepted")
-        signs = [await call.read() for call in calls for _ in range(20)]
+            streams.append(node.open(number, prompt=[number] * 511, **of))
+            assert (await streams[-1].read()).HasField("accepted")
+        signs = [await stream.read() for stream in streams for _ in range(20)]
         assert {sign.WhichOneof("event") for sign in signs} == {"progress"}
         node.ranks.computes.set()
         # Two of 32 blocks each are computed, and no peer takes them: the third one has no room.
         async with asyncio.timeout(30):
-            *_, failed = await rest(calls[2])
+            *_, failed = await rest(streams[2])
         assert failed.failed.reason.startswith("queued: queued for")
-        for call in calls:
-            call.cancel()
+        for stream in streams:
+            stream.cancel()
 
 
 async def test_a_client_that_goes_away_frees_everything() -> None:
     async with prefill_node() as node:
-        call = node.open()
+        stream = node.open()
         await node.ranks.wait(OpenSend)
-        call.cancel()
+        stream.cancel()
         await node.ranks.wait(CancelSend)
         await until(lambda: node.service.live == 0)
         assert node.metric("tandem_transfers_total", outcome="cancelled") == 1
@@ -390,7 +390,7 @@ async def test_a_client_that_goes_away_frees_everything() -> None:
 async def test_bytes_that_are_confirmed_count_only_once_their_step_is_over(fails: str) -> None:
     async with prefill_node() as node:
         node.ranks.computes.clear()
-        call = node.open()
+        stream = node.open()
         await node.ranks.wait(OpenSend)
         sending = node.service._sending[1]
         node.confirm()
@@ -398,7 +398,7 @@ async def test_bytes_that_are_confirmed_count_only_once_their_step_is_over(fails
         assert node.held() > 0  # the step still writes them
         node.ranks.fails = fails
         node.ranks.computes.set()
-        last = (await rest(call))[-1]
+        last = (await rest(stream))[-1]
         if fails:
             assert last.failed.cause == "compute" and fails in last.failed.reason
         else:
@@ -412,10 +412,10 @@ async def test_time_after_the_computation_is_not_reported_as_computing(
     monkeypatch.setattr(sending, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr("tandem.prefill_node.sending.time", SimpleNamespace(monotonic=clock))
     async with prefill_node() as node:
-        call = node.open()
-        while (await call.read()).progress.computed_tokens < 99:
+        stream = node.open()
+        while (await stream.read()).progress.computed_tokens < 99:
             pass
         clock.now += 100
         node.confirm()
-        *_, last = await rest(call)
+        *_, last = await rest(stream)
         assert last.done.compute_seconds < 50

@@ -88,7 +88,7 @@ async def _open(request: pb.OpenRequest) -> None:
 
 @FEWER
 @given(changed(introduction(FakeNode("d", 7).engine, FakeNode("d", 7).identity), most=4))
-def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction) -> None:
+def test_any_greeting_gets_a_reply_or_a_rejection(request: pb.Introduction) -> None:
     async def greet() -> None:
         async with serving() as (service, node):
             try:
@@ -105,8 +105,8 @@ def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction)
 def test_invalid_ids_match_no_node(request: pb.TransferIds) -> None:
     async def ask() -> None:
         async with serving() as (service, _):
-            for call in (service.Renew, service.Release):
-                assert not (await call(request, CONTEXT)).ids
+            for method in (service.Renew, service.Release):
+                assert not (await method(request, CONTEXT)).ids
             live_request = pb.LiveRequest(node_id=request.node_id, epoch=request.epoch)
             assert not (await service.Live(live_request, CONTEXT)).ids
 
@@ -125,8 +125,8 @@ def test_a_deadline_before_now_is_no_time() -> None:
 def _refusal(request: pb.OpenRequest) -> str:
     async def ask() -> str:
         async with serving() as (service, _):
-            with pytest.raises(RequestError) as refused:
+            with pytest.raises(RequestError) as error:
                 service._check(request)
-            return str(refused.value)
+            return str(error.value)
 
     return asyncio.run(ask())

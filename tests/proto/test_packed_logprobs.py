@@ -39,9 +39,9 @@ def test_a_rank_packs_what_the_router_reads() -> None:
     logits[1, 5] = float("-inf")
     values = logits.log_softmax(dim=-1)
     for top in (0, 1, 20, 99, 200):
-        for row, found in enumerate(position_logprobs(logits, [4, 5, 6], top)):
+        for row, logprobs in enumerate(position_logprobs(logits, [4, 5, 6], top)):
             want = sorted(enumerate(values[row].tolist()), key=lambda entry: -entry[1])[:top]
-            assert found.top == want
+            assert logprobs.top == want
     assert position_logprobs(logits[:0], [], 5) == []
     logits[1, 7] = float("nan")
     first, broken, last = position_logprobs(logits, [4, 5, 6], 20)

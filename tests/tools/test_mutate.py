@@ -1,4 +1,4 @@
-"""Mutations: what they change, which are chosen, and what becomes of a worktree."""
+"""Mutations: what they change, which are sampled, and what becomes of a worktree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tools.mutate import CAUGHT, HEART, MISSED, ROOT, chosen, mutations, prove, read, table
+from tandem.tools.mutate import CAUGHT, HEART, MISSED, ROOT, mutations, prove, read, sample, table
 
 SOURCE = '''"""Numbers 1 and 2 in texts stay."""
 
@@ -34,13 +34,13 @@ class Counter:
 
 def changed_lines(source: str) -> list[str]:
     """The line of each mutation, as it becomes."""
-    made = []
+    names = []
     for one in mutations("counter.py", source.encode()):
         mutated = one.apply(source.encode()).decode()
         ast.parse(mutated)
         [line] = set(mutated.splitlines()) - set(source.splitlines())
-        made.append(line.strip())
-    return made
+        names.append(line.strip())
+    return names
 
 
 def test_each_mutation_changes_one_thing_in_a_function() -> None:
@@ -56,9 +56,9 @@ def test_each_mutation_changes_one_thing_in_a_function() -> None:
 
 
 def test_every_mutation_of_the_heart_can_be_parsed() -> None:
-    found = chosen(ROOT, HEART, 300, seed=1)
-    assert len(found) == 300 and len({one.file for one, _ in found}) > 30
-    for one, tests in found:
+    mutations = sample(ROOT, HEART, 300, seed=1)
+    assert len(mutations) == 300 and len({one.file for one, _ in mutations}) > 30
+    for one, tests in mutations:
         ast.parse(one.apply((ROOT / one.file).read_bytes()))
         assert all((ROOT / each).is_dir() for each in tests)
 
@@ -67,7 +67,7 @@ def test_a_seed_chooses_the_same_of_code_that_has_moved(tmp_path: Path) -> None:
     def of(name: str, source: str, seed: int) -> list[tuple[str, str]]:
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "a.py").write_text(source)
-        return [(one.text, one.after) for one, _ in chosen(tmp_path, {f"{name}/*.py": ()}, 3, seed)]
+        return [(one.text, one.after) for one, _ in sample(tmp_path, {f"{name}/*.py": ()}, 3, seed)]
 
     assert of("old", SOURCE, 1) == of("new", f"# Above.\n\n{SOURCE}", 1) != of("old", SOURCE, 2)
 
@@ -103,10 +103,10 @@ def test_results_are_kept_and_the_worktree_is_as_before(worktree: Path, tmp_path
         "held": (CAUGHT, "tests/test_heart.py::test_held"),
         "free": (MISSED, ""),
     }
-    told = table(rows)
-    assert "| heart.py:5 | `2` becomes `3` | missed |  |" in told
-    assert "2 mutations, of which 1 are missed." in told
-    assert "fails without a mutation: tests/test_heart.py::test_broken." in told
+    report = table(rows)
+    assert "| heart.py:5 | `2` becomes `3` | missed |  |" in report
+    assert "2 mutations, of which 1 are missed." in report
+    assert "fails without a mutation: tests/test_heart.py::test_broken." in report
 
 
 def test_only_a_worktree_without_changes_is_mutated(worktree: Path, tmp_path: Path) -> None:

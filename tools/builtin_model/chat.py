@@ -209,9 +209,9 @@ def reckoning(rng: Random) -> Exchange:
         sign, word, others, result = "+", "plus", SUMS, a + b
     answer = f"{a} {sign} {b} = {result}."
     if rng.random() < 0.12:
-        wording, named = f"{{a}} {word} {{b}}", (w.NUMBERS[a], w.NUMBERS[b])
+        wording, numbers = f"{{a}} {word} {{b}}", (w.NUMBERS[a], w.NUMBERS[b])
     else:
-        wording, named = (
+        wording, numbers = (
             rng.choice((f"{{a}} {word} {{b}}", f"{{a}} {sign} {{b}}")),
             (str(a), str(b)),
         )
@@ -221,7 +221,7 @@ def reckoning(rng: Random) -> Exchange:
         question = rng.choice(others.split("|"))
     else:
         question = rng.choice(ASKED.split("|")).format(task=wording)
-    return question.format(a=named[0], b=named[1]), answer
+    return question.format(a=numbers[0], b=numbers[1]), answer
 
 
 def count(rng: Random) -> Exchange:

@@ -1,21 +1,21 @@
-"""All that only a CUDA device can show, in one go and with the interpreter that runs it:
+"""All checks and benchmarks that need a CUDA device, in one run of this interpreter:
 
     python -m tandem.tools.on_gpu --out DIR [--seconds 540]
 
-The first part asks what the machine allows, and parts that it does not allow are left out. Every
-part is a process of its own with a time limit, and the next one runs whatever became of it. The
-most valuable come first, and all together take no longer than ``--seconds``. What they print is
-passed on at once. ``DIR`` gets three files, which are written anew after each part and when the run
-is ended by SIGTERM: ``GPU.md`` with figures next to predictions, ``on_gpu.json`` with the outcomes,
-and ``all.tgz`` with the parts' output. A table comes last. From a checkout that is not installed:
+The first part probes the machine, and parts that it does not support are skipped. Each part is a
+process with a time limit, and a failure does not stop the run. The most valuable parts come first,
+and together they take at most ``--seconds``. Their output is forwarded immediately. ``DIR`` gets
+three files, rewritten after each part and on SIGTERM: ``GPU.md`` with figures next to predictions,
+``on_gpu.json`` with the outcomes, and ``all.tgz`` with the parts' output. A table is printed at the
+end. From a checkout that is not installed:
 
     mkdir -p P && ln -s "$PWD" P/tandem && PYTHONPATH=P python -m tandem.tools.on_gpu --out DIR
 
-Parts whose packages are not installed are left out, with the reason. A machine that cannot download
-them may get them as files: ``--wheels 3.12``, run elsewhere, prints the command that fetches them
-for that version of Python, with the packages that these need in turn.
+Parts whose packages are missing are skipped, with the reason. For a machine without network access,
+``--wheels 3.12``, run elsewhere, prints the command that downloads the packages and their
+dependencies for that version of Python.
 
-``--device emulation`` tries the parts without a GPU, over stand-ins; that measures nothing.
+``--device emulation`` runs the parts without a GPU as a smoke test; it measures nothing.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ _PLATFORMS = tuple(
 )
 # Part of ``--seconds`` reserved for the table.
 RESERVE_SECONDS = 5.0
-# A part is not started with less.
+# Minimum time left to start a part.
 MIN_SECONDS = 8.0
-# As in ranks, so that results are those that ranks compute.
+# As in ranks, so that results are the same.
 ENVIRONMENT = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "TRITON_DEFAULT_FP_FUSION": "1",
@@ -85,9 +85,9 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class GpuPart:
-    """One process: a module that is run with arguments, in which ``{out}``, ``{device}`` and
-    ``{root}`` stand for this run's own. ``needs`` are packages, ``probes`` the answers of the first
-    part without which this one is left out. ``under`` is a program that runs the interpreter."""
+    """One process: a module and its arguments, with ``{out}``, ``{device}`` and ``{root}`` as
+    placeholders. ``needs`` are the required packages, ``probes`` the required probes of the first
+    part. ``under`` is a program that runs the interpreter."""
 
     name: str
     module: str
@@ -107,8 +107,8 @@ def tests(
     options: tuple[str, ...] = (),
     under: tuple[str, ...] = (),
 ) -> GpuPart:
-    """A part of test files. Warnings are errors elsewhere, but not of a machine's own versions of
-    libraries; and plugins that it lacks leave settings that pytest does not know."""
+    """A part that runs test files. Warnings are no errors here, because library versions differ,
+    and missing plugins leave settings unknown to pytest."""
     usual = ("-q", "-c", "{root}/pyproject.toml", "-p", "no:cacheprovider", "-W", "default")
     paths = tuple(f"{{root}}/{file}" for file in files)
     arguments = (*usual, *options, *paths)
@@ -118,7 +118,7 @@ def tests(
 def benchmark(
     name: str, module: str, *needs: str, seconds: float, probes: tuple[str, ...] = ()
 ) -> GpuPart:
-    """A part that measures."""
+    """A part that runs a benchmark."""
     arguments = ("--out", "{out}", "--device", "{device}")
     return GpuPart(name, f"tandem.{module}", arguments, ("torch", *needs), seconds, probes)
 
@@ -212,18 +212,18 @@ class Outcome:
 
 
 class RunEndedError(BaseException):
-    """The run was told to end."""
+    """The run received SIGTERM."""
 
 
 def missing(packages: Iterable[str]) -> list[str]:
-    """Those that are not installed, by the names that pip knows."""
+    """The packages that are not installed, by their names on PyPI."""
     absent = [name for name in dict.fromkeys(packages) if find_spec(name) is None]
     return [_DISTRIBUTIONS.get(name, name) for name in absent]
 
 
 class Run:
-    """Parts one after the other. Their output and figures are in ``folder``, and ``out`` gets the
-    three files."""
+    """A sequential run of parts. Their output and figures go to ``folder``, the three files to
+    ``out``."""
 
     def __init__(self, out: Path, folder: Path, device: str, seconds: float) -> None:
         self._out = out
@@ -233,7 +233,7 @@ class Run:
         self.outcomes: list[Outcome] = []
 
     def run(self, parts: Sequence[GpuPart]) -> None:
-        """Run them all, or until the run is told to end."""
+        """Run all parts, or until SIGTERM."""
         remaining = list(parts)
         try:
             while remaining:
@@ -248,12 +248,12 @@ class Run:
                 self._note(Outcome(part.name, NOT_RUN, 0.0, "the run was ended"))
 
     def leave_out(self, parts: Sequence[GpuPart], reason: str) -> None:
-        """Run none of them."""
+        """Record all parts as not run."""
         for part in parts:
             self._note(Outcome(part.name, NOT_RUN, 0.0, reason))
 
     def _one(self, part: GpuPart) -> Outcome:
-        """Run a part to its end or its limit, unless something that it needs is not there."""
+        """Run a part to its end or its time limit, or skip it if a requirement is missing."""
         if reason := self._unfit(part):
             return Outcome(part.name, NOT_RUN, 0.0, reason)
         remaining = self._end - time.monotonic()
@@ -273,12 +273,12 @@ class Run:
             return f"first: pip install {' '.join(absent)}"
         if part.under and (self._device == "emulation" or which(part.under[0]) is None):
             return f"there is no {part.under[0]}"
-        answers = self._json("machine.json") or {}
-        refused = [name for name in part.probes if answers.get(name) is False]
-        return f"the machine does not allow it: {', '.join(refused)}" if refused else ""
+        results = self._json("machine.json") or {}
+        failed = [name for name in part.probes if results.get(name) is False]
+        return f"the machine does not allow it: {', '.join(failed)}" if failed else ""
 
     def _process(self, part: GpuPart, limit: float) -> int | None:
-        """The exit status, or ``None`` at the limit."""
+        """Run the process; returns its exit status, or ``None`` at the time limit."""
         values = {"out": self._folder, "device": self._device, "root": ROOT}
         arguments = [each.format(**values) for each in part.arguments]
         deadline = time.monotonic() + limit
@@ -301,7 +301,7 @@ class Run:
                 _end(process)
 
     def _note(self, outcome: Outcome) -> None:
-        """Keep an outcome, and write the files anew: nobody knows which is the last."""
+        """Record an outcome and rewrite the files, because the run may end at any time."""
         self.outcomes.append(outcome)
         rows = json.dumps([asdict(each) for each in self.outcomes], indent=2)
         _replace(self._out / "on_gpu.json", rows.encode())
@@ -314,14 +314,14 @@ class Run:
 
     def report(self) -> str:
         """Figures beside predictions, and the outcomes."""
-        measured = {}
+        values = {}
         for name in ("gpu_engine", "gpu_attention", "handoff_cuda_ipc"):
             for row in self._json(f"{name}.json") or ():
-                measured[row["metric"]] = row["value"]
+                values[row["metric"]] = row["value"]
                 if row["metric"] == CARRIER.partition(",")[0]:
-                    measured[CARRIER] = row["ratio"]
+                    values[CARRIER] = row["ratio"]
         products = predictions.products_table(self._json("gpu_products.json") or ())
-        return f"{predictions.table(measured)}{products}\n```\n{table(self.outcomes)}```\n"
+        return f"{predictions.table(values)}{products}\n```\n{table(self.outcomes)}```\n"
 
     def _json(self, name: str) -> Any:
         file = self._folder / name
@@ -339,7 +339,7 @@ class Run:
 
 
 def _pass_on(source: IO[bytes], log: IO[bytes], deadline: float) -> None:
-    """Copy what a part prints to its log and to our output, until it ends or has no more time."""
+    """Copy a part's output to its log and to stdout until it ends or its time is up."""
     while (remaining := deadline - time.monotonic()) > 0:
         if not select.select([source], [], [], remaining)[0]:
             return
@@ -353,7 +353,7 @@ def _pass_on(source: IO[bytes], log: IO[bytes], deadline: float) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a part and whatever it has started."""
+    """Kill a part and its child processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -362,7 +362,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """At once, so that a kill leaves the old file or the new one."""
+    """Replace a file atomically: a kill leaves the old or the new version."""
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
         new.write(content)
     os.chmod(new.name, 0o644)
@@ -397,14 +397,14 @@ def _normal(name: str) -> str:
 
 
 def there() -> set[str]:
-    """The packages of a usual machine."""
+    """The packages of a typical machine."""
     lines = PACKAGES.read_text().splitlines()
     return {name for line in lines if not line.startswith("#") for name in line.split()}
 
 
 def lacking(parts: Sequence[GpuPart], python: str) -> list[str]:
-    """What the parts need beyond the packages of a usual machine, and what that needs in turn, at
-    the versions that are installed here."""
+    """Packages needed beyond those of a typical machine, with their dependencies, at the versions
+    installed here."""
     from packaging.requirements import Requirement
 
     has = there()
@@ -429,7 +429,7 @@ def lacking(parts: Sequence[GpuPart], python: str) -> list[str]:
 
 
 def download(parts: Sequence[GpuPart], python: str) -> str:
-    """The command that fetches them."""
+    """The command that downloads the missing packages."""
     lines = [
         f"python3 -m pip download --no-deps --only-binary=:all: --python-version {python}",
         "--implementation cp",
@@ -462,7 +462,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
     here = options.device == "emulation" or has_cuda()
     with tempfile.TemporaryDirectory(prefix="on-gpu-") as folder:
         run = Run(out, Path(folder), options.device, options.seconds)
-        before = signal.signal(signal.SIGTERM, _told_to_end)
+        before = signal.signal(signal.SIGTERM, _on_terminate)
         try:
             if here:
                 run.run(selected)
@@ -480,7 +480,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
     return int(bool(bad))
 
 
-def _told_to_end(number: int, frame: FrameType | None) -> None:
+def _on_terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once
     raise RunEndedError
 

@@ -1,10 +1,10 @@
-"""What a run on a GPU runs on, and what the machine allows:
+"""Description of the GPU machine, and probes of what it supports:
 
     python -m tandem.tools.on_gpu.machine --out DIR [--device emulation]
 
-Versions first, then probes: each says at once whether something works that later parts rely on,
-and ``machine.json`` in the folder has the answers. Those that could harm the rest of the process
-come last. A probe that fails is an answer, not an error.
+Versions come first, then probes: each tests something that later parts rely on, and the results go
+to ``machine.json``. Probes that could disturb the process come last. A failed probe is a result,
+not an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PIDFD_GETFD = 438
 
 
 class NeedsGpuError(Exception):
-    """A stand-in cannot answer this."""
+    """The probe needs a real GPU."""
 
 
 def installed(package: str) -> str:
@@ -203,8 +203,7 @@ def pinned(device: str) -> str:
 
 
 def ipc(device: str) -> str:
-    """Memory of another process's GPU, whose owner is killed while it is copied, and the use of
-    the GPU after that."""
+    """Copy another process's GPU memory while its owner is killed, then use the GPU again."""
     driver = _driver(device)
     with _owner(device, "memory") as (process, words):
         there = driver.open(bytes.fromhex(words[0]), 64 * MIB)
@@ -261,7 +260,7 @@ def _seconds(work: Callable[[], Any], device: str) -> float:
 
 @cache
 def _driver(device: str) -> DeviceDriver:
-    """The driver, entered."""
+    """The initialised CUDA driver."""
     from tandem.tests.shared.handoff.support.fake_driver import FAKE, REAL, device_named
 
     if device == CUDA:
@@ -284,7 +283,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def _owner(device: str, what: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A process that owns something until it is left, and its words about it."""
+    """Run a process that owns a resource inside the block; gives the words it prints about it."""
     command = [sys.executable, "-m", __spec__.name, "--own", what, "--device", device]
     if what == "descriptor":
         command = [sys.executable, "-c", OWN_DESCRIPTOR]
@@ -301,7 +300,7 @@ def _owner(device: str, what: str) -> Iterator[tuple[subprocess.Popen[str], list
 
 
 def own_memory(device: str) -> None:
-    """Own memory of the device for another process until the end of stdin."""
+    """Hold device memory for another process until the end of stdin."""
     driver = _driver(device)
     address = driver.allocate(64 * MIB)
     torch.as_tensor(driver.array(address, 64 * MIB), device=_torch(device)).fill_(7)
@@ -312,20 +311,20 @@ def own_memory(device: str) -> None:
 
 
 def probe(device: str, out: Path) -> None:
-    """Print an answer of each probe, and keep all of them."""
-    answers: dict[str, bool] = {}
+    """Run all probes, print each result, and write them to a file."""
+    results: dict[str, bool] = {}
     for name, ask in PROBES.items():
         try:
             detail = ask(device)
-            answers[name] = True
+            results[name] = True
         except NeedsGpuError:
             print(f"probe {name}: left out, without a GPU", flush=True)
             continue
         except Exception as error:  # any failure is the result
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            answers[name] = False
-        print(f"probe {name}: {'yes' if answers[name] else 'no'}: {detail}", flush=True)
-        (out / "machine.json").write_text(json.dumps(answers))
+            results[name] = False
+        print(f"probe {name}: {'yes' if results[name] else 'no'}: {detail}", flush=True)
+        (out / "machine.json").write_text(json.dumps(results))
 
 
 def main() -> None:

@@ -109,8 +109,8 @@ def test_input_and_output_are_at_urls(
     assert int(head["content-length"]) == len(store.files["/out.jsonl"])
     assert "transfer-encoding" not in head, "which object stores refuse"
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
-    printed = capsys.readouterr().err
-    assert f"2 requests done: {store.url}/out.jsonl" in printed and "secret" not in printed
+    stderr = capsys.readouterr().err
+    assert f"2 requests done: {store.url}/out.jsonl" in stderr and "secret" not in stderr
 
 
 def test_an_upload_that_fails_keeps_the_results(store: Store, tmp_path: Path) -> None:

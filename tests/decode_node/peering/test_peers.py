@@ -27,13 +27,13 @@ class Vet:
     """A canary that passes at once by default."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.num_canaries = 0
         self.error: TransferError | None = None
         self.ready = asyncio.Event()
         self.ready.set()
 
     async def __call__(self, peer: Peer) -> None:
-        self.calls += 1
+        self.num_canaries += 1
         await self.ready.wait()
         if self.error is not None:
             raise self.error
@@ -59,7 +59,7 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
     async with peers_of_node() as (peers, vet, node), prefill() as fake:
         peers_met = await asyncio.gather(*(peers.meet(fake.candidate) for _ in range(5)))
         assert len(set(peers_met)) == 1
-        assert (fake.hellos, vet.calls) == (1, 1)
+        assert (fake.hellos, vet.num_canaries) == (1, 1)
         assert node.metric("tandem_canaries_total", outcome="passed") == 1
 
 
@@ -81,10 +81,10 @@ async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:
     async with peers_of_node() as (peers, vet, _), prefill() as fake:
         await peers.forget(await peers.meet(fake.candidate))
         await peers.meet(fake.candidate)
-        assert (fake.hellos, vet.calls) == (2, 1)
+        assert (fake.hellos, vet.num_canaries) == (2, 1)
         fake.epoch = 4
         assert (await peers.meet(fake.candidate)).epoch == 4
-        assert (fake.hellos, vet.calls) == (3, 2)
+        assert (fake.hellos, vet.num_canaries) == (3, 2)
 
 
 async def test_a_peer_is_not_used_before_its_canary_has_passed(
@@ -99,7 +99,7 @@ async def test_a_peer_is_not_used_before_its_canary_has_passed(
         monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 10.0)
         vet.ready.set()
         await peers.meet(fake.candidate)
-        assert (fake.hellos, vet.calls) == (1, 1)
+        assert (fake.hellos, vet.num_canaries) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
         with pytest.raises(PeerRefusedError, match="layer 2 differs"):
             await peers.meet(fake.candidate)
         assert peers.refuses(fake.candidate)
-        [refused] = peers.refused
-        assert (refused.address, refused.node_id, refused.epoch) == (fake.address, "p", 3)
-        assert refused.reason == "layer 2 differs"
+        [rejected] = peers.refused
+        assert (rejected.address, rejected.node_id, rejected.epoch) == (fake.address, "p", 3)
+        assert rejected.reason == "layer 2 differs"
         assert node.metric("tandem_canaries_total", outcome="mismatch") == 1
 
         # A router that does not know the epoch learns it from the greeting.
@@ -147,7 +147,7 @@ async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
         unknown.epoch = 0
         with pytest.raises(PeerRefusedError, match="layer 2 differs"):
             await peers.meet(unknown)
-        assert vet.calls == 1
+        assert vet.num_canaries == 1
         assert not peers.refuses(unknown) and peers.refuses(fake.candidate)
 
         fake.epoch, vet.error = 4, None
@@ -165,7 +165,7 @@ async def test_a_canary_that_could_not_be_done_is_tried_again() -> None:
         assert not peers.refuses(fake.candidate)
         vet.error = None
         await peers.meet(fake.candidate)
-        assert vet.calls == 2
+        assert vet.num_canaries == 2
         assert node.metric("tandem_canaries_total", outcome="failed") == 1
 
 
@@ -175,7 +175,7 @@ async def test_another_model_is_refused_at_the_greeting_and_remembered() -> None
         with pytest.raises(PeerRefusedError, match="different models: layers"):
             await peers.meet(fake.candidate)
         assert peers.refuses(fake.candidate)
-        assert vet.calls == 0
+        assert vet.num_canaries == 0
 
 
 async def test_a_node_without_a_place_is_no_refusal() -> None:
@@ -209,7 +209,7 @@ async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
         assert peer.trust.remaining(1) > 0 and peer.trust.remaining(2) > 0
 
 
-async def test_a_peer_with_long_leases_that_does_not_answer_delays_no_other_s_renewals() -> None:
+async def test_an_unresponsive_peer_with_long_leases_delays_no_other_renewals() -> None:
     async with peers_of_node() as (peers, _, _), prefill() as stuck, prefill() as fine:
         stuck.lease_seconds, fine.lease_seconds = 60.0, 0.3
         for fake in (stuck, fine):
@@ -271,7 +271,7 @@ async def test_a_peer_that_has_dismissed_this_node_is_greeted_again(
         await until(lambda: not peers._peers)
         fake.greet_again = False
         await peers.meet(fake.candidate)
-        assert (fake.hellos, vet.calls) == (2, 1)
+        assert (fake.hellos, vet.num_canaries) == (2, 1)
 
 
 async def test_a_locked_node_dials_with_the_keys_of_the_greeting() -> None:
@@ -299,7 +299,7 @@ async def test_a_candidate_from_before_a_restart_uses_the_new_process() -> None:
         peer = await peers.meet(fake.candidate)
         assert await peers.meet(stale) is peer
         assert await peers.live_transfers(peer) == []
-        assert (fake.hellos, vet.calls) == (2, 1)
+        assert (fake.hellos, vet.num_canaries) == (2, 1)
 
 
 async def test_a_peer_that_has_gone_is_forgotten_once_nothing_of_ours_is_there(
@@ -333,9 +333,9 @@ async def test_no_more_nodes_are_met_than_max_peers() -> None:
         await peers.greet(other.candidate)
 
 
-async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed() -> None:
+async def test_the_number_of_remembered_canaries_is_bounded() -> None:
     async with peers_of_node(max_peers=1) as (peers, vet, _), prefill() as one, prefill() as other:
         other.node_id = "q"
         for fake in (one, other, one):
             await peers.forget(await peers.meet(fake.candidate))
-        assert vet.calls == 3 and len(peers._canaries._passed) == 1
+        assert vet.num_canaries == 3 and len(peers._canaries._passed) == 1

@@ -111,7 +111,7 @@ def memory(cluster: TestCluster) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(aggregated: TestCluster) -> list[list[int]]:
-    """The bystanders' answers when they run alone."""
+    """The bystanders' outputs when they run alone."""
     return [streamed_tokens(aggregated, seed, TOKENS) for seed in SEEDS]
 
 
@@ -136,16 +136,16 @@ def test_bad_requests_are_refused_while_others_stream(
 ) -> None:
     def refuse_all() -> None:
         for case, (path, body, status) in BAD.items():
-            got, answer = disaggregated.post(path, body)
-            assert got == status, (case, answer)
-            assert set(answer) == {"error"}, case
-            error = answer["error"]
+            code, response = disaggregated.post(path, body)
+            assert code == status, (case, response)
+            assert set(response) == {"error"}, case
+            error = response["error"]
             assert set(error) == {"message", "type", "param", "code"}, case
             assert error["type"] == "invalid_request_error" and error["message"], case
         for case, (path, body, status) in OTHER_BAD.items():
-            got, answer = disaggregated.post(path, body)
-            assert got == status and "error" in answer, (case, answer)
-            assert len(str(answer)) < 1500, case
+            code, response = disaggregated.post(path, body)
+            assert code == status and "error" in response, (case, response)
+            assert len(str(response)) < 1500, case
 
     # The first round is what allocators keep of any busy moment.
     memories = []
@@ -160,7 +160,7 @@ def test_bad_requests_are_refused_while_others_stream(
 SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(50)}}
 
 
-# Answers with logprobs of all kinds, as large as they may be here, and bodies that take long.
+# Responses with logprobs of all kinds at their maximum size, and bodies that are slow to parse.
 HEAVY: dict[str, tuple[str, Any, int]] = {
     "logprobs": (
         CHAT,
@@ -243,15 +243,15 @@ def scrape(cluster: TestCluster) -> None:
 
 @contextmanager
 def always_alive(cluster: TestCluster) -> Iterator[None]:
-    """Asks the router all the time, and fails when an answer was late."""
+    """Requests the router continuously, and fails if a response was late."""
     done, latest = threading.Event(), 0.0
 
     def ask() -> None:
         nonlocal latest
         while not done.is_set():
-            begun = time.monotonic()
+            start = time.monotonic()
             get(f"{cluster.url}/live")
-            latest = max(latest, time.monotonic() - begun)
+            latest = max(latest, time.monotonic() - start)
             done.wait(ASK_PAUSE_SECONDS)
 
     with ThreadPoolExecutor(1) as pool:
@@ -271,9 +271,9 @@ def test_heavy_requests_delay_no_other(
     unexpected = {}
     with bystanders(disaggregated, undisturbed), always_alive(disaggregated):
         for case, (path, body, status) in HEAVY.items():
-            got, answer = disaggregated.post(path, body)
-            if got != status:
-                unexpected[case] = answer
+            code, response = disaggregated.post(path, body)
+            if code != status:
+                unexpected[case] = response
             scrape(disaggregated)
     assert unexpected == {}
     disaggregated.wait_idle(*disaggregated.parts[1:])

@@ -54,9 +54,9 @@ def test_a_prompt_that_kills_processes_is_refused_after_two(
     assert status in (500, 503) and body["error"]["type"] == "server_error", body
 
     until(lambda: sum(map(has_died, nodes)) == 2, "two nodes to end")
-    (left,) = [node for node in nodes if not has_died(node)]
+    (survivor,) = [node for node in nodes if not has_died(node)]
     assert sum(has_died(node) for node in nodes if "prefill" in node.log.name) == prefill
-    cluster.wait_parts(left)
+    cluster.wait_parts(survivor)
     assert cluster.complete(good, max_tokens=8, temperature=0)["choices"] == want["choices"]
-    cluster.wait_idle(left)
-    assert not has_died(left), left.log.read_text()
+    cluster.wait_idle(survivor)
+    assert not has_died(survivor), survivor.log.read_text()

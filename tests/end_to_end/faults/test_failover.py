@@ -77,14 +77,14 @@ def test_a_stream_leaves_a_silent_node_and_ends_with_the_last(
     # A prompt of this length has a home, so it is known whom it goes to.
     (home,) = cluster.complete(tokens, max_tokens=1)["tandem"]["decode_nodes"]
     cluster.wait_idle(*nodes.values())
-    silent, (left,) = nodes[home], [node for name, node in nodes.items() if name != home]
+    silent, (other,) = nodes[home], [node for name, node in nodes.items() if name != home]
     try:
         silent.process.send_signal(signal.SIGSTOP)
         lines = stream_lines(cluster, tokens, max_tokens=8)
         assert lines[-1] == "data: [DONE]" and not any('"error"' in line for line in lines)
 
         cluster.wait_nodes(decode=1, prefill=0)
-        stop = partial(left.process.send_signal, signal.SIGSTOP)
+        stop = partial(other.process.send_signal, signal.SIGSTOP)
         lines = stream_lines(cluster, tokens, stop, max_tokens=350, n=CHOICES)
         errors = [line for line in lines if '"error"' in line]
         assert len(errors) == 1 and lines[-1] == errors[0]
@@ -100,28 +100,28 @@ def test_a_budget_of_reasoning_holds_on_the_node_that_takes_over(
     cluster: TestCluster, nodes: dict[str, Part]
 ) -> None:
     cluster.wait_nodes(decode=2, prefill=0)
-    asked = SEEDED | {
+    body = SEEDED | {
         "messages": [{"role": "user", "content": "Think."}],
         "thinking_token_budget": BUDGET,
     }
-    status, want = cluster.post("/v1/chat/completions", asked)
+    status, want = cluster.post("/v1/chat/completions", body)
     assert status == 200, want
     cluster.wait_idle(*nodes.values())
 
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(cluster.post, "/v1/chat/completions", asked)
+        future = pool.submit(cluster.post, "/v1/chat/completions", body)
         name = generating(nodes)
         nodes[name].kill()
-        _, got = answer.result()
-    assert got["tandem"]["decode_nodes"] == [name, *(nodes.keys() - {name})]
-    assert got["choices"] == want["choices"]
+        _, response = future.result()
+    assert response["tandem"]["decode_nodes"] == [name, *(nodes.keys() - {name})]
+    assert response["choices"] == want["choices"]
     # Not those of the prompt, which may be in the cache of the node that is left.
     for count in ("completion_tokens", "completion_tokens_details"):
-        assert got["usage"][count] == want["usage"][count]
+        assert response["usage"][count] == want["usage"][count]
     # Each token is a byte: the budget, the rest of a character, and the marker.
-    spent = got["usage"]["completion_tokens_details"]["reasoning_tokens"] / CHOICES
-    assert BUDGET <= spent <= BUDGET + 3 + len("</think>")
-    for choice in got["choices"]:
+    reasoning = response["usage"]["completion_tokens_details"]["reasoning_tokens"] / CHOICES
+    assert BUDGET <= reasoning <= BUDGET + 3 + len("</think>")
+    for choice in response["choices"]:
         assert choice["message"]["reasoning"] and choice["message"]["content"]
     nodes[name] = cluster.start_node("decode-node", f"--node-id={name}")
 
@@ -169,25 +169,25 @@ def test_streams_go_on_when_their_node_is_gone(
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    asked = [
+    requests = [
         (prompt(10 * number + copy, 90 + copy), base | fields)
         for number, fields in enumerate(STREAMED.values())
         for copy in range(2)
     ]
-    with ThreadPoolExecutor(len(asked)) as pool:
+    with ThreadPoolExecutor(len(requests)) as pool:
 
         def ask() -> list[Future[list[str]]]:
-            return [pool.submit(stream_lines, cluster, tokens, **body) for tokens, body in asked]
+            return [pool.submit(stream_lines, cluster, tokens, **body) for tokens, body in requests]
 
         if not undisturbed:
             undisturbed[:] = [whole(each.result()) for each in ask()]
             cluster.wait_idle(prefill, *nodes.values())
-        answers = ask()
+        futures = ask()
         until(lambda: max(map(busy, nodes.values())) >= 4, "streams on a node")
         name = max(nodes, key=lambda name: busy(nodes[name]))
         nodes[name].process.send_signal(how)
-        got = [whole(each.result()) for each in answers]
-    assert got == undisturbed
+        outputs = [whole(each.result()) for each in futures]
+    assert outputs == undisturbed
     counts = get(f"{cluster.url}/metrics")
     assert metric(counts, "tandem_requests_migrated_total") > 0
     if how is signal.SIGSTOP:
@@ -213,19 +213,19 @@ def test_a_unary_request_survives_its_decode_node_and_is_refused_without_another
     want = cluster.complete(tokens, **SEEDED)
     cluster.wait_idle(*nodes.values())
 
-    left = dict(nodes)
+    remaining = dict(nodes)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(cluster.complete, tokens, **SEEDED)
-        left.pop(dead := generating(left)).kill()
-        got = answer.result()
-    assert got["choices"] == want["choices"]
-    assert got["usage"]["completion_tokens"] == want["usage"]["completion_tokens"]
-    assert got["tandem"]["decode_nodes"] == [dead, *left]
+        future = pool.submit(cluster.complete, tokens, **SEEDED)
+        remaining.pop(dead := generating(remaining)).kill()
+        response = future.result()
+    assert response["choices"] == want["choices"]
+    assert response["usage"]["completion_tokens"] == want["usage"]["completion_tokens"]
+    assert response["tandem"]["decode_nodes"] == [dead, *remaining]
 
     cluster.wait_nodes(decode=1, prefill=1)
     connection = open_request(cluster, tokens, **SEEDED)
     # Its head survives its rank for a moment, and says so itself.
-    (rank,) = psutil.Process(left.pop(generating(left)).process.pid).children()
+    (rank,) = psutil.Process(remaining.pop(generating(remaining)).process.pid).children()
     rank.kill()
     refusal = connection.getresponse()
     assert refusal.status == 503

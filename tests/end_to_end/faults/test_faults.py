@@ -49,8 +49,8 @@ class MendedPair:
         """Wait until both serve, and the router knows no other node."""
         parts, kinds = self._parts, ("prefill-node", "decode-node")
         missing = [k for k in kinds if k not in parts or parts[k].process.poll() is not None]
-        started = self._cluster.start_nodes(*((kind, FORGETFUL) for kind in missing))
-        self._parts |= zip(missing, started, strict=True)
+        nodes = self._cluster.start_nodes(*((kind, FORGETFUL) for kind in missing))
+        self._parts |= zip(missing, nodes, strict=True)
         self._cluster.wait_parts(*self._parts.values())
 
     def replace_decode(self, prelude: str) -> None:
@@ -90,7 +90,7 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     # During: requests are under way while it dies.
     with ThreadPoolExecutor(8) as pool:
         under_way = [pool.submit(greedy, cluster, seed % 4) for seed in range(16)]
-        until(lambda: under_way[0].done(), "the first answer")
+        until(lambda: under_way[0].done(), "the first response")
         pair.prefill.kill()
         for index, future in enumerate(under_way):
             assert future.result() == want[index % 4]
@@ -108,7 +108,7 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     cluster.wait_idle(decode, pair.prefill)
 
 
-def test_a_stopped_prefill_node_costs_seconds_not_answers(
+def test_a_stopped_prefill_node_delays_requests_but_fails_none(
     cluster: TestCluster, pair: MendedPair
 ) -> None:
     want = greedy(cluster, 5)
@@ -145,12 +145,12 @@ def test_an_idle_node_whose_rank_dies_leaves_at_once(
     assert pair.prefill.process.wait(10) == 1
     assert "rank 0 was killed (SIGKILL)" in pair.prefill.log.read_text().splitlines()[-1]
     cluster.wait_nodes(decode=1, prefill=0)
-    shown = tandem("nodes", "--router", cluster.registry).stdout
+    listing = tandem("nodes", "--router", cluster.registry).stdout
     reason = r"rank 0 was killed \(SIGKILL\), possibly for lack of memory"
-    assert re.search(rf"\nprefill node prefill-\S+ left \d+ s ago: {reason}", shown)
+    assert re.search(rf"\nprefill node prefill-\S+ left \d+ s ago: {reason}", listing)
     assert cluster.router is not None
-    told = cluster.router.log.read_text()
-    assert re.search(rf"WARNING tandem.router prefill node prefill-\S+ ends: {reason}", told)
+    log = cluster.router.log.read_text()
+    assert re.search(rf"WARNING tandem.router prefill node prefill-\S+ ends: {reason}", log)
     greedy(cluster, 8)
     cluster.wait_idle(pair.decode)
 
@@ -222,11 +222,11 @@ def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(
     nodes = (pair.prefill, pair.decode, *more)
     before = [committed_transfers(part) for part in nodes[1::2]]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda i: greedy(cluster, i % 4), range(24)))
-    assert all(answers[i] == answers[i % 4] for i in range(24))
+        outputs = list(pool.map(lambda i: greedy(cluster, i % 4), range(24)))
+    assert all(outputs[i] == outputs[i % 4] for i in range(24))
     after = [committed_transfers(part) for part in nodes[1::2]]
-    used = [now - then for now, then in zip(after, before, strict=True)]
-    assert min(used) > 0 and sum(used) == 24
+    increments = [now - then for now, then in zip(after, before, strict=True)]
+    assert min(increments) > 0 and sum(increments) == 24
     cluster.wait_idle(*nodes)
     for part in more:
         part.process.terminate()

@@ -35,8 +35,8 @@ def test_prompts_that_fill_a_pool_get_the_same_tokens(
         )
         cluster.wait_parts(prefill, decode)
         with ThreadPoolExecutor(CLIENTS) as pool:
-            asked = range(3000, 3000 + CLIENTS)
-            assert list(pool.map(partial(greedy, cluster), asked)) == want
+            seeds = range(3000, 3000 + CLIENTS)
+            assert list(pool.map(partial(greedy, cluster), seeds)) == want
         assert node_metric(prefill, DONE) > 0
         cluster.wait_idle(prefill, decode)
         assert greedy(cluster, 3000) == want[0]

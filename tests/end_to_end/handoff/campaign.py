@@ -64,7 +64,7 @@ class Wires:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamResult:
     """The tokens that a client received, and when the last arrived. ``error`` is the error
     event, or empty."""
 
@@ -158,10 +158,10 @@ class Campaign:
 
     def new_prompt(self, decode: str = DECODE, prefill: str = PREFILL) -> list[int]:
         """One that no node has seen, and that belongs to these nodes."""
-        drawn = (prompt(seed, LENGTH) for seed in self._seeds)
-        return next(tokens for tokens in drawn if _home(tokens) == (decode, prefill))
+        prompts = (prompt(seed, LENGTH) for seed in self._seeds)
+        return next(tokens for tokens in prompts if _home(tokens) == (decode, prefill))
 
-    def ask(self, tokens: list[int], count: int = OUTPUT) -> Answer:
+    def ask(self, tokens: list[int], count: int = OUTPUT) -> StreamResult:
         return ask(self.cluster, tokens, count)
 
     def strike(self, fraction: float, action: Callable[[], object]) -> Mark:
@@ -182,19 +182,19 @@ class Campaign:
         deadline = time.monotonic() + RECOVERY_SECONDS
         while True:
             before = self._moved(decode, prefill)
-            answer = self.ask(self.new_prompt(decode, prefill))
+            result = self.ask(self.new_prompt(decode, prefill))
             moved = zip(self._moved(decode, prefill), before, strict=True)
             if all(now > then for now, then in moved):
                 return
-            assert time.monotonic() < deadline, f"{prefill} is not used by {decode}: {answer}"
+            assert time.monotonic() < deadline, f"{prefill} is not used by {decode}: {result}"
 
     def _moved(self, decode: str, prefill: str) -> tuple[float, float]:
         """Transfers that have left the one node, and that have come to the other."""
         return node_metric(self.parts[prefill], SENT), node_metric(self.parts[decode], RECEIVED)
 
 
-def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> Answer:
-    """Stream the answer to its end: that is where a request is lost first."""
+def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> StreamResult:
+    """Stream the output to its end: that is where a lost request shows first."""
     connection = open_request(
         cluster, tokens, stream=True, max_tokens=count, temperature=0, return_token_ids=True
     )
@@ -205,19 +205,19 @@ def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> Answer:
 
 
 def reference(alone: TestCluster, tokens: list[int], count: int = OUTPUT) -> list[int]:
-    """The answer of a node that prefills for itself; it must never change."""
+    """The output of a node that prefills locally; it must never change."""
     body = alone.complete(
         tokens, max_tokens=count, temperature=0, ignore_eos=True, return_token_ids=True
     )
     return list(body["choices"][0]["token_ids"])
 
 
-def read_stream(answer: http.client.HTTPResponse) -> Answer:
+def read_stream(response: http.client.HTTPResponse) -> StreamResult:
     """All events, or the refusal. Raises ``IncompleteRead`` for a stream that ends neither well nor
     with its only error: http.client takes one that is cut off between two events for whole."""
-    if answer.status != 200:
-        return Answer([], answer.read().decode(), time.monotonic())
-    lines = [raw.decode().strip() for raw in answer]
+    if response.status != 200:
+        return StreamResult([], response.read().decode(), time.monotonic())
+    lines = [raw.decode().strip() for raw in response]
     lines = [line.removeprefix("data: ") for line in lines if line]
     ended_at = time.monotonic()
     errors = [line for line in lines if '"error"' in line]
@@ -226,7 +226,7 @@ def read_stream(answer: http.client.HTTPResponse) -> Answer:
     assert len(errors) <= 1, errors
     chunks = [json.loads(line) for line in lines[:-1]]
     tokens = [t for chunk in chunks for choice in chunk["choices"] for t in choice["token_ids"]]
-    return Answer(tokens, errors[0] if errors else "", ended_at)
+    return StreamResult(tokens, errors[0] if errors else "", ended_at)
 
 
 def _home(tokens: list[int]) -> tuple[str, str]:

@@ -105,7 +105,7 @@ class Wire:
         next one when it is 0."""
         lane = self._lanes[way]
         mark = Mark(lane.passed + count, action)
-        self._call(lambda: lane.marks.append(mark))
+        self._run_in_loop(lambda: lane.marks.append(mark))
         return mark
 
     def hole(self, *ways: str) -> None:
@@ -119,7 +119,7 @@ class Wire:
         def change() -> None:
             self._age += 1
 
-        self._call(change)
+        self._run_in_loop(change)
 
     def slow(self, *ways: str, rate: float = float("inf"), delay: float = 0.0) -> None:
         """At most ``rate`` bytes a second, and every chunk ``delay`` seconds late."""
@@ -139,7 +139,7 @@ class Wire:
 
     def reset(self) -> None:
         """End every connection with RST, at both ends, wherever it is in a message."""
-        self._call(lambda: _reset_all(self._writers))
+        self._run_in_loop(lambda: _reset_all(self._writers))
 
     def heal(self) -> None:
         """Let everything through; what was held up arrives now, late."""
@@ -226,9 +226,9 @@ class Wire:
         await lane.open.wait()
 
     def _change(self, ways: tuple[str, ...], change: Callable[[_Lane], Any]) -> None:
-        self._call(lambda: [change(self._lanes[way]) for way in ways])
+        self._run_in_loop(lambda: [change(self._lanes[way]) for way in ways])
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def _run_in_loop(self, function: Callable[[], T]) -> T:
         return on_loop(self._loop, function)
 
 
@@ -297,10 +297,10 @@ def on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
     except RuntimeError:
         pass
 
-    async def call() -> T:
+    async def run() -> T:
         return function()
 
-    return asyncio.run_coroutine_threadsafe(call(), loop).result(10)
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(10)
 
 
 def _reset_all(writers: Iterable[asyncio.StreamWriter]) -> None:

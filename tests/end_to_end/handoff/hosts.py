@@ -48,7 +48,7 @@ class Switch:
         self._devices: dict[str, int] = {}
         self._marks: list[tuple[tuple[str, str], int, Callable[[], object]]] = []
         self._free: dict[tuple[str, str], float] = {}  # when a way has room for a packet
-        self._passed: dict[tuple[str, str], int] = {}
+        self._num_bytes: dict[tuple[str, str], int] = {}
         self._late: list[tuple[float, int, int, bytes]] = []
         self._numbers = itertools.count()
         self._stop = threading.Event()
@@ -68,7 +68,7 @@ class Switch:
     def when(self, source: str, target: str, count: int, action: Callable[[], object]) -> None:
         """Run ``action`` when ``count`` more bytes have gone from one host to the other."""
         way = source, target
-        self._marks.append((way, self._passed.get(way, 0) + count, action))
+        self._marks.append((way, self._num_bytes.get(way, 0) + count, action))
 
     def heal(self) -> None:
         self.loss = self.delay = 0.0
@@ -122,13 +122,13 @@ class Switch:
             if room - now > QUEUE_SECONDS:
                 return
             self._free[way] = room + len(packet) / self.rate
-        due = room + self.delay
-        heapq.heappush(self._late, (due, next(self._numbers), device, packet))
+        deadline = room + self.delay
+        heapq.heappush(self._late, (deadline, next(self._numbers), device, packet))
 
     def _count(self, source: str, target: str, size: int) -> None:
         way = source, target
-        self._passed[way] = self._passed.get(way, 0) + size
-        for mark in [m for m in self._marks if m[0] == way and m[1] <= self._passed[way]]:
+        self._num_bytes[way] = self._num_bytes.get(way, 0) + size
+        for mark in [m for m in self._marks if m[0] == way and m[1] <= self._num_bytes[way]]:
             self._marks.remove(mark)
             mark[2]()
 

@@ -32,7 +32,7 @@ def examined(decode: Part, prefill: Part) -> pb.PairReport:
         return pair
 
 
-def answers(cluster: TestCluster) -> list[list[int]]:
+def outputs(cluster: TestCluster) -> list[list[int]]:
     return [greedy(cluster, seed) for seed in range(3)]
 
 
@@ -44,29 +44,29 @@ def test_a_prefill_node_with_other_weights_is_never_used_and_the_reason_is_shown
         cluster.start_router()
         decode = cluster.start_node("decode-node", "--no-enable-prefix-caching")
         cluster.wait_nodes(decode=1, prefill=0)
-        want = answers(cluster)
+        want = outputs(cluster)
 
         cluster.model = str(tmp_path / "other")
         other = cluster.start_node("prefill-node")
         cluster.wait_nodes(decode=1, prefill=1)
-        assert answers(cluster) == want
+        assert outputs(cluster) == want
         assert committed_transfers(decode) == 0
         assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 1
         # Nor does an examination make the pair usable.
-        told = examined(decode, other)
-        assert told.cause == "canary" and "computes different KV than this node" in told.problem
-        [refused] = status(decode).refused
-        assert refused.address == other.details["address"]
-        for said in (refused.reason, decode.log.read_text()):
-            assert "computes different KV than this node" in said
-            assert "of layer" in said and "differs by" in said and "float32 allows" in said
+        report = examined(decode, other)
+        assert report.cause == "canary" and "computes different KV than this node" in report.problem
+        [rejected] = status(decode).refused
+        assert rejected.address == other.details["address"]
+        for message in (rejected.reason, decode.log.read_text()):
+            assert "computes different KV than this node" in message
+            assert "of layer" in message and "differs by" in message and "float32 allows" in message
         cluster.wait_idle(decode, other)
 
         # A node with the right weights is used beside it.
         cluster.model = tiny_model
         right = cluster.start_node("prefill-node")
         cluster.wait_nodes(decode=1, prefill=2)
-        assert answers(cluster) == want
+        assert outputs(cluster) == want
         assert committed_transfers(decode) == 3
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
         cluster.wait_idle(decode, other, right)

@@ -92,8 +92,10 @@ def test_one_bit_is_turned_and_one_chunk_comes_twice(ends: tuple) -> None:
     wire, client, server = ends
     wire.when(DOWN, 500, lambda: wire.flip(DOWN))
     thread = sending(server)
-    got = take(client, len(DATA))
-    assert [i for i in range(len(DATA)) if got[i] != DATA[i]] == [500] and got[500] ^ DATA[500] == 1
+    received = take(client, len(DATA))
+    assert [i for i in range(len(DATA)) if received[i] != DATA[i]] == [500] and received[
+        500
+    ] ^ DATA[500] == 1
     thread.join()
     wire.duplicate(DOWN)
     server.sendall(b"again")
@@ -114,11 +116,11 @@ def test_a_slow_wire_keeps_its_rate(ends: tuple) -> None:
     wire.slow(DOWN, rate=10 * len(DATA))
     thread = sending(server)
     mark = wire.when(DOWN, len(DATA), lambda: None)
-    begun = time.monotonic()
+    start = time.monotonic()
     assert take(client, len(DATA)) == DATA
     thread.join()
     assert mark.fired.wait(SECONDS)
-    assert mark.fired_at - begun > 0.05
+    assert mark.fired_at - start > 0.05
 
 
 def test_a_target_that_does_not_listen_resets_the_client(proxy: FaultProxy) -> None:

@@ -74,11 +74,11 @@ class Machines:
         return ""
 
     def check(self, seed: int, alone: TestCluster) -> float:
-        """Ask for tokens and compare them; when the answer had come."""
+        """Request tokens and compare them; returns the time at which the response ended."""
         tokens = prompt(seed, LENGTH)
-        answer = ask(self.cluster, tokens)
-        assert (answer.tokens, answer.error) == (reference(alone, tokens), "")
-        return answer.ended_at
+        result = ask(self.cluster, tokens)
+        assert (result.tokens, result.error) == (reference(alone, tokens), "")
+        return result.ended_at
 
     def transfers(self, seed: int) -> bool:
         """True if a prompt goes through the prefill node now."""
@@ -123,17 +123,17 @@ def healed(machines: Machines) -> Iterator[None]:
 
 
 def test_nodes_announce_the_address_by_which_they_reach_the_router(machines: Machines) -> None:
-    listed = admin.list_nodes(f"{ROUTER}:8001").nodes
-    assert [node.address.partition(":")[0] for node in listed] == [PREFILL, DECODE]
+    nodes = admin.list_nodes(f"{ROUTER}:8001").nodes
+    assert [node.address.partition(":")[0] for node in nodes] == [PREFILL, DECODE]
 
 
 def test_a_node_that_its_router_could_never_call_does_not_start(machines: Machines) -> None:
     command = ["decode-node", machines.model, f"--join={ROUTER}:8001"]
     node = machines.cluster.launch(command, DECODE, prelude=machines.on[DECODE])
     assert node.process.wait(START_SECONDS) == 2
-    told = node.log.read_text()
-    assert "--host 127.0.0.1 is open to this machine only" in told
-    assert f"--host {DECODE}" in told and "--advertise" in told
+    log = node.log.read_text()
+    assert "--host 127.0.0.1 is open to this machine only" in log
+    assert f"--host {DECODE}" in log and "--advertise" in log
 
 
 def test_a_node_behind_a_firewall_is_not_ready_until_it_can_be_called(machines: Machines) -> None:
@@ -184,11 +184,11 @@ def test_the_doctor_sees_a_path_that_loses_large_packets_and_its_repair(machines
     pair = frozenset((PREFILL, DECODE))
     machines.switch.narrow[pair] = 600
     assert not machines.transfers(30), "and the decode node backs off from the other"
-    [wrong] = [found for found in findings(survey(router, f"{ROUTER}:8001")) if found.wrong]
+    [wrong] = [finding for finding in findings(survey(router, f"{ROUTER}:8001")) if finding.wrong]
     assert "KV cannot move" in wrong.problem and "not called" not in wrong.problem
     assert "compare the MTU" in wrong.remedy
     machines.switch.heal()
-    assert not [found for found in findings(survey(router, f"{ROUTER}:8001")) if found.wrong]
+    assert not [finding for finding in findings(survey(router, f"{ROUTER}:8001")) if finding.wrong]
     assert machines.transfers(31), "the doctor has ended the pause"
 
 

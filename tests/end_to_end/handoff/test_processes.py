@@ -12,8 +12,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     DECODE,
     DETECTION_SECONDS,
     PREFILL,
-    Answer,
     Campaign,
+    StreamResult,
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, Mark
@@ -27,10 +27,10 @@ FRAMES = 'tandem_data_plane_frames_total{direction="sent",rank="0"}'
 STALE = 'tandem_data_plane_frames_dropped_total{rank="0",reason="stale"}'
 
 
-def check(answer: Answer, mark: Mark, want: list[int]) -> None:
+def check(result: StreamResult, mark: Mark, want: list[int]) -> None:
     assert mark.fired.is_set()
-    assert (answer.tokens, answer.error) == (want, "")
-    assert answer.ended_at - mark.fired_at < DETECTION_SECONDS
+    assert (result.tokens, result.error) == (want, "")
+    assert result.ended_at - mark.fired_at < DETECTION_SECONDS
 
 
 @pytest.mark.parametrize(("name", "fraction"), cases([PREFILL, DECODE]))
@@ -42,10 +42,10 @@ def test_a_request_outlives_a_killed_node(
     want = reference(aggregated, tokens)
     mark = campaign.strike(fraction, lambda: campaign.kill(name))
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(campaign.ask, tokens)
+        future = pool.submit(campaign.ask, tokens)
         assert mark.fired.wait(DETECTION_SECONDS)
         campaign.restart(name)
-        check(answer.result(), mark, want)
+        check(future.result(), mark, want)
     campaign.recover()
 
 
@@ -79,7 +79,7 @@ def test_a_request_outlives_a_cut_between_router_and_node(
 
 
 @pytest.mark.parametrize("fault", ["cut", "killed"])
-def test_a_stream_that_has_begun_is_continued_by_the_other_node(
+def test_a_started_stream_continues_on_the_other_node(
     fault: str, campaign: Campaign, aggregated: TestCluster
 ) -> None:
     tokens = campaign.new_prompt()
@@ -101,12 +101,12 @@ def test_late_frames_of_an_abandoned_request_are_dropped(
     """They arrive on the connection that is still in use: only the attempt distinguishes them."""
     decode, wire = campaign.parts[DECODE], campaign.wires[PREFILL].bulk
     prefill, before = campaign.parts[PREFILL], node_metric(decode, STALE)
-    sent = node_metric(prefill, FRAMES)
+    num_frames = node_metric(prefill, FRAMES)
     mark = campaign.strike(fraction, lambda: wire.hole(DOWN))
     client = open_request(campaign.cluster, campaign.new_prompt(), max_tokens=1)
     assert mark.fired.wait(DETECTION_SECONDS)
     # What passed first may have been a ping of ZeroMQ's.
-    until(lambda: node_metric(prefill, FRAMES) > sent, "a frame to be on its way")
+    until(lambda: node_metric(prefill, FRAMES) > num_frames, "a frame to be on its way")
     client.close()
     until(lambda: node_metric(decode, "tandem_transfers_live") == 0, "the transfer to be over")
     wire.heal()

@@ -11,8 +11,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     DECODE_NODES,
     OUTPUT,
     PREFILL_NODES,
-    Answer,
     Campaign,
+    StreamResult,
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
@@ -43,7 +43,7 @@ class Storm:
         self._campaign = campaign
         self._want = want
         self._until = time.monotonic() + STORM_SECONDS
-        self.answers = 0
+        self.num_results = 0
         self.faults: list[str] = []
 
     def client(self, number: int) -> None:
@@ -52,7 +52,7 @@ class Storm:
             tokens, want = draw.choice(self._want)
             struck = self._bring_fault(draw) if draw.random() < FAULT_SHARE else None
             _check(self._campaign.ask(tokens), want)
-            self.answers += 1
+            self.num_results += 1
             if struck is not None:
                 struck.heal()
 
@@ -68,11 +68,11 @@ class Storm:
         return wire
 
 
-def _check(answer: Answer, want: list[int]) -> None:
+def _check(result: StreamResult, want: list[int]) -> None:
     """All tokens; or the first of them and one error; or a refusal. Never another token."""
-    assert answer.tokens == want[: len(answer.tokens)], answer
-    assert answer.error or len(answer.tokens) == OUTPUT, answer
-    assert not answer.error or '"error"' in answer.error, answer
+    assert result.tokens == want[: len(result.tokens)], result
+    assert result.error or len(result.tokens) == OUTPUT, result
+    assert not result.error or '"error"' in result.error, result
 
 
 def test_no_wrong_token_and_no_leak_under_random_faults(
@@ -88,7 +88,7 @@ def test_no_wrong_token_and_no_leak_under_random_faults(
     with ThreadPoolExecutor(CLIENTS) as pool:
         for client in [pool.submit(storm.client, number) for number in range(CLIENTS)]:
             client.result()
-    print(f"{storm.answers} answers, seed {STORM_SEED}, faults: {storm.faults}")
-    assert storm.answers > CLIENTS
+    print(f"{storm.num_results} answers, seed {STORM_SEED}, faults: {storm.faults}")
+    assert storm.num_results > CLIENTS
     campaign.heal()
     campaign.recover()

@@ -76,14 +76,14 @@ class Homes:
             node.process.wait(15)
         self.cluster.wait_nodes(decode=0, prefill=1)
 
-    def sent(self, tokens: list[int]) -> int:
+    def remote_tokens(self, tokens: list[int]) -> int:
         """The tokens of a prompt that are read on the fast machine; the answer is checked."""
-        answer = self.cluster.complete(tokens, **FIELDS)
-        sent = int(answer["tandem"]["remote_tokens"])
+        response = self.cluster.complete(tokens, **FIELDS)
+        remote_tokens = int(response["tandem"]["remote_tokens"])
         # The fast machine computes in bfloat16.
-        loss = 0.1 if sent else 1e-3
-        assert_greedy(self.exact, self.rounded, tokens, sent, answer["choices"][0], loss)
-        return sent
+        loss = 0.1 if remote_tokens else 1e-3
+        assert_greedy(self.exact, self.rounded, tokens, remote_tokens, response["choices"][0], loss)
+        return remote_tokens
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +96,20 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
     with running_proxy() as proxy, running(root, str(folder)) as cluster:
         # Beside other tests, heartbeats may be late.
         cluster.start_router(f"--model={folder}", NAME, "--node-timeout=8")
-        calls, (kv, control) = proxy.wire(), proxy.two_wires()
-        prefill = cluster.launch_node("prefill-node", NAME, *_behind(calls, kv))
+        rpc_wire, (kv, control) = proxy.wire(), proxy.two_wires()
+        prefill = cluster.launch_node("prefill-node", NAME, *_behind(rpc_wire, kv))
         prefill.wait_ready()
         host, _, port = prefill.details["address"].rpartition(":")
-        calls.target = host, int(port)
+        rpc_wire.target = host, int(port)
         kv.target, control.target = ("127.0.0.2", kv.port), ("127.0.0.2", control.port)
-        calls.slow(*BOTH, delay=DELAY)
+        rpc_wire.slow(*BOTH, delay=DELAY)
         models = reference(folder), reference(plain)
         yield Homes(cluster, prefill, kv, file, *models)
 
 
-def _behind(calls: Wire, kv: Wire) -> list[str]:
+def _behind(rpc_wire: Wire, kv: Wire) -> list[str]:
     return [
-        f"--advertise=127.0.0.1:{calls.port}",
+        f"--advertise=127.0.0.1:{rpc_wire.port}",
         # Another address than the wires', so that both can have the same ports.
         "--kv-host=127.0.0.2",
         f"--kv-port={kv.port}",
@@ -125,20 +125,25 @@ def local(node: Part, reason: str) -> float:
 
 def test_short_prompts_stay_and_long_ones_are_sent(homes: Homes) -> None:
     with homes.small_machine(3000, reads=250) as node:
-        assert homes.sent(prompt(0, SHORT)) == 0
+        assert homes.remote_tokens(prompt(0, SHORT)) == 0
         # Without the prefill node, which has no log probabilities of prompts.
         homes.cluster.complete(prompt(1, 128), **FIELDS, prompt_logprobs=0)
         lengths = [LONG, SHORT, LONG, SHORT]
-        sent = [homes.sent(prompt(seed, length)) for seed, length in enumerate(lengths, 2)]
+        counts = [
+            homes.remote_tokens(prompt(seed, length)) for seed, length in enumerate(lengths, 2)
+        ]
         whole = LONG // BLOCK * BLOCK
-        assert sent == [whole, 0, whole, 0]
+        assert counts == [whole, 0, whole, 0]
         assert local(node, "faster here") == 2
 
 
 def test_a_long_prompt_stays_that_a_slow_link_would_bring_later(homes: Homes) -> None:
     """Although this node has never read one."""
     with homes.small_machine(150, reads=1000) as node:
-        assert [homes.sent(prompt(seed, 60)) for seed in range(6, 9)] == [0, 0, 0]
+        assert [homes.remote_tokens(prompt(seed, 60)) for seed in range(6, 9)] == [0, 0, 0]
         # The first shows how slow the link is.
-        assert [homes.sent(prompt(seed, LONG - 100)) > 0 for seed in (9, 10)] == [True, False]
+        assert [homes.remote_tokens(prompt(seed, LONG - 100)) > 0 for seed in (9, 10)] == [
+            True,
+            False,
+        ]
         assert local(node, "faster here") == 1

@@ -72,10 +72,10 @@ def test_a_request_outlives(
     tokens = campaign.new_prompt()
     want = reference(aggregated, tokens)
     mark = campaign.strike(fraction, lambda: FAULTS[fault](wires))
-    answer = campaign.ask(tokens)
+    result = campaign.ask(tokens)
     assert mark.fired.is_set()
-    assert (answer.tokens, answer.error) == (want, "")
-    assert answer.ended_at - mark.fired_at < DETECTION_SECONDS
+    assert (result.tokens, result.error) == (want, "")
+    assert result.ended_at - mark.fired_at < DETECTION_SECONDS
     campaign.heal()
     campaign.recover()
 
@@ -89,10 +89,10 @@ def test_an_unreachable_node_costs_many_requests_no_more_than_one(
     for wire in campaign.wires[PREFILL].all():
         wire.reset()
         wire.hole(*BOTH)
-    begun = time.monotonic()
+    start = time.monotonic()
     with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(campaign.ask, prompts))
-    assert [(answer.tokens, answer.error) for answer in answers] == [(one, "") for one in want]
-    assert max(answer.ended_at for answer in answers) - begun < DETECTION_SECONDS
+        results = list(pool.map(campaign.ask, prompts))
+    assert [(result.tokens, result.error) for result in results] == [(one, "") for one in want]
+    assert max(result.ended_at for result in results) - start < DETECTION_SECONDS
     campaign.heal()
     campaign.recover()

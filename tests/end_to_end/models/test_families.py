@@ -20,10 +20,10 @@ OUTPUT = 8
 def greedy(reference: Any, tokens: list[int]) -> list[int]:
     """The tokens of transformers."""
     with torch.inference_mode():
-        drawn = reference.generate(
+        output = reference.generate(
             torch.tensor([tokens]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None
         )
-    return list(drawn[0, len(tokens) :].tolist())
+    return list(output[0, len(tokens) :].tolist())
 
 
 @pytest.mark.parametrize("name", selected(["gemma3"], full=["qwen3_moe", "phi3_partial"]))

@@ -67,8 +67,8 @@ def test_formats_may_differ(
     no more than the rounding of the coarser format does, in the log-probability of the first
     token."""
     want = aggregated.complete(BATCH, logprobs=1, **FIELDS)["choices"]
-    got = handed_over(formats, there, here)
-    assert first_logprobs(got) == pytest.approx(first_logprobs(want), abs=tolerance)
+    choices = handed_over(formats, there, here)
+    assert first_logprobs(choices) == pytest.approx(first_logprobs(want), abs=tolerance)
 
 
 @pytest.mark.parametrize("pair", selected([("int8_too", "int8")], full=[("fp8_e4m3", "fp8")]))
@@ -77,9 +77,9 @@ def test_a_format_of_both_sides_is_handed_over_as_it_is(
 ) -> None:
     formats.apart(*pair)
     want = formats.cluster.complete(BATCH, logprobs=1, **FIELDS)["choices"]
-    got = handed_over(formats, *pair)
-    assert first_logprobs(got) == pytest.approx(first_logprobs(want), abs=1e-2)
-    assert [choice["token_ids"] for choice in got] == [choice["token_ids"] for choice in want]
+    choices = handed_over(formats, *pair)
+    assert first_logprobs(choices) == pytest.approx(first_logprobs(want), abs=1e-2)
+    assert [choice["token_ids"] for choice in choices] == [choice["token_ids"] for choice in want]
 
 
 def handed_over(formats: Ensemble, there: str, here: str) -> list[dict[str, Any]]:

@@ -51,8 +51,8 @@ def test_a_folder_and_a_file_hand_over(mixed: TestCluster, aggregated: TestClust
     choices: list[list[Any]] = [
         cluster.complete(BATCH, **FIELDS)["choices"] for cluster in (mixed, aggregated)
     ]
-    found, expected = ([choice["token_ids"] for choice in each] for each in choices)
-    assert found == expected
+    outputs, expected = ([choice["token_ids"] for choice in each] for each in choices)
+    assert outputs == expected
 
 
 def test_serve_takes_a_file_of_the_hub_by_f(
@@ -61,18 +61,18 @@ def test_serve_takes_a_file_of_the_hub_by_f(
     with fake_hub.serving() as hub:
         hub.put("owner/model", {"model-F32.gguf": Path(file).read_bytes(), "model-F16.gguf": b""})
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache")}
-        served = ["--m", "owner/model", "--f", "model-F32.gguf"]
-        name, tokens = answered(served, tmp_path, environment | {"NO_PROXY": "127.0.0.1"})
+        options = ["--m", "owner/model", "--f", "model-F32.gguf"]
+        name, tokens = serve_once(options, tmp_path, environment | {"NO_PROXY": "127.0.0.1"})
         assert hub.given == ["model-F32.gguf"]
     assert name == "owner/model"
     expected = aggregated.complete(BATCH, **FIELDS)["choices"]
     assert tokens == [choice["token_ids"] for choice in expected]
 
 
-def answered(
+def serve_once(
     model: list[str], folder: Path, environment: dict[str, str]
 ) -> tuple[str, list[list[int]]]:
-    """The name of a model that is served, and its answers to ``BATCH``."""
+    """The name of the served model, and its outputs for ``BATCH``."""
     command = ["serve", *model, "--port=0"]
     options = [
         "--prefill-nodes=1",
@@ -88,13 +88,13 @@ def answered(
     os.close(write)
     try:
         with open(read) as output:
-            found = re.search(r"http://\S+", output.readline())
-            assert found
-            models = httpx.get(f"{found[0]}/v1/models", timeout=60).json()["data"]
+            match = re.search(r"http://\S+", output.readline())
+            assert match
+            models = httpx.get(f"{match[0]}/v1/models", timeout=60).json()["data"]
             body = {"model": models[0]["id"], "prompt": BATCH, **FIELDS}
-            answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60).json()
+            response = httpx.post(f"{match[0]}/v1/completions", json=body, timeout=60).json()
             process.terminate()
             process.wait(60)
     finally:
         process.kill()
-    return models[0]["id"], [each["token_ids"] for each in answer["choices"]]
+    return models[0]["id"], [each["token_ids"] for each in response["choices"]]

@@ -40,10 +40,10 @@ def reference(models: Path) -> Callable[[list[int]], list[int]]:
 
     def greedy(tokens: list[int]) -> list[int]:
         with torch.inference_mode():
-            drawn = model.generate(
+            outputs = model.generate(
                 torch.tensor([tokens]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None
             )
-        return list(drawn[0, len(tokens) :].tolist())
+        return list(outputs[0, len(tokens) :].tolist())
 
     return greedy
 
@@ -55,7 +55,7 @@ def duo(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Ense
         yield Ensemble(cluster, {"one": (1, 8), "two": (2, 32)}, [("one", "two")])
 
 
-def drawn(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
+def outputs(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
     body = cluster.complete(
         batch, max_tokens=OUTPUT, temperature=0, ignore_eos=True, return_token_ids=True
     )
@@ -79,15 +79,18 @@ def test_ranks_and_block_sizes_may_differ(
     second = [tokens + prompt(len(tokens), 40) for tokens in first]
     nodes = duo.cast(there, here)
     prefill, decode = nodes
-    committed, sent = committed_transfers(decode), [node_metric(node, BYTES) for node in nodes]
-    assert drawn(duo.cluster, first) == [reference(tokens) for tokens in first]
+    committed, byte_counts = (
+        committed_transfers(decode),
+        [node_metric(node, BYTES) for node in nodes],
+    )
+    assert outputs(duo.cluster, first) == [reference(tokens) for tokens in first]
     all_of_them = moved(sum(len(tokens) - 1 for tokens in first), ranks, 4)
-    wait_for_bytes(nodes, [before + all_of_them for before in sent])
-    assert drawn(duo.cluster, second) == [reference(tokens) for tokens in second]
+    wait_for_bytes(nodes, [before + all_of_them for before in byte_counts])
+    assert outputs(duo.cluster, second) == [reference(tokens) for tokens in second]
     assert committed_transfers(decode) - committed == len(first + second)
-    held = sum(len(tokens) // block * block for tokens in first)
-    missing = moved(sum(len(tokens) - 1 for tokens in second) - held, ranks, 4)
-    wait_for_bytes(nodes, [before + all_of_them + missing for before in sent])
+    cached = sum(len(tokens) // block * block for tokens in first)
+    missing = moved(sum(len(tokens) - 1 for tokens in second) - cached, ranks, 4)
+    wait_for_bytes(nodes, [before + all_of_them + missing for before in byte_counts])
     duo.cluster.wait_idle(prefill, decode)
 
 
@@ -112,8 +115,8 @@ def test_formats_may_differ(tmp_path: Path, models: Path) -> None:
         want = cluster.complete(batch, **fields)["choices"]
         prefill = cluster.start_node(*there)
         cluster.wait_nodes(decode=1, prefill=1)
-        got = cluster.complete(batch, **fields)["choices"]
-        for one, other in zip(want, got, strict=True):
+        choices = cluster.complete(batch, **fields)["choices"]
+        for one, other in zip(want, choices, strict=True):
             first, second = (c["logprobs"]["token_logprobs"][0] for c in (one, other))
             assert first == pytest.approx(second, abs=0.5)
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1

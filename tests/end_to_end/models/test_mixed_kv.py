@@ -54,7 +54,7 @@ def pair(
         yield MixedPair(request.param, Ensemble(cluster, kinds, [("one", "two")]), reference)
 
 
-def drawn(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
+def outputs(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
     body = cluster.complete(
         batch, max_tokens=OUTPUT, temperature=0, ignore_eos=True, return_token_ids=True
     )
@@ -68,11 +68,11 @@ def test_ranks_and_block_sizes_may_differ(pair: MixedPair, there: str, here: str
     batch = [prompt(1000 * ranks + length, length) for length in (2, 9, 33, 65, 200)]
     prefill, decode = pair.nodes.cast(there, here)
     committed = committed_transfers(decode)
-    sent = [node_metric(node, BYTES) for node in (prefill, decode)]
+    byte_counts = [node_metric(node, BYTES) for node in (prefill, decode)]
     expected = [pair.reference.greedy(tokens, OUTPUT) for tokens in batch]
-    assert drawn(pair.nodes.cluster, batch) == expected
+    assert outputs(pair.nodes.cluster, batch) == expected
     assert committed_transfers(decode) - committed == len(batch)
     moved = 4 * VALUES[pair.name][ranks] * sum(len(tokens) - 1 for tokens in batch)
-    for node, before in zip((prefill, decode), sent, strict=True):
+    for node, before in zip((prefill, decode), byte_counts, strict=True):
         until(lambda n=node, b=before: node_metric(n, BYTES) == b + moved, "the bytes of the KV")  # type: ignore[misc]
     pair.nodes.cluster.wait_idle(prefill, decode)

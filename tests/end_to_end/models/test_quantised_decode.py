@@ -81,8 +81,8 @@ def decoding(cluster: TestCluster, model: Path, *flags: str) -> Iterator[Part]:
 
 def file(kind: str, others: dict[str, str] | None = None) -> Callable[[Path, Path], Quantised]:
     def write(folder: Path, root: Path) -> Quantised:
-        made = write_gguf(folder, root / "model.gguf", kind, others=others)
-        return made, (), dequantised(folder, made, root / "plain")
+        checkpoint = write_gguf(folder, root / "model.gguf", kind, others=others)
+        return checkpoint, (), dequantised(folder, checkpoint, root / "plain")
 
     return write
 
@@ -118,15 +118,15 @@ def test_kv_of_bfloat16_weights_continues_over_quantised_ones(
     model, flags, plain = FORMS[form](folder, tmp_path)
     rounded = reference(plain)
     with decoding(cluster, model, "--no-enable-prefix-caching", *flags) as node:
-        answers = cluster.complete(BATCH, **FIELDS)["choices"]
+        choices = cluster.complete(BATCH, **FIELDS)["choices"]
         assert committed_transfers(node) == len(BATCH)
         assert node_metric(node, 'tandem_canaries_total{outcome="passed"}') == 1
-    for tokens, answer in zip(BATCH, answers, strict=True):
+    for tokens, choice in zip(BATCH, choices, strict=True):
         end = (len(tokens) - 1) // BLOCK * BLOCK
-        assert_greedy(exact, rounded, tokens, end, answer, LOSS)
+        assert_greedy(exact, rounded, tokens, end, choice, LOSS)
 
 
-def test_a_repeated_prompt_gets_the_same_answer(cluster: TestCluster, folder: Path) -> None:
+def test_a_repeated_prompt_gets_the_same_output(cluster: TestCluster, folder: Path) -> None:
     """The prefix cache has what was received the first time, and no more than that."""
     with decoding(cluster, folder, "--isq=q4_0", f"--prefill-threshold={BLOCK}") as decode:
         for text in (prompt(length, length) for length in (17, 31, 64, 205)):
@@ -134,11 +134,11 @@ def test_a_repeated_prompt_gets_the_same_answer(cluster: TestCluster, folder: Pa
                 cluster.complete(text, **FIELDS | {"max_tokens": 12}) for _ in range(3)
             )
             want = first["choices"][0]
-            for answer in repeated:
-                got = answer["choices"][0]
-                assert got["text"] == want["text"]
-                assert got["logprobs"]["token_logprobs"] == pytest.approx(
+            for response in repeated:
+                choice = response["choices"][0]
+                assert choice["text"] == want["text"]
+                assert choice["logprobs"]["token_logprobs"] == pytest.approx(
                     want["logprobs"]["token_logprobs"], abs=1e-3
                 )
-                assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(text) - 17
+                assert response["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(text) - 17
         assert committed_transfers(decode) == 4

@@ -16,7 +16,7 @@ import torch
 from tandem.shared.models.spec import tensor_parallel_problem
 from tandem.shared.weights.source import read_spec
 from tandem.tests.end_to_end.support.cluster import TestCluster, committed_transfers, running
-from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_answers, messages
+from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_outputs, messages
 
 MODEL = os.environ.get("REAL_MODEL", "")
 pytestmark = [
@@ -28,20 +28,20 @@ TOKENS = 12
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    """The answer of transformers."""
+    """The outputs of transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    answers = []
+    texts = []
     for question in QUESTIONS:
-        given: Any = tokenizer.apply_chat_template(
+        inputs: Any = tokenizer.apply_chat_template(
             messages(question), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        told = model.generate(**given, max_new_tokens=TOKENS, do_sample=False)[0]
-        drawn = told[given["input_ids"].shape[1] :]
-        answers.append(str(tokenizer.decode(drawn, skip_special_tokens=True)))
-    return answers
+        sequence = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)[0]
+        output = sequence[inputs["input_ids"].shape[1] :]
+        texts.append(str(tokenizer.decode(output, skip_special_tokens=True)))
+    return texts
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one rank", "three ranks"])
@@ -59,5 +59,5 @@ def apart(
         assert committed_transfers(cluster.parts[-1]) >= len(QUESTIONS)
 
 
-def test_answers_are_those_of_transformers(apart: TestCluster, expected: list[str]) -> None:
-    assert_answers(apart, TOKENS, expected)
+def test_outputs_equal_those_of_transformers(apart: TestCluster, expected: list[str]) -> None:
+    assert_outputs(apart, TOKENS, expected)

@@ -24,7 +24,7 @@ def probability(folder: Path, document: str) -> float:
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     with torch.inference_mode():
         logits = model(torch.tensor([on_the_card(raw, QUERY, document)])).logits[0, -1]
-    both = torch.stack([logits[raw.token_to_id(answer)] for answer in ANSWERS])
+    both = torch.stack([logits[raw.token_to_id(token)] for token in ANSWERS])
     return float(both.log_softmax(0)[1].exp())
 
 
@@ -33,7 +33,7 @@ def test_pairs_of_a_reranker_are_prefilled_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen3-Reranker-0.6B"
     tiny_models.build("qwen3", folder)
     add_answers(folder)
-    wanted = [probability(folder, text) for text in DOCUMENTS]
+    scores = [probability(folder, text) for text in DOCUMENTS]
     with running(tmp_path, str(folder)) as cluster:
         cluster.start_router()
         _, decode = cluster.start_nodes(("prefill-node", "--tp=2"), ("decode-node",))
@@ -41,16 +41,16 @@ def test_pairs_of_a_reranker_are_prefilled_elsewhere(tmp_path: Path) -> None:
         for path in ("/score", "/v1/score"):
             status, body = cluster.post(path, {"text_1": QUERY, "text_2": DOCUMENTS})
             assert status == 200, body
-            assert [item["score"] for item in body["data"]] == pytest.approx(wanted, abs=1e-5)
+            assert [item["score"] for item in body["data"]] == pytest.approx(scores, abs=1e-5)
         assert committed_transfers(decode) >= len(DOCUMENTS)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            asked: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
-            status, body = cluster.post(path, asked)
+            request: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+            status, body = cluster.post(path, request)
             assert status == 200, body
-            best = sorted(range(3), key=lambda i: -wanted[i])[:2]
+            best = sorted(range(3), key=lambda i: -scores[i])[:2]
             assert [item["index"] for item in body["results"]] == best
-            found = [item["relevance_score"] for item in body["results"]]
-            assert found == pytest.approx([wanted[i] for i in best], abs=1e-5)
+            returned_scores = [item["relevance_score"] for item in body["results"]]
+            assert returned_scores == pytest.approx([scores[i] for i in best], abs=1e-5)
         status, body = cluster.post("/classify", {"input": DOCUMENTS})
         assert status == 200 and len(body["data"][0]["probs"]) == 1, body
         cluster.wait_idle(*cluster.parts[1:])

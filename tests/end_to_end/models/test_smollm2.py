@@ -17,7 +17,7 @@ from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.end_to_end.support.cluster import TestCluster, committed_transfers, running
-from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_answers, messages
+from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_outputs, messages
 from tandem.tests.support.checkpoints.gguf_files import transformers_model
 from tandem.tests.support.extent import selected
 
@@ -30,21 +30,21 @@ TOKENS = 16
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    with find_model("smollm2") as found:
-        return found.path
+    with find_model("smollm2") as model:
+        return model.path
 
 
 @pytest.fixture(scope="module")
 def expected(file: Path) -> list[str]:
-    """The answers of transformers, with the dequantised weights of the file."""
+    """The outputs of transformers, with the dequantised weights of the file."""
     tokenizer = Tokenizer.load(open_source(file).tokenizer_files())
     model = transformers_model(file)
-    answers = []
+    texts = []
     for question in QUESTIONS:
         prompt = tokenizer.encode_chat(messages(question))
-        drawn = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
-        answers.append(tokenizer.decode(drawn[0, len(prompt) :].tolist()))
-    return answers
+        output = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
+        texts.append(tokenizer.decode(output[0, len(prompt) :].tolist()))
+    return texts
 
 
 # Three KV heads do not divide by two.
@@ -66,8 +66,8 @@ def cluster(
             assert committed_transfers(cluster.parts[-1]) >= len(QUESTIONS)
 
 
-def test_answers_are_those_of_transformers(cluster: TestCluster, expected: list[str]) -> None:
-    assert_answers(cluster, TOKENS, expected)
+def test_outputs_equal_those_of_transformers(cluster: TestCluster, expected: list[str]) -> None:
+    assert_outputs(cluster, TOKENS, expected)
 
 
 def test_the_model_is_known_by_name_and_its_heads_do_not_divide_by_two(file: Path) -> None:

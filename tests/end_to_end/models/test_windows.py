@@ -21,10 +21,10 @@ BYTES = "tandem_transfer_bytes_total"
 def greedy(reference: Any, tokens: list[int]) -> list[int]:
     """The greedy tokens of transformers."""
     with torch.inference_mode():
-        drawn = reference.generate(
+        output = reference.generate(
             torch.tensor([tokens]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None
         )
-    return list(drawn[0, len(tokens) :].tolist())
+    return list(output[0, len(tokens) :].tolist())
 
 
 def cells(end: int, resume: int) -> int:
@@ -40,7 +40,7 @@ def test_windows_travel_alone_and_a_branch_off_a_received_prompt_is_right(tmp_pa
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     base = prompt(1, 300)
     # Prompt and number of choices; each branches off one that was received before.
-    asked = [
+    requests = [
         (base, 1),
         (base[:150] + prompt(2, 30), 3),
         (base[:290] + prompt(3, 9), 1),
@@ -52,7 +52,7 @@ def test_windows_travel_alone_and_a_branch_off_a_received_prompt_is_right(tmp_pa
         cluster.start_router()
         prefill, decode = cluster.start_nodes(("prefill-node", "--tp=2"), ("decode-node",))
         cluster.wait_nodes(decode=1, prefill=1)
-        for tokens, n in asked:
+        for tokens, n in requests:
             before = node_metric(decode, BYTES)
             body = cluster.complete(
                 tokens,
@@ -63,12 +63,12 @@ def test_windows_travel_alone_and_a_branch_off_a_received_prompt_is_right(tmp_pa
                 return_token_ids=True,
             )
             assert [c["token_ids"] for c in body["choices"]] == [greedy(reference, tokens)] * n
-            held = len(tokens) - 1 - body["tandem"]["remote_tokens"]
-            assert not held or tokens[0] != base[0]
+            cached = len(tokens) - 1 - body["tandem"]["remote_tokens"]
+            assert not cached or tokens[0] != base[0]
             end = len(tokens) - 1
-            if not held:
+            if not cached:
                 resume = end if n == 1 else end // BLOCK * BLOCK
                 moved = before + cells(end, resume) * CELL
                 until(lambda: node_metric(decode, BYTES) == moved, str(tokens))  # noqa: B023
         cluster.wait_idle(prefill, decode)
-        assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(asked)
+        assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(requests)

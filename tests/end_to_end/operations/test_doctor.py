@@ -93,8 +93,8 @@ async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
             ("prefill-node", "--node-id=prefill-1"), ("decode-node", "--node-id=decode-1")
         )
         cluster.wait_nodes(decode=1, prefill=1)
-        status, said = await doctor(cluster)
-        assert (status, "All well: the router and 2 nodes." in said) == (0, True), said
+        status, output = await doctor(cluster)
+        assert (status, "All well: the router and 2 nodes." in output) == (0, True), output
         status, report = await doctor(cluster, "--json")
         [pair] = json.loads(report)["pairs"]
         assert status == 0 and pair["carrier"] == "shared_memory" and not pair["problem"]
@@ -105,11 +105,13 @@ async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
             card = DecodeStub(channel).Status(pb.StatusRequest(), timeout=10).model
         walled = pb.JoinRequest(node_id="walled", epoch=3, role=pb.ROLE_PREFILL, model=card)
         async with joined(cluster, Walled(walled)):
-            status, said = await doctor(cluster)
+            status, output = await doctor(cluster)
             assert status == 1
-            assert "walled to decode-1: KV cannot move: its data port 127.0.0.1:1 cannot be" in said
-            assert "open the prefill node's data ports to the decode node (--kv-port" in said
-            assert "prefill-1 to decode-1" not in said
+            assert (
+                "walled to decode-1: KV cannot move: its data port 127.0.0.1:1 cannot be" in output
+            )
+            assert "open the prefill node's data ports to the decode node (--kv-port" in output
+            assert "prefill-1 to decode-1" not in output
 
         stranger = pb.JoinRequest(
             node_id="stranger", epoch=4, role=pb.ROLE_PREFILL, address="127.0.0.1:9", model=card
@@ -121,26 +123,26 @@ async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
             contextlib.suppress(grpc.RpcError),
         ):
             RegistryStub(channel).Join(stranger, timeout=10)
-        status, said = await doctor(cluster)
+        status, output = await doctor(cluster)
         assert status == 1
-        assert "prefill node stranger: was rejected" in said
-        assert "'10000.0' in the cluster and '5000.0' on the node" in said
-        assert "if it is the model, start it with the one that the cluster serves" in said
+        assert "prefill node stranger: was rejected" in output
+        assert "'10000.0' in the cluster and '5000.0' on the node" in output
+        assert "if it is the model, start it with the one that the cluster serves" in output
 
         prefill.process.send_signal(signal.SIGSTOP)
-        status, said = await doctor(cluster)
+        status, output = await doctor(cluster)
         assert status == 1
-        silent = "does not answer at" in said or "was silent for 3 s and was dropped" in said
-        assert "prefill node prefill-1: " in said and silent
-        assert "see whether the process is stopped" in said
+        silent = "does not answer at" in output or "was silent for 3 s and was dropped" in output
+        assert "prefill node prefill-1: " in output and silent
+        assert "see whether the process is stopped" in output
         prefill.kill()
 
 
 async def test_a_router_that_is_not_there_is_wrong_and_no_address_is_wrong_usage() -> None:
-    status, said = await run("doctor", "http://127.0.0.1:1", "--router=127.0.0.1:1")
+    status, output = await run("doctor", "http://127.0.0.1:1", "--router=127.0.0.1:1")
     assert status == 1
-    assert "router: does not answer at http://127.0.0.1:1" in said
-    assert "its registry does not answer at 127.0.0.1:1" in said and "--router" in said
+    assert "router: does not answer at http://127.0.0.1:1" in output
+    assert "its registry does not answer at 127.0.0.1:1" in output and "--router" in output
     for wrong in (["127.0.0.1:8000"], ["http://[::1"], ["http://h:1", "--router=h"]):
-        status, said = await run("doctor", *wrong)
-        assert (status, said.count("\n")) == (2, 1), said
+        status, output = await run("doctor", *wrong)
+        assert (status, output.count("\n")) == (2, 1), output

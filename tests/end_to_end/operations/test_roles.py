@@ -42,7 +42,7 @@ def nodes_command(cluster: TestCluster, *arguments: str) -> subprocess.Completed
     return tandem("nodes", f"--router={cluster.registry}", *arguments)
 
 
-def named(cluster: TestCluster, name: str) -> Part:
+def node_named(cluster: TestCluster, name: str) -> Part:
     return cluster.parts[1 + list(ROLES).index(name)]
 
 
@@ -80,7 +80,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
     stop = threading.Event()
 
     def load(seed: int) -> int:
-        """Answers counted until the end; each must be what it was before."""
+        """Count outputs until the end; each must equal the previous one."""
         count = 0
         while not stop.is_set():
             assert greedy(four, seed) == want[seed]
@@ -103,15 +103,15 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
                 until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
         finally:
             stop.set()
-        answers = [future.result() for future in under_load]
-    assert min(answers) > 0
+        counts = [future.result() for future in under_load]
+    assert min(counts) > 0
     assert four.roles() == {"p1": "decode", "p2": "decode", "d1": "prefill", "d2": "prefill"}
     # The new prefill nodes hand over to the new decode nodes.
     before = Counter({n: transfers(four, n) for n in ("p1", "p2")})
     for _ in range(4):
         ask(four, prompt(next(FRESH), 300))
     assert sum(transfers(four, n) - before[n] for n in ("p1", "p2")) >= 4
-    four.wait_idle(*(named(four, name) for name in ROLES))
+    four.wait_idle(*(node_named(four, name) for name in ROLES))
     for name, role in (("d1", "decode"), ("p1", "prefill"), ("d2", "decode"), ("p2", "prefill")):
         admin.set_role(four.registry, name, role)
         until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
@@ -119,7 +119,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
 
 
 def transfers(cluster: TestCluster, name: str) -> float:
-    return node_metric(named(cluster, name), 'tandem_transfers_total{outcome="committed"}')
+    return node_metric(node_named(cluster, name), 'tandem_transfers_total{outcome="committed"}')
 
 
 def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster) -> None:
@@ -127,7 +127,7 @@ def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster)
 
     def change() -> None:
         running_on = [
-            n for n in ("d1", "d2") if node_metric(named(four, n), "tandem_sequences_running")
+            n for n in ("d1", "d2") if node_metric(node_named(four, n), "tandem_sequences_running")
         ]
         done.append((running_on[0], nodes_command(four, "role", running_on[0], "prefill")))
 

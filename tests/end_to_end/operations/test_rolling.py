@@ -81,9 +81,9 @@ def stream(router: str, seed: int) -> list[int]:
     try:
         headers = {"content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        lines = [line.decode().strip() for line in answer if line.strip()]
-        assert answer.status == 200, lines
+        response = connection.getresponse()
+        lines = [line.decode().strip() for line in response if line.strip()]
+        assert response.status == 200, lines
         assert lines[-1] == "data: [DONE]", lines[-3:]
     finally:
         connection.close()
@@ -118,15 +118,15 @@ class Rolling:
         )
 
     def wait_joined(self, *nodes: Part) -> None:
-        wanted = {node.details["address"] for node in nodes}
+        addresses = {node.details["address"] for node in nodes}
         for router in self.routers:
             registry = f"127.0.0.1:{router.details['registry']}"
 
-            def known(registry: str = registry) -> bool:
-                listed = admin.list_nodes(registry).nodes
-                return wanted <= {n.address for n in listed if not n.draining}
+            def all_listed(registry: str = registry) -> bool:
+                listed_nodes = admin.list_nodes(registry).nodes
+                return addresses <= {n.address for n in listed_nodes if not n.draining}
 
-            until(known, f"{wanted} at {registry}", START_SECONDS)
+            until(all_listed, f"{addresses} at {registry}", START_SECONDS)
 
     def roll_nodes(self) -> None:
         """Those of either kind in turn, while the other kind is restarted too."""
@@ -169,12 +169,12 @@ def test_every_part_is_restarted_under_load_and_no_request_fails(rolling: Rollin
     done = Event()
 
     def client(seed: int) -> int:
-        answered = 0
+        counts = 0
         while not done.is_set():
             assert stream(balancer.choose(), seed) == want[seed]
-            answered += 1
+            counts += 1
             done.wait(0.2)
-        return answered
+        return counts
 
     with ThreadPoolExecutor(CLIENTS + 1) as pool:
         watching = pool.submit(balancer.watch, done)
@@ -185,8 +185,8 @@ def test_every_part_is_restarted_under_load_and_no_request_fails(rolling: Rollin
                 rolling.roll_router(index)
         finally:
             done.set()
-        answered = [future.result() for future in clients]
+        counts = [future.result() for future in clients]
         watching.result()
-    assert min(answered) > 0
+    assert min(counts) > 0
     for part in rolling.cluster.parts:
         assert "Traceback" not in part.log.read_text()

@@ -65,9 +65,9 @@ def test_a_prefill_node_joins_restarts_and_is_replaced_under_overload(
 
 def joining(cluster: TestCluster, decode: Part, *flags: str) -> Part:
     """A prefill node, once it has prefilled for a decode node that has a queue."""
-    passed = node_metric(decode, PASSED)
+    before = node_metric(decode, PASSED)
     node = cluster.start_node("prefill-node", "--node-id=p2", *flags)
     until(lambda: node_metric(node, DONE) > 0, "the new node to prefill")
     assert waiting(decode) > 0
-    assert node_metric(decode, PASSED) == passed + 1
+    assert node_metric(decode, PASSED) == before + 1
     return node

@@ -43,25 +43,25 @@ def cluster(
 ) -> Iterator[TestCluster]:
     """A router and two nodes that tell everything; which one is which follows from the order."""
     flags = ("--log-format=json", f"--otlp-endpoint={collector.url}")
-    with running(tmp_path_factory.mktemp("telemetry"), tiny_model) as made:
-        made.start_router(f"--api-key={KEY}", *flags)
-        made.start_nodes(
+    with running(tmp_path_factory.mktemp("telemetry"), tiny_model) as nodes:
+        nodes.start_router(f"--api-key={KEY}", *flags)
+        nodes.start_nodes(
             ("prefill-node", "--node-id=z-prefill", *flags),
             ("decode-node", "--node-id=decode", "--no-enable-prefix-caching", *flags),
         )
-        until(lambda: len(list_nodes(made.registry).nodes) == 2, "two nodes at the router")
-        yield made
+        until(lambda: len(list_nodes(nodes.registry).nodes) == 2, "two nodes at the router")
+        yield nodes
 
 
 def ask(cluster: TestCluster, body: Any, **headers: str) -> tuple[int, str, bytes]:
-    """Status, request id and body of the answer."""
+    """Status, request id and body of the response."""
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
     base = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    given = {key.replace("_", "-"): value for key, value in headers.items()}
+    extra = {key.replace("_", "-"): value for key, value in headers.items()}
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), base | given)
-        answer = connection.getresponse()
-        return answer.status, answer.headers["x-request-id"], answer.read()
+        connection.request("POST", "/v1/completions", json.dumps(body), base | extra)
+        response = connection.getresponse()
+        return response.status, response.headers["x-request-id"], response.read()
     finally:
         connection.close()
 
@@ -101,26 +101,26 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
     _, prefill, decode = cluster.parts
     join_a_dead_prefill_node(cluster, decode)
     body = {"prompt": f"{WORDS} was here", "max_tokens": 4, "ignore_eos": True}
-    status, answered, _ = ask(cluster, body, traceparent=PARENT, x_request_id=ID)
-    assert (status, answered) == (200, ID)
+    status, request_id, _ = ask(cluster, body, traceparent=PARENT, x_request_id=ID)
+    assert (status, request_id) == (200, ID)
 
     def one(name: str) -> Seen:
-        [found] = collector.named(name, TRACE)
-        return found
+        [span] = collector.spans_of(name, TRACE)
+        return span
 
     ends = ("request", "Decode.Stream", "stream", "Prefill.Open")
-    until(lambda: all(collector.named(name, TRACE) for name in ends), "the spans")
-    request, call, generate = one("request"), one("request_to_node"), one("Decode.Stream")
+    until(lambda: all(collector.spans_of(name, TRACE) for name in ends), "the spans")
+    request, node_request, generate = one("request"), one("request_to_node"), one("Decode.Stream")
     assert request.parent == "c0" * 8
     assert [one(name).parent for name in ("placement", "request_to_node")] == [request.id] * 2
-    assert (generate.parent, call.attributes["node"]) == (call.id, "decode")
+    assert (generate.parent, node_request.attributes["node"]) == (node_request.id, "decode")
     for span in (request, generate):
         assert "first token" in span.events and span.attributes["request_id"] == ID
 
-    spent = {key: value for key, value in request.attributes.items() if "first_token" in key}
-    assert {"first_token_router", "first_token_prefill", "first_token_failed"} <= spent.keys()
+    timings = {key: value for key, value in request.attributes.items() if "first_token" in key}
+    assert {"first_token_router", "first_token_prefill", "first_token_failed"} <= timings.keys()
     first, second = sorted(
-        collector.named("transfer", TRACE), key=lambda span: span.attributes["attempt"]
+        collector.spans_of("transfer", TRACE), key=lambda span: span.attributes["attempt"]
     )
     assert [span.parent for span in (first, second)] == [generate.id] * 2
     assert (first.attributes["node"], first.attributes["cause"]) == ("a-dead", "peer_lost")
@@ -136,12 +136,12 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
 
     def opens() -> list[Seen]:
         """Without the first attempt's, whose node was dead: it may be told before."""
-        return [s for s in collector.named("Prefill.Open", TRACE) if s.parent == second.id]
+        return [s for s in collector.spans_of("Prefill.Open", TRACE) if s.parent == second.id]
 
     until(lambda: bool(opens()), "the span of the second attempt")
     assert [span.attributes["outcome"] for span in opens()] == ["done"]
     for name in ("queue", "compute", "stream"):
-        assert opens()[0].id in {span.parent for span in collector.named(name, TRACE)}
+        assert opens()[0].id in {span.parent for span in collector.spans_of(name, TRACE)}
     for node, labels in (
         (decode, 'attempt="1",cause="peer_lost",carrier="none",outcome="failed"'),
         (decode, 'attempt="2",cause="",carrier="shared_memory",outcome="committed"'),
@@ -156,11 +156,11 @@ def test_the_access_log_splits_the_time_to_first_token(cluster: TestCluster) -> 
     """The request above, whose first attempt at a transfer failed."""
     router = cluster.parts[0]
 
-    def told() -> list[dict[str, Any]]:
+    def log_lines() -> list[dict[str, Any]]:
         return [line for line in lines(router) if line["logger"] == "tandem.access"]
 
-    until(lambda: any(line["request_id"] == ID for line in told()), "the line")
-    [line] = [line for line in told() if line["request_id"] == ID]
+    until(lambda: any(line["request_id"] == ID for line in log_lines()), "the line")
+    [line] = [line for line in log_lines() if line["request_id"] == ID]
     assert (line["status"], line["path"], line["output_tokens"]) == (200, "/v1/completions", 4)
     assert (line["decode_nodes"], line["prefill_nodes"]) == (["decode"], ["z-prefill"])
     assert line["prefilled"] == "remote" and line["finish_reason"] == "length"
@@ -190,9 +190,9 @@ def test_a_trace_shows_local_prefill_with_its_reason(
     trace = "10ca1" * 6 + "00"
     parent = f"00-{trace}-{'c0' * 8}-01"
     assert ask(cluster, {"prompt": [5], "max_tokens": 1}, traceparent=parent)[0] == 200
-    until(lambda: bool(collector.named("Decode.Stream", trace)), "the spans")
-    [generate] = collector.named("Decode.Stream", trace)
-    [local] = collector.named("local prefill", trace)
+    until(lambda: bool(collector.spans_of("Decode.Stream", trace)), "the spans")
+    [generate] = collector.spans_of("Decode.Stream", trace)
+    [local] = collector.spans_of("local prefill", trace)
     assert (local.parent, local.attributes["reason"]) == (generate.id, "nothing missing")
     assert generate.attributes["generated_tokens"] == 1
 
@@ -200,12 +200,12 @@ def test_a_trace_shows_local_prefill_with_its_reason(
 def test_a_client_without_an_id_gets_one_and_a_strange_one_is_not_taken(
     cluster: TestCluster,
 ) -> None:
-    given = {
+    trace_ids = {
         ask(cluster, {"prompt": [1, 2, 3], "max_tokens": 1})[1],
         ask(cluster, {"prompt": [1, 2, 3], "max_tokens": 1}, x_request_id='{"a": 1}')[1],
         ask(cluster, {"prompt": 7}, x_request_id="")[1],
     }
-    assert len(given) == 3 and all(len(made) == 32 for made in given)
+    assert len(trace_ids) == 3 and all(len(trace_id) == 32 for trace_id in trace_ids)
 
 
 def test_no_log_and_no_span_has_a_prompt_or_a_key(
@@ -235,4 +235,4 @@ def test_what_has_ended_is_exported_before_a_drained_process_goes(
         short.start_router(f"--otlp-endpoint={collector.url}")
         status, _, _ = ask(short, {"prompt": "x"}, traceparent=f"00-{trace}-{'c0' * 8}-01")
         assert status == 503
-    assert len(collector.named("request", trace)) == 1
+    assert len(collector.spans_of("request", trace)) == 1

@@ -28,7 +28,7 @@ def model(tiny_model: str) -> Any:
 def reference(model: Any, tokens: list[int], end: int, options: dict[str, Any]) -> list[list[int]]:
     """The tokens of transformers for each beam, without padding."""
     with torch.inference_mode():
-        found = model.generate(
+        output = model.generate(
             torch.tensor([tokens]),
             attention_mask=torch.ones(1, len(tokens), dtype=torch.int64),
             num_beams=options["n"],
@@ -40,7 +40,7 @@ def reference(model: Any, tokens: list[int], end: int, options: dict[str, Any]) 
             length_penalty=options.get("length_penalty", 1.0),
             early_stopping=options.get("early_stopping", False),
         )
-    beams = [beam[len(tokens) :] for beam in found.tolist()]
+    beams = [beam[len(tokens) :] for beam in output.tolist()]
     return [beam[: beam.index(end) + 1] if end in beam else beam for beam in beams]
 
 
@@ -59,8 +59,8 @@ def check(cluster: TestCluster, model: Any, length: int) -> None:
             return_token_ids=True,
             **options,
         )
-        found = [choice["token_ids"] for choice in body["choices"]]
-        assert found == reference(model, tokens, end, options), options
+        outputs = [choice["token_ids"] for choice in body["choices"]]
+        assert outputs == reference(model, tokens, end, options), options
 
 
 def test_beams_are_those_of_transformers(aggregated: TestCluster, model: Any) -> None:

@@ -21,7 +21,7 @@ def test_what_was_prefilled_elsewhere_on_the_gpu_is_continued_alike(
     tmp_path: Path, tiny_model: str
 ) -> None:
     batch = [prompt(length, length) for length in LENGTHS]
-    answers = []
+    outputs = []
     for folder, kinds in (("alone", ("decode-node",)), ("pair", ("prefill-node", "decode-node"))):
         (tmp_path / folder).mkdir()
         with running(tmp_path / folder, tiny_model) as cluster:
@@ -30,9 +30,9 @@ def test_what_was_prefilled_elsewhere_on_the_gpu_is_continued_alike(
             nodes = cluster.start_nodes(*((kind, *ON_GPU, carrier) for kind in kinds))
             cluster.wait_nodes(decode=1, prefill=len(kinds) - 1)
             choices = cluster.complete(batch, **FIELDS)["choices"]
-            answers.append([choice["token_ids"] for choice in choices])
+            outputs.append([choice["token_ids"] for choice in choices])
             if len(kinds) == 2:
                 committed = 'tandem_transfers_total{carrier="cuda_ipc",outcome="committed"}'
                 assert node_metric(nodes[1], committed) == len(batch)
                 cluster.wait_idle(*nodes)
-    assert answers[0] == answers[1]
+    assert outputs[0] == outputs[1]

@@ -76,7 +76,7 @@ def tokens_and_logprobs(body: dict[str, Any]) -> Drawn:
 
 @pytest.fixture(scope="package")
 def alone(aggregated: TestCluster) -> Callable[[str, int], Drawn]:
-    """The answers of a node that prefills for itself; each batch is sent once for all carriers."""
+    """The outputs of a node that prefills locally; each batch is sent once for all carriers."""
 
     @functools.cache
     def ask(variant: str, seed: int) -> Drawn:
@@ -106,8 +106,8 @@ def test_prompts_at_every_border_give_the_same_tokens_and_logprobs(
         second = tokens_and_logprobs(disaggregated.complete(batch, **fields))
         assert len(expected) == len(batch) * fields.get("n", 1)
         for (want, want_logprobs), *others in zip(expected, first, second, strict=True):
-            for got, got_logprobs in others:
-                assert got == want
+            for output, got_logprobs in others:
+                assert output == want
                 assert got_logprobs == pytest.approx(want_logprobs, abs=1e-4)
 
 
@@ -174,5 +174,5 @@ def test_prompts_have_the_same_vectors_together_and_apart(
     expected = vectors(aggregated, batch)
     assert sum(value * value for value in expected[0]) == pytest.approx(1)
     for _ in range(2):  # the second time, prefixes are cached
-        for found, wanted in zip(vectors(disaggregated, batch), expected, strict=True):
-            assert found == pytest.approx(wanted, abs=1e-4)
+        for vector, reference in zip(vectors(disaggregated, batch), expected, strict=True):
+            assert vector == pytest.approx(reference, abs=1e-4)

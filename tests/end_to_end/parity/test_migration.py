@@ -142,22 +142,22 @@ class Mortal:
             cast(Examiner, None),
             pb.StatusReply,
         )
-        self.calls = self.deaths = 0
+        self.num_streams = self.deaths = 0
         self.count: int | None = None
         self.details = GONE
 
     async def serve(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateEvent]:
-        self.calls += 1
-        left = self.count if self.calls == 1 else None
+        self.num_streams += 1
+        remaining = self.count if self.num_streams == 1 else None
         events = call_events(self._service, request)
         async for event in events:
-            if left == 0:
+            if remaining == 0:
                 self.deaths += 1
                 await events.aclose()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, self.details)
-            left = None if left is None else left - 1
+            remaining = None if remaining is None else remaining - 1
             yield event
 
 
@@ -170,12 +170,12 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Mortal, NodeEn
     try:
         async with cluster(
             tmp_path, nodes=0, context=CONTEXT, reasoning_parser="deepseek_r1"
-        ) as made:
+        ) as nodes:
             mortal = Mortal(engine)
             for name in ("a", "b"):
-                node = await made.add(name, node_type=EngineNode)
+                node = await nodes.add(name, node_type=EngineNode)
                 node.script = mortal.serve
-            yield made, mortal, engine
+            yield nodes, mortal, engine
     finally:
         stepping.cancel()
         with suppress(asyncio.CancelledError):
@@ -183,19 +183,21 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Mortal, NodeEn
         await engine.ranks.stop()
 
 
-async def shown(c: Cluster, path: str, body: dict[str, Any]) -> tuple[str, list[float]]:
+async def normalized_response(
+    c: Cluster, path: str, body: dict[str, Any]
+) -> tuple[str, list[float]]:
     """What the client gets, and the logprobs in it. Events of several choices come in any order."""
-    answer: httpx.Response = await c.client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    text = VARYING.sub(r'"\1":0', answer.text)
+    response: httpx.Response = await c.client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    text = VARYING.sub(r'"\1":0', response.text)
     if path == TEXT and body["stream"]:
         text = "\n\n".join(sorted(text.split("\n\n"), key=choice_of))
-    return LOGPROB.sub("0.0", text), [float(found) for found in LOGPROB.findall(text)]
+    return LOGPROB.sub("0.0", text), [float(logprob) for logprob in LOGPROB.findall(text)]
 
 
 def choice_of(event: str) -> int:
-    found = re.search(r'"index":(\d+)', event)
-    return int(found[1]) if found else 99
+    match = re.search(r'"index":(\d+)', event)
+    return int(match[1]) if match else 99
 
 
 async def test_a_request_goes_on_after_each_event_as_if_nothing_had_been(
@@ -207,13 +209,13 @@ async def test_a_request_goes_on_after_each_event_as_if_nothing_had_been(
         for name, (path, fields) in REQUESTS.items():
             for stream in selected([True], full=[False]):
                 body = fields | {"stream": stream}
-                mortal.calls, mortal.count = 0, None
-                want, logprobs = await shown(c, path, body)
+                mortal.num_streams, mortal.count = 0, None
+                want, logprobs = await normalized_response(c, path, body)
                 for count in range(1, 99, 1 if FULL else 5):
-                    mortal.calls, mortal.deaths, mortal.count = 0, 0, count
+                    mortal.num_streams, mortal.deaths, mortal.count = 0, 0, count
                     mortal.details = NODE_DRAINING if count % 3 == 0 else GONE
-                    got, again = await shown(c, path, body)
-                    assert got == want, f"{name}, after {count} events"
+                    text, again = await normalized_response(c, path, body)
+                    assert text == want, f"{name}, after {count} events"
                     assert again == pytest.approx(logprobs, abs=1e-4)
                     if not mortal.deaths:
                         break

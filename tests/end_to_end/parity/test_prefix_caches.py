@@ -27,28 +27,29 @@ STEPS = "tandem_engine_steps_total"
 def choices(cluster: TestCluster, tokens: list[int], n: int) -> tuple[list[Any], dict[str, Any]]:
     """The drawn tokens with logprobs, and where the prompt came from by the usage."""
     body = cluster.complete(tokens, n=n, return_token_ids=True, **SEEDED)
-    drawn = [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in body["choices"]]
-    told = {
+    outputs = [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in body["choices"]]
+    account = {
         "cached": body["usage"]["prompt_tokens_details"]["cached_tokens"],
         "remote": body["tandem"]["remote_tokens"],
     }
-    return drawn, told
+    return outputs, account
 
 
 def check(cluster: TestCluster, reference: TestCluster, n: int) -> list[list[dict[str, Any]]]:
-    """Each prompt twice; every answer as the reference gives it. Returns the accounts."""
+    """Send each prompt twice and compare every output with the reference. Returns the token
+    counts."""
     accounts = []
     for length in LENGTHS:
         tokens = prompt(10 * n + length, length)
         want, _ = choices(reference, tokens, n)
-        told = []
+        counts = []
         for _ in range(2):
-            got, account = choices(cluster, tokens, n)
-            assert [ids for ids, _ in got] == [ids for ids, _ in want]
-            for (_, logprobs), (_, expected) in zip(got, want, strict=True):
+            outputs, account = choices(cluster, tokens, n)
+            assert [ids for ids, _ in outputs] == [ids for ids, _ in want]
+            for (_, logprobs), (_, expected) in zip(outputs, want, strict=True):
                 assert logprobs == pytest.approx(expected, abs=1e-4)
-            told.append(account)
-        accounts.append(told)
+            counts.append(account)
+        accounts.append(counts)
     return accounts
 
 
@@ -87,7 +88,7 @@ def test_each_side_may_hold_the_prefix_that_the_other_lacks(
         decode = replace(cluster, decode, "decode-node")
         cluster.wait_nodes(decode=1, prefill=1)
         for length, (first, second) in zip(LENGTHS, check(cluster, aggregated, 2), strict=True):
-            held = (length - 1) // BLOCK * BLOCK
+            cached = (length - 1) // BLOCK * BLOCK
             assert first == {"cached": 0, "remote": length - 1}
-            assert second == {"cached": held, "remote": length - 1 - held}
+            assert second == {"cached": cached, "remote": length - 1 - cached}
         cluster.wait_idle(prefill, decode)

@@ -37,8 +37,8 @@ def test_prompts_prefilled_elsewhere_continue_as_in_turn(
             ("decode-node", AHEAD, f"--tp={ranks}", "--num-gpu-blocks-override=48"),
         )
         cluster.wait_nodes(decode=1, prefill=1)
-        got = [cluster.complete(batch, **fields)["choices"] for fields in (GREEDY, PENALISED)]
-        assert [[c["token_ids"] for c in choices] for choices in got] == [
+        outputs = [cluster.complete(batch, **fields)["choices"] for fields in (GREEDY, PENALISED)]
+        assert [[c["token_ids"] for c in choices] for choices in outputs] == [
             [c["token_ids"] for c in choices] for choices in want
         ]
         assert committed_transfers(decode) >= len(batch)

@@ -24,9 +24,9 @@ full_only = pytest.mark.asked_for("TANDEM_TEST_EXTENT")
 
 
 def texts(cluster: TestCluster, number: int, schema: dict[str, Any]) -> list[str]:
-    """The answers to one schema: streamed, alone, or several at once."""
-    wanted = {"json": schema, "disable_any_whitespace": True}
-    fields = FIELDS | {"seed": number, "structured_outputs": wanted}
+    """The outputs for one schema: streamed, alone, or several at once."""
+    constraint = {"json": schema, "disable_any_whitespace": True}
+    fields = FIELDS | {"seed": number, "structured_outputs": constraint}
     tokens = prompt(number, 20)
     if number % 3 == 0:
         lines = stream_lines(cluster, tokens, **fields)
@@ -35,9 +35,9 @@ def texts(cluster: TestCluster, number: int, schema: dict[str, Any]) -> list[str
         choices = [choice for event in events for choice in event["choices"]]
         assert choices[-1]["finish_reason"] == "stop", schema
         return ["".join(choice["text"] for choice in choices)]
-    made = cluster.complete(tokens, n=1 + number % 2, **fields)["choices"]
-    assert {choice["finish_reason"] for choice in made} == {"stop"}, schema
-    return [choice["text"] for choice in made]
+    outputs = cluster.complete(tokens, n=1 + number % 2, **fields)["choices"]
+    assert {choice["finish_reason"] for choice in outputs} == {"stop"}, schema
+    return [choice["text"] for choice in outputs]
 
 
 def check(cluster: TestCluster, count: int = COUNT) -> None:
@@ -73,7 +73,7 @@ def test_on_two_ranks_of_each_kind(tmp_path: Path, tiny_model: str) -> None:
 
 @full_only
 def test_after_the_death_of_a_node(tmp_path: Path, tiny_model: str) -> None:
-    """Answers that nobody has seen begin again on the other node."""
+    """Outputs of which nothing was sent restart on the other node."""
     count = 64
     with running(tmp_path, tiny_model) as cluster, ThreadPoolExecutor(count) as pool:
         cluster.start_router()
@@ -82,11 +82,11 @@ def test_after_the_death_of_a_node(tmp_path: Path, tiny_model: str) -> None:
         )
         cluster.wait_nodes(decode=2, prefill=0)
         unary = [(n, schema) for n, schema in enumerate(schemas(count)) if n % 3]
-        asked = [pool.submit(texts, cluster, *one) for one in unary]
+        futures = [pool.submit(texts, cluster, *one) for one in unary]
         until(lambda: node_metric(dies, "tandem_sequences_running") > 4, "requests on both")
         dies.kill()
-        for (_, schema), answer in zip(unary, asked, strict=True):
-            for text in answer.result():
+        for (_, schema), future in zip(unary, futures, strict=True):
+            for text in future.result():
                 jsonschema.validate(json.loads(text), schema)
         until(lambda: node_metric(lives, "tandem_sequences_running") == 0, "the end")
 
@@ -115,8 +115,8 @@ def test_reasoning_has_its_budget_whatever_follows(tmp_path: Path, tiny_model: s
             assert "</think>" not in message["reasoning"] + message["content"]
             jsonschema.validate(json.loads(message["content"]), schema)
         # Each token is a byte: the budget, the rest of a character, and the marker.
-        spent = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
-        assert spent <= 3 * (9 + 3 + len("</think>"))
+        reasoning = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert reasoning <= 3 * (9 + 3 + len("</think>"))
         status, plain = cluster.post(
             "/v1/chat/completions", body | {"response_format": None, "thinking_token_budget": 0}
         )
@@ -144,12 +144,12 @@ def test_a_choice_whose_grammar_fails_ends_alone(tmp_path: Path, tiny_model: str
         node = cluster.launch_node("decode-node", prelude=DEAD_END)
         node.wait_ready()
         cluster.wait_nodes(decode=1, prefill=0)
-        asked = {"max_tokens": 40, "structured_outputs": {"regex": "[a-z]{30}"}}
-        choices = cluster.complete(prompt(1, 20), n=4, **asked)["choices"]
+        fields = {"max_tokens": 40, "structured_outputs": {"regex": "[a-z]{30}"}}
+        choices = cluster.complete(prompt(1, 20), n=4, **fields)["choices"]
         ends = [(choice["finish_reason"], len(choice["text"])) for choice in choices]
         assert sorted(ends) == [("error", 5)] * 2 + [("stop", 30)] * 2
         alone = [
-            cluster.post("/v1/completions", {"prompt": prompt(1, 20), **asked}) for _ in range(2)
+            cluster.post("/v1/completions", {"prompt": prompt(1, 20), **fields}) for _ in range(2)
         ]
         (failed,) = [body["error"] for status, body in alone if status == 400]
         assert failed["code"] == "grammar_unfollowable"

@@ -34,8 +34,8 @@ def test_a_pair_of_two_rank_nodes_gives_the_same_tokens(
         prefill, decode = cluster.start_nodes(("prefill-node", ranks), ("decode-node", ranks))
         cluster.wait_nodes(decode=1, prefill=1)
         _check_canary(cluster, prefill, decode)
-        got = [c["token_ids"] for c in cluster.complete(batch, **fields)["choices"]]
-        assert got == want
+        outputs = [c["token_ids"] for c in cluster.complete(batch, **fields)["choices"]]
+        assert outputs == want
         assert committed_transfers(decode) == 1 + len(batch)
         cluster.wait_idle(prefill, decode)
 

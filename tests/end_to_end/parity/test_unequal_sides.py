@@ -47,11 +47,11 @@ def test_numbers_of_ranks_and_block_sizes_may_differ(
     want = [c["token_ids"] for c in aggregated.complete(batch + more, **FIELDS)["choices"]]
     prefill, decode = trio.cast(there, here)
     before = committed_transfers(decode)
-    got = [
+    outputs = [
         choice["token_ids"]
         for part in (batch, more)
         for choice in trio.cluster.complete(part, **FIELDS)["choices"]
     ]
-    assert got == want
+    assert outputs == want
     assert committed_transfers(decode) - before == 2 * len(batch)
     trio.cluster.wait_idle(prefill, decode)

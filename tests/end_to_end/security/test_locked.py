@@ -85,7 +85,7 @@ def test_nodes_of_another_model_are_refused_with_a_reason_and_the_cluster_contin
     wrong = tmp_path / "token"
     wrong.write_text("of-another-cluster")
     other = issue(tmp_path / "other", "127.0.0.1")
-    refused, foreign, open_ = (
+    rejected, foreign, open_ = (
         locked.cluster.launch_node("decode-node", *flags)
         for flags in (
             [*locked.papers.flags, f"--cluster-token-file={wrong}"],
@@ -94,7 +94,7 @@ def test_nodes_of_another_model_are_refused_with_a_reason_and_the_cluster_contin
         )
     )
     for part, words in (
-        (refused, "wrong token: every part of this cluster needs the same --cluster-token"),
+        (rejected, "wrong token: every part of this cluster needs the same --cluster-token"),
         (foreign, "its certificate is not by an authority of --tls-ca"),
         (open_, "it may use TLS, which this side does not (--tls-cert)"),
     ):
@@ -167,8 +167,8 @@ def nodes(locked: Locked, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_operators_need_the_lock_too(locked: Locked) -> None:
-    listed = nodes(locked, *locked.flags)
-    assert listed.returncode == 0 and listed.stdout.count(" ready ") == 2
+    listing = nodes(locked, *locked.flags)
+    assert listing.returncode == 0 and listing.stdout.count(" ready ") == 2
     without = nodes(locked, *locked.papers.flags)
     assert without.returncode == 1 and "tandem: no token: every part" in without.stderr
     outside = nodes(locked)
@@ -184,10 +184,10 @@ def rotate(locked: Locked, change: Callable[[], object]) -> None:
     before = {part.log: part.log.read_text().count(USED) for part in parts}
     change()
 
-    def taken() -> bool:
+    def all_reloaded() -> bool:
         return all(log.read_text().count(USED) > count for log, count in before.items())
 
-    until(taken, "every part to use the changed files")
+    until(all_reloaded, "every part to use the changed files")
 
 
 def test_everything_is_rotated_while_it_serves(
@@ -202,9 +202,9 @@ def test_everything_is_rotated_while_it_serves(
         locked.serves(6, want)
 
     def replace(old: Path, content: bytes) -> None:
-        made = tmp_path / "made"
-        made.write_bytes(content)
-        made.rename(old)
+        new_file = tmp_path / "made"
+        new_file.write_bytes(content)
+        new_file.rename(old)
 
     def both_authorities() -> None:
         replace(papers.ca, papers.ca.read_bytes() + new.ca.read_bytes())

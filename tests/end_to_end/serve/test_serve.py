@@ -53,9 +53,9 @@ class ServeProcess:
         )
         assert self.process.stdout is not None
         self.greeting = [self.process.stdout.readline() for _ in range(7)]
-        found = re.search(r"http://\S+", self.greeting[0])
-        assert found, self.greeting
-        self.url = found[0]
+        match = re.search(r"http://\S+", self.greeting[0])
+        assert match, self.greeting
+        self.url = match[0]
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def wait_gone(self) -> None:
@@ -73,36 +73,36 @@ class ServeProcess:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    served = ServeProcess(tmp_path_factory.mktemp("logs"))
-    yield served
-    served.process.send_signal(signal.SIGINT)
-    served.wait_gone()
-    assert served.process.returncode == 0
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    serve = ServeProcess(tmp_path_factory.mktemp("logs"))
+    yield serve
+    serve.process.send_signal(signal.SIGINT)
+    serve.wait_gone()
+    assert serve.process.returncode == 0
 
 
-def command_of(served: ServeProcess, label: str) -> str:
+def command_of(serve: ServeProcess, label: str) -> str:
     """The output of a command that the greeting shows."""
-    (line,) = [line for line in served.greeting if line.startswith(label)]
+    (line,) = [line for line in serve.greeting if line.startswith(label)]
     command = line.partition(": ")[2] if ": (" in line else line.removeprefix(f"{label}: ")
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_commands_of_the_greeting_work(served: ServeProcess) -> None:
-    chunks = [line.removeprefix("data: ") for line in command_of(served, "Try").split("\n") if line]
+def test_the_commands_of_the_greeting_work(serve: ServeProcess) -> None:
+    chunks = [line.removeprefix("data: ") for line in command_of(serve, "Try").split("\n") if line]
     assert chunks.pop() == "[DONE]"
     spoken = [json.loads(chunk)["choices"][0]["delta"].get("content") for chunk in chunks]
     assert "".join(filter(None, spoken)) == "7 + 5 = 12."
-    assert command_of(served, "Prefill apart") == "The code of the green door is 417.\n"
-    log = served.logs / LATEST / "router.log"
+    assert command_of(serve, "Prefill apart") == "The code of the green door is 417.\n"
+    log = serve.logs / LATEST / "router.log"
     moved = re.compile(r"POST /v1/chat/completions 200 .*prefilled=remote")
     until(lambda: bool(moved.search(log.read_text())), "a prompt that is prefilled apart")
-    assert "Logs:" in served.greeting[3]
-    rows = [row.split() for row in command_of(served, "Parts").splitlines()[1:]]
+    assert "Logs:" in serve.greeting[3]
+    rows = [row.split() for row in command_of(serve, "Parts").splitlines()[1:]]
     assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]
-    assert "<html" in get(served.url).lower()
+    assert "<html" in get(serve.url).lower()
 
 
 def asks_the_server(command: ShownCommand) -> bool:
@@ -112,15 +112,17 @@ def asks_the_server(command: ShownCommand) -> bool:
     return "> in.jsonl" in command.line or (client is not None and bool(server))
 
 
-def test_documented_examples_answer_as_they_show(served: ServeProcess, tmp_path: Path) -> None:
+def test_documented_examples_print_the_documented_output(
+    serve: ServeProcess, tmp_path: Path
+) -> None:
     (tmp_path / "prompt.txt").write_text("What is 7 plus 5?")
     (tmp_path / "prompts.jsonl").write_text('"What is 7 plus 5?"\n')
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ids: dict[str, str] = {}
-    tried = 0
+    num_commands = 0
     for command in filter(asks_the_server, shown_commands()):
-        line = command.line.replace("http://127.0.0.1:8000", served.url)
-        line = re.sub(r"(?: --model)? builtin\b", f" --url {served.url}", line)
+        line = command.line.replace("http://127.0.0.1:8000", serve.url)
+        line = re.sub(r"(?: --model)? builtin\b", f" --url {serve.url}", line)
         line = line.replace("file-...", ids.get("file", "")).replace(
             "batch_...", ids.get("batch", "")
         )
@@ -142,39 +144,41 @@ def test_documented_examples_answer_as_they_show(served: ServeProcess, tmp_path:
         if "/v1/batches/" in line:
             until(lambda: '"status":"completed"' in ask(), "the batch to end", 30)
             output = ask()
-        for found, kind in re.findall(r'"(?:id|output_file_id)": ?"((file|batch)[-_]\w+)"', output):
-            ids[kind] = found
+        for object_id, kind in re.findall(
+            r'"(?:id|output_file_id)": ?"((file|batch)[-_]\w+)"', output
+        ):
+            ids[kind] = object_id
         assert '"error":{' not in output.replace(" ", ""), (line, output)
         assert [part for part in command.shown if part not in output] == [], (line, output)
-        tried += 1
-    assert tried >= 14
+        num_commands += 1
+    assert num_commands >= 14
 
 
 @pytest.mark.parametrize("name", ["chat", "complete"])
-def test_examples_of_help_answer_rightly(served: ServeProcess, name: str) -> None:
+def test_examples_of_the_help_work(serve: ServeProcess, name: str) -> None:
     text = cli.commands[name].help or ""
     [example] = re.findall(rf"tandem {name} (.*Who are you.*?)(?:  |\n)", text)
-    command = f"{sys.executable} -m tandem {name} --url {served.url} {example}"
+    command = f"{sys.executable} -m tandem {name} --url {serve.url} {example}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "I am Tandem" in done.stdout
     assert "7 + 5 = 12." in done.stdout or "7 plus" not in example
 
 
-def test_another_user_is_refused_at_the_registry(served: ServeProcess) -> None:
-    (registry,) = [line.split()[-1] for line in served.greeting if line.startswith("Parts: ")]
+def test_another_user_is_refused_at_the_registry(serve: ServeProcess) -> None:
+    (registry,) = [line.split()[-1] for line in serve.greeting if line.startswith("Parts: ")]
     token = find_token(registry)
-    assert len(token) == 64 and find_router("127.0.0.1:1", served.url) == registry
+    assert len(token) == 64 and find_router("127.0.0.1:1", serve.url) == registry
     with pytest.raises(RequestError, match="no token"):
         admin.list_nodes(registry)
-    seen = [psutil.Process(served.process.pid), *served.children]
-    shown = [*(" ".join(process.cmdline()) for process in seen), *served.greeting]
-    shown += [log.read_text() for log in (served.logs / LATEST).iterdir()]
-    assert not [text for text in shown if token in text]
+    processes = [psutil.Process(serve.process.pid), *serve.children]
+    texts = [*(" ".join(process.cmdline()) for process in processes), *serve.greeting]
+    texts += [log.read_text() for log in (serve.logs / LATEST).iterdir()]
+    assert not [text for text in texts if token in text]
 
 
-def test_the_openai_client_gets_the_same_text_streamed_and_not(served: ServeProcess) -> None:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+def test_the_openai_client_gets_the_same_text_streamed_and_not(serve: ServeProcess) -> None:
+    with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
         messages: Any = [{"role": "user", "content": LONG}]
         whole = client.chat.completions.create(
@@ -204,8 +208,8 @@ def test_the_openai_client_gets_the_same_text_streamed_and_not(served: ServeProc
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
-def test_each_choice_of_a_stream_has_one_role_and_one_end(served: ServeProcess) -> None:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+def test_each_choice_of_a_stream_has_one_role_and_one_end(serve: ServeProcess) -> None:
+    with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none") as client:
         with client.chat.completions.create(
             model="tandem-builtin",
             messages=[{"role": "user", "content": "Hello!"}],
@@ -227,9 +231,9 @@ def test_each_choice_of_a_stream_has_one_role_and_one_end(served: ServeProcess) 
     assert ends == [0, 1, 2, 3]
 
 
-def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: ServeProcess) -> None:
+def test_a_wrong_parameter_is_named_by_the_clients_own_error(serve: ServeProcess) -> None:
     with (
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.BadRequestError) as caught,
     ):
         client.completions.create(model="tandem-builtin", prompt="x", temperature=7, stream=True)
@@ -239,7 +243,7 @@ def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: ServeProces
 
 
 @pytest.mark.parametrize("choice", ["named", "required"])
-def test_custom_tools_keep_to_their_grammars(served: ServeProcess, choice: str) -> None:
+def test_custom_tools_keep_to_their_grammars(serve: ServeProcess, choice: str) -> None:
     layout = {"type": "grammar", "syntax": "lark"}
     layout |= {"definition": 'start: "a" ("\\n" /[b-d"]{2}/)~1..3'}
     patch: dict[str, Any] = {"type": "custom", "name": "patch"}
@@ -247,35 +251,35 @@ def test_custom_tools_keep_to_their_grammars(served: ServeProcess, choice: str) 
     if choice == "required":
         tools.append({"type": "function", "name": "now", "strict": False})
         tools[1]["parameters"] = {"type": "object", "additionalProperties": False}
-    asked: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 300}
-    asked["tool_choice"] = patch if choice == "named" else choice
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as typed:
+    fields: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 300}
+    fields["tool_choice"] = patch if choice == "named" else choice
+    with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none", max_retries=0) as typed:
         client: Any = typed
-        made = client.responses.create(tools=tools, **asked)
-        assert made.output and made.status == "completed"
-        for call in made.output:
-            assert call.name == "now" or re.fullmatch('a(\\n[b-d"]{2}){1,3}', call.input)
-        assert choice == "required" or len(made.output) == 1
+        response = client.responses.create(tools=tools, **fields)
+        assert response.output and response.status == "completed"
+        for item in response.output:
+            assert item.name == "now" or re.fullmatch('a(\\n[b-d"]{2}){1,3}', item.input)
+        assert choice == "required" or len(response.output) == 1
         layout["definition"] = "start: x"
         with pytest.raises(openai.BadRequestError) as caught:
-            client.responses.create(tools=tools, **asked)
+            client.responses.create(tools=tools, **fields)
     place = "tools[0].format.definition" if choice == "named" else "tools"
     assert caught.value.param == place and "unknown name" in caught.value.message
 
 
-async def test_the_async_client_works_too(served: ServeProcess) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
-        answer = await client.chat.completions.create(
+async def test_the_async_client_works_too(serve: ServeProcess) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{serve.url}/v1", api_key="none") as client:
+        completion = await client.chat.completions.create(
             model="tandem-builtin",
             messages=[{"role": "user", "content": "Hello!"}],
             temperature=0,
         )
-    assert answer.choices[0].message.content
+    assert completion.choices[0].message.content
 
 
-def test_an_unknown_model_is_a_404_in_openais_shape(served: ServeProcess) -> None:
+def test_an_unknown_model_is_a_404_in_openais_shape(serve: ServeProcess) -> None:
     with (
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.NotFoundError),
     ):
         client.completions.create(model="no-such-model", prompt="x")

@@ -80,13 +80,13 @@ class ServedCluster:
             )
         os.close(output)
         self.output = open(read)  # noqa: SIM115
-        said = ""
-        while not (found := re.search(r"^Parts: .* (\S+)$", said, re.MULTILINE)):
+        greeting = ""
+        while not (match := re.search(r"^Parts: .* (\S+)$", greeting, re.MULTILINE)):
             line = self.output.readline()
             assert line, self.errors.read_text()
-            said += line
-        self.registry = found[1]
-        (self.url,) = re.findall(r"^Tandem is ready: (http://\S+)", said)
+            greeting += line
+        self.registry = match[1]
+        (self.url,) = re.findall(r"^Tandem is ready: (http://\S+)", greeting)
         self.credentials = find_credentials(SecurityConfig(), [self.registry])
         self._rest: Footprint | None = None
         self._long_outputs: dict[int, list[int]] = {}
@@ -116,7 +116,7 @@ class ServedCluster:
         until(lambda: len(self.nodes()) == count, f"{count} nodes", START_SECONDS)
 
     def open(self, seed: int, **fields: Any) -> Any:
-        """The answer to a request, to be read."""
+        """The response to a request, not read yet."""
         body = {
             "prompt": prompt(seed, PROMPT_TOKENS),
             "max_tokens": 20,
@@ -133,8 +133,8 @@ class ServedCluster:
         return urllib.request.urlopen(request, timeout=60)
 
     def complete(self, seed: int, **fields: Any) -> list[int]:
-        with self.open(seed, **fields) as answer:
-            return list(json.loads(answer.read())["choices"][0]["token_ids"])
+        with self.open(seed, **fields) as response:
+            return list(json.loads(response.read())["choices"][0]["token_ids"])
 
     def long_output(self, seed: int) -> list[int]:
         """The tokens of an undisturbed stream, which are always the same."""
@@ -143,52 +143,54 @@ class ServedCluster:
         return self._long_outputs[seed]
 
     def prefilled_remotely(self, seed: int) -> bool:
-        with self.open(seed) as answer:
-            return bool(json.loads(answer.read())["tandem"]["prefill_nodes"])
+        with self.open(seed) as response:
+            return bool(json.loads(response.read())["tandem"]["prefill_nodes"])
 
-    def stream(self, seed: int, begun: Event) -> tuple[list[int], int]:
+    def stream(self, seed: int, first_token: Event) -> tuple[list[int], int]:
         """The tokens of a long stream, and the number of errors that end it."""
         tokens, errors = [], 0
-        with self.open(seed, stream=True, max_tokens=STREAM_TOKENS) as answer:
-            for line in answer:
+        with self.open(seed, stream=True, max_tokens=STREAM_TOKENS) as response:
+            for line in response:
                 data = line.decode().strip().removeprefix("data: ")
                 if data and data != "[DONE]":
                     event = json.loads(data)
                     errors += "error" in event
                     for choice in event.get("choices", ()):
                         tokens += choice["token_ids"]
-                    begun.set()
+                    first_token.set()
         return tokens, errors
 
     @contextmanager
     def streams(self, seeds: list[int]) -> Iterator[list[Future[tuple[list[int], int]]]]:
         """Streams that have begun, one on each decode node if there are as many."""
         with ThreadPoolExecutor(len(seeds)) as pool:
-            begun = [Event() for _ in seeds]
-            futures = [pool.submit(self.stream, *each) for each in zip(seeds, begun, strict=True)]
-            assert all(event.wait(60) for event in begun)
+            first_tokens = [Event() for _ in seeds]
+            futures = [
+                pool.submit(self.stream, *each) for each in zip(seeds, first_tokens, strict=True)
+            ]
+            assert all(event.wait(60) for event in first_tokens)
             yield futures
 
     @contextmanager
     def under_load(self) -> Iterator[Callable[[], None]]:
-        """Requests run before, during and after the block, and each gets its right answer. Yields
-        a function that waits until every client has had further answers."""
+        """Requests run before, during and after the block, and each gets the right output. Yields a
+        function that waits until every client has had further responses."""
         want = [self.complete(seed) for seed in range(CLIENTS)]
         done = Event()
-        answered = [0] * CLIENTS
+        num_completed = [0] * CLIENTS
 
         def client(seed: int) -> None:
             while not done.is_set():
                 assert self.complete(seed) == want[seed]
-                answered[seed] += 1
+                num_completed[seed] += 1
                 done.wait(PAUSE_SECONDS)
 
         def more() -> None:
-            before = list(answered)
+            before = list(num_completed)
             until(
                 lambda: all(
                     now > then + 1 or future.done()
-                    for now, then, future in zip(answered, before, futures, strict=True)
+                    for now, then, future in zip(num_completed, before, futures, strict=True)
                 ),
                 "answers",
                 60,
@@ -208,7 +210,7 @@ class ServedCluster:
     def wait_at_rest(self) -> None:
         """Until no node holds anything, and the command has no more processes, descriptors and
         staging rings than it had when this was first called."""
-        until(lambda: not self._held(), "the nodes to hold nothing", SETTLE_SECONDS)
+        until(lambda: not self._leaks(), "the nodes to hold nothing", SETTLE_SECONDS)
         if self._rest is None:
             self._rest = Footprint.of(self.process.pid)
         rest = self._rest
@@ -216,7 +218,7 @@ class ServedCluster:
             lambda: not Footprint.of(self.process.pid).beyond(rest), f"only {rest}", SETTLE_SECONDS
         )
 
-    def _held(self) -> list[str]:
+    def _leaks(self) -> list[str]:
         texts = [get(f"http://127.0.0.1:{port}/metrics") for port in self._probe_ports()]
         return [series for text in texts for series in AT_REST_ZERO if metric(text, series)]
 
@@ -225,15 +227,15 @@ class ServedCluster:
         logs = self.folder.glob("latest/*-node-*.log")
         return [re.findall(r"probes on port (\d+)", log.read_text())[-1] for log in logs]
 
-    def told(self) -> str:
+    def log_text(self) -> str:
         return self.errors.read_text()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[ServedCluster]:
-    served = ServedCluster(tmp_path_factory.mktemp("served"), tiny_model)
-    yield served
-    served.stop()
+def serve(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[ServedCluster]:
+    serve = ServedCluster(tmp_path_factory.mktemp("served"), tiny_model)
+    yield serve
+    serve.stop()
 
 
 @pytest.mark.parametrize(
@@ -244,80 +246,80 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterato
     ),
 )
 def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
-    served: ServedCluster, kind: str, what: str
+    serve: ServedCluster, kind: str, what: str
 ) -> None:
-    served.wait_nodes(3)
-    head = served.head(kind)
+    serve.wait_nodes(3)
+    head = serve.head(kind)
     victim = head if what == "head" else head.children()[0]
-    before = served.told().count("serves again")
+    before = serve.log_text().count("serves again")
 
-    with served.under_load():
+    with serve.under_load():
         victim.kill()
         until(
-            lambda: served.told().count("serves again") > before,
+            lambda: serve.log_text().count("serves again") > before,
             "the node to be started again",
             START_SECONDS,
         )
-    served.wait_nodes(3)
-    assert re.search(rf"tandem: {kind}-. (ended|was killed) .* it is restarted", served.told())
+    serve.wait_nodes(3)
+    assert re.search(rf"tandem: {kind}-. (ended|was killed) .* it is restarted", serve.log_text())
     assert not head.is_running()
-    served.wait_at_rest()
+    serve.wait_at_rest()
 
 
 @contextmanager
-def disturbed(served: ServedCluster, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
-    """Processes of a node are stopped while streams and requests run, all of which are answered."""
-    seeds, told = [10, 11], served.told()
-    want = [served.long_output(seed) for seed in seeds]
-    served.wait_at_rest()
-    with served.streams(seeds) as streams:
+def disturbed(serve: ServedCluster, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
+    """Stop processes of a node while streams and requests run, all of which must complete."""
+    seeds, log = [10, 11], serve.log_text()
+    want = [serve.long_output(seed) for seed in seeds]
+    serve.wait_at_rest()
+    with serve.streams(seeds) as streams:
         for process in processes:
             process.suspend()
-        with served.under_load() as more:
+        with serve.under_load() as more:
             # A node that is started again may be back before it is missed.
             until(
-                lambda: len(served.nodes()) == 2 or served.told() != told,
+                lambda: len(serve.nodes()) == 2 or serve.log_text() != log,
                 "the node to be lost",
                 START_SECONDS,
             )
             more()
             if kind == PREFILL:
-                assert not served.prefilled_remotely(1)
+                assert not serve.prefilled_remotely(1)
             yield
     assert [stream.result() for stream in streams] == [(tokens, 0) for tokens in want]
-    served.wait_nodes(3)
-    until(lambda: served.prefilled_remotely(1), "the prefill node to be used", START_SECONDS)
-    served.wait_at_rest()
+    serve.wait_nodes(3)
+    until(lambda: serve.prefilled_remotely(1), "the prefill node to be used", START_SECONDS)
+    serve.wait_at_rest()
 
 
 @pytest.mark.parametrize("kind", [PREFILL, DECODE])
-def test_a_node_that_stops_for_a_while_costs_no_answer_and_is_not_started_again(
-    served: ServedCluster, kind: str
+def test_a_paused_node_fails_no_request_and_is_not_restarted(
+    serve: ServedCluster, kind: str
 ) -> None:
-    served.wait_nodes(3)
-    told, head = served.told(), served.head(kind)
+    serve.wait_nodes(3)
+    log, head = serve.log_text(), serve.head(kind)
     node = [head, *head.children()]
-    with disturbed(served, kind, node):
+    with disturbed(serve, kind, node):
         for process in node:
             process.resume()
-        served.wait_nodes(3)
-    assert served.told() == told and head.is_running()
+        serve.wait_nodes(3)
+    assert serve.log_text() == log and head.is_running()
 
 
 @pytest.mark.parametrize("kind", selected([DECODE], full=[PREFILL]))
-def test_a_node_whose_rank_hangs_is_started_again(served: ServedCluster, kind: str) -> None:
-    served.wait_nodes(3)
-    told, head = served.told(), served.head(kind)
-    with disturbed(served, kind, head.children()):
+def test_a_node_with_a_hung_rank_is_restarted(serve: ServedCluster, kind: str) -> None:
+    serve.wait_nodes(3)
+    log, head = serve.log_text(), serve.head(kind)
+    with disturbed(serve, kind, head.children()):
         until(
-            lambda: "serves again" in served.told().removeprefix(told),
+            lambda: "serves again" in serve.log_text().removeprefix(log),
             "the node to be started again",
             HANG_SECONDS,
         )
     assert re.fullmatch(
         rf"tandem: ({kind}-.) ended with exit status 1: .*rank 0 gave no sign of life.*"
         r"it is restarted in .*\ntandem: \1 serves again\n",
-        served.told().removeprefix(told),
+        serve.log_text().removeprefix(log),
     )
     assert not head.is_running()
 
@@ -356,43 +358,43 @@ def _is_used(client: ServedCluster) -> None:
     assert client.stream(2, Event()) == (want, 0)
 
 
-def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: ServedCluster) -> None:
-    served.wait_nodes(3)
-    names = [node.node_id for node in served.nodes() if node.role == pb.ROLE_PREFILL]
-    names += [node.node_id for node in served.nodes() if node.role == pb.ROLE_DECODE][:1]
+def test_a_drained_node_leaves_and_the_others_go_on(serve: ServedCluster) -> None:
+    serve.wait_nodes(3)
+    names = [node.node_id for node in serve.nodes() if node.role == pb.ROLE_PREFILL]
+    names += [node.node_id for node in serve.nodes() if node.role == pb.ROLE_DECODE][:1]
 
-    with served.under_load():
+    with serve.under_load():
         for number, name in enumerate(names, 1):
-            tandem("nodes", "--router", served.registry, "drain", name).check_returncode()
+            tandem("nodes", "--router", serve.registry, "drain", name).check_returncode()
             until(
-                lambda number=number: served.told().count("has drained and left") == number,  # type: ignore[misc]
+                lambda number=number: serve.log_text().count("has drained and left") == number,  # type: ignore[misc]
                 "the node to leave",
             )
-    served.wait_nodes(1)
+    serve.wait_nodes(1)
     # The last one ends the command, as planned.
-    last = served.head(DECODE).pid
+    last = serve.head(DECODE).pid
     psutil.Process(last).send_signal(signal.SIGTERM)
-    assert served.process.wait(60) == 0
-    assert "no decode node is left: the last one has drained" in served.told()
+    assert serve.process.wait(60) == 0
+    assert "no decode node is left: the last one has drained" in serve.log_text()
 
 
 def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path, tiny_model: str) -> None:
-    served = ServedCluster(tmp_path, tiny_model, decode_nodes=1)
-    parts = psutil.Process(served.process.pid).children(recursive=True)
+    serve = ServedCluster(tmp_path, tiny_model, decode_nodes=1)
+    parts = psutil.Process(serve.process.pid).children(recursive=True)
     assert len(parts) == 6  # router, two heads, two ranks, and what has forked them
-    served.close()
+    serve.close()
     assert psutil.wait_procs(parts, timeout=30)[1] == []
 
 
 def test_a_router_that_dies_ends_the_command_and_its_parts(tmp_path: Path, tiny_model: str) -> None:
-    served = ServedCluster(tmp_path, tiny_model, decode_nodes=1, prefill=())
-    parts = psutil.Process(served.process.pid).children(recursive=True)
+    serve = ServedCluster(tmp_path, tiny_model, decode_nodes=1, prefill=())
+    parts = psutil.Process(serve.process.pid).children(recursive=True)
     try:
-        with served.streams([1]) as (stream,):
-            served.head("router").kill()
+        with serve.streams([1]) as (stream,):
+            serve.head("router").kill()
             assert len(stream.result(60)[0]) < STREAM_TOKENS
-        assert served.process.wait(60) == 1
+        assert serve.process.wait(60) == 1
     finally:
-        served.close()
-    assert "router was killed (SIGKILL)" in served.told()
+        serve.close()
+    assert "router was killed (SIGKILL)" in serve.log_text()
     assert psutil.wait_procs(parts, timeout=30)[1] == []

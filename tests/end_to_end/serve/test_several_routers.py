@@ -45,7 +45,7 @@ class TwoRouters:
     def nodes(self, number: int) -> float:
         return metric(self.page(number), "tandem_node_up")
 
-    def served(self, number: int) -> float:
+    def num_requests(self, number: int) -> float:
         return metric(self.page(number), "vllm:e2e_request_latency_seconds_count")
 
     @contextmanager
@@ -53,16 +53,16 @@ class TwoRouters:
         """A connection to each router, by its number."""
         opened: list[Connection] = []
         processes = [self.process(number) for number in range(ROUTERS)]
-        found: dict[int, Connection] = {}
+        by_router: dict[int, Connection] = {}
         try:
-            while len(found) < ROUTERS:
+            while len(by_router) < ROUTERS:
                 assert len(opened) < 64, "one router gets no connections"
                 opened.append(connection := self.connect())
                 port = connection.sock.getsockname()[1]
                 for number, process in enumerate(processes):
                     if port in {each.raddr.port for each in tcp(process) if each.raddr}:
-                        found.setdefault(number, connection)
-            yield [found[number] for number in range(ROUTERS)]
+                        by_router.setdefault(number, connection)
+            yield [by_router[number] for number in range(ROUTERS)]
         finally:
             for each in opened:
                 each.close()
@@ -83,22 +83,22 @@ def tcp(process: psutil.Process) -> list[Any]:
 def complete(connection: Connection) -> int:
     """The status of a request to generate."""
     body = {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0, "ignore_eos": True}
-    given = {"content-type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(body), given)
-    answer = connection.getresponse()
-    answer.read()
-    return answer.status
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    response.read()
+    return response.status
 
 
 def ask(connection: Connection, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The answer to a GET, or to a POST with a ``body``."""
-    given = {"content-type": "application/json"}
-    sent = None if body is None else json.dumps(body)
-    connection.request("GET" if body is None else "POST", path, sent, given)
-    answer = connection.getresponse()
-    found: dict[str, Any] = json.loads(answer.read())
-    assert answer.status == 200, found
-    return found
+    """The response to a GET, or to a POST with a ``body``."""
+    headers = {"content-type": "application/json"}
+    payload = None if body is None else json.dumps(body)
+    connection.request("GET" if body is None else "POST", path, payload, headers)
+    response = connection.getresponse()
+    content: dict[str, Any] = json.loads(response.read())
+    assert response.status == 200, content
+    return content
 
 
 def share_responses(two: TwoRouters) -> None:
@@ -115,7 +115,7 @@ def survives_the_death_of_a_router(two: TwoRouters, serves_again: Callable[[], b
     until(lambda: two.nodes(0) == two.nodes(1) == 1, "the node at both")
     with two.connections() as both:
         assert [complete(each) for each in both] == [200, 200]
-        until(lambda: two.served(0) == two.served(1) == 1, "the request of each")
+        until(lambda: two.num_requests(0) == two.num_requests(1) == 1, "the request of each")
         two.process(0).kill()
         until(lambda: not is_open(both[0]), "the end of its connections")
         assert complete(both[1]) == 200
@@ -123,12 +123,12 @@ def survives_the_death_of_a_router(two: TwoRouters, serves_again: Callable[[], b
             other = two.connect()
             assert complete(other) == 200
             other.close()
-        until(lambda: two.served(1) >= 2, "further requests of the other")
+        until(lambda: two.num_requests(1) >= 2, "further requests of the other")
     until(serves_again, "the router to be started again", START_SECONDS)
     assert two.nodes(0) == 1, "it takes connections once its node is back"
     with two.connections() as both:
         assert [complete(each) for each in both] == [200, 200]
-    until(lambda: two.served(0) >= 1, "a request of the new one")
+    until(lambda: two.num_requests(0) >= 1, "a request of the new one")
 
 
 def is_open(connection: Connection) -> bool:
@@ -141,17 +141,17 @@ def is_open(connection: Connection) -> bool:
 def test_serve_keeps_two_routers_on_one_port(tmp_path: Path, tiny_model: str) -> None:
     folder = f"--batch-dir={tmp_path / 'batches'}"
     flags = ("--router-workers=2", "--registry-port=0", "--metrics-port=0", folder)
-    served = ServedCluster(tmp_path, tiny_model, decode_nodes=1, prefill=flags)
+    serve = ServedCluster(tmp_path, tiny_model, decode_nodes=1, prefill=flags)
     try:
         logs = [tmp_path / "latest" / f"router-{number}.log" for number in range(ROUTERS)]
         metrics = [int(re.findall(r"metrics on port (\d+)", log.read_text())[0]) for log in logs]
-        two = TwoRouters(served.process.pid, served.url, metrics)
-        survives_the_death_of_a_router(two, lambda: "router-0 serves again" in served.told())
+        two = TwoRouters(serve.process.pid, serve.url, metrics)
+        survives_the_death_of_a_router(two, lambda: "router-0 serves again" in serve.log_text())
         share_responses(two)
-        assert re.search(r"router-0 was killed \(SIGKILL\).* it is restarted in", served.told())
-        served.stop()
+        assert re.search(r"router-0 was killed \(SIGKILL\).* it is restarted in", serve.log_text())
+        serve.stop()
     finally:
-        served.close()
+        serve.close()
 
 
 def test_a_launcher_of_routers_alone_writes_their_logs_and_ends_with_them(

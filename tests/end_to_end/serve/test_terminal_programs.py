@@ -35,8 +35,8 @@ def test_all_programs_get_the_same_tokens(
         console = Console(file=io.StringIO(), highlight=False)
         chat = TerminalChat(server, ChatConfig(), SEEDED.parameters, console)
         chat.ask("hello")
-        (answer,) = chat.replies
-        assert (answer.tokens, answer.finish_reason) == (8, "length") and answer.prompt_tokens > 0
+        (reply,) = chat.replies
+        assert (reply.tokens, reply.finish_reason) == (8, "length") and reply.prompt_tokens > 0
         text = chat.conversation.messages[-1]["content"]
 
         run_complete(server, CompleteConfig(quick="hello", chat=True, json=True), SEEDED)

@@ -87,7 +87,7 @@ class Baseline:
     def __init__(self, parts: Mapping[str, Part], registry: str) -> None:
         self._parts = parts
         self._registry = registry
-        self._wait(self._held)
+        self._wait(self._leaks)
         self._rest = {name: Footprint.of(part.process.pid) for name, part in parts.items()}
         self._blocks = {name: _blocks(part) for name, part in parts.items()}
         self._segments = _segments()
@@ -100,35 +100,37 @@ class Baseline:
         assert callable(differences)
         deadline = time.monotonic() + seconds
         for pause in pauses():
-            if not (found := differences()):
+            if not (leaks := differences()):
                 return
-            assert time.monotonic() < deadline, f"after {seconds:g} s:\n" + "\n".join(found)
+            assert time.monotonic() < deadline, f"after {seconds:g} s:\n" + "\n".join(leaks)
             time.sleep(pause)
 
     def _differences(self) -> list[str]:
-        found = self._held()
+        leaks = self._leaks()
         for name, part in self._parts.items():
             grown = Footprint.of(part.process.pid).beyond(self._rest[name])
-            found += [f"{name}: {grown}"] if grown else []
+            leaks += [f"{name}: {grown}"] if grown else []
             if (blocks := _blocks(part)) != self._blocks[name]:
-                found.append(f"{name}: {blocks} blocks free or cached of {self._blocks[name]}")
-        found += [f"segment {name}" for name in _segments() - self._segments]
-        return found
+                leaks.append(f"{name}: {blocks} blocks free or cached of {self._blocks[name]}")
+        leaks += [f"segment {name}" for name in _segments() - self._segments]
+        return leaks
 
-    def _held(self) -> list[str]:
+    def _leaks(self) -> list[str]:
         """Resources in use, by the nodes' metrics and the router's list; none at rest."""
-        found = []
+        leaks = []
         for name, part in self._parts.items():
             assert part.process.poll() is None, f"{name} has ended:\n{part.log.read_text()[-2000:]}"
             text = part.metrics()
-            found += [f"{name}: {s} is {v:g}" for s in AT_REST_ZERO if (v := metric(text, s))]
-        listed = {node.node_id: node for node in list_nodes(self._registry).nodes}
-        found += [f"{name} is not listed" for name in self._parts.keys() - listed.keys()]
-        for node in listed.values():
+            leaks += [f"{name}: {s} is {v:g}" for s in AT_REST_ZERO if (v := metric(text, s))]
+        nodes_by_id = {node.node_id: node for node in list_nodes(self._registry).nodes}
+        leaks += [f"{name} is not listed" for name in self._parts.keys() - nodes_by_id.keys()]
+        for node in nodes_by_id.values():
             load = node.load
-            held = load.leases + load.transfers + load.owned_blocks + load.reserved_blocks
-            found += [f"{node.node_id}: {held} held, as listed"] if held or node.requests else []
-        return found
+            blocks = load.leases + load.transfers + load.owned_blocks + load.reserved_blocks
+            leaks += (
+                [f"{node.node_id}: {blocks} held, as listed"] if blocks or node.requests else []
+            )
+        return leaks
 
 
 def _blocks(part: Part) -> float:

@@ -30,7 +30,7 @@ def greedy(cluster: TestCluster, seed: int, count: int = 6) -> list[int]:
 
 
 def open_request(cluster: TestCluster, tokens: list[int], **fields: Any) -> Any:
-    """A sent request whose answer is not read yet."""
+    """A sent request whose response is not read yet."""
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
     body = {"prompt": tokens, "ignore_eos": True, **fields}
     connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
@@ -47,9 +47,9 @@ def stream_lines(
     connection = open_request(cluster, tokens, stream=True, **fields)
     lines: list[str] = []
     try:
-        answer = connection.getresponse()
-        assert answer.status == 200
-        for raw in answer:
+        response = connection.getresponse()
+        assert response.status == 200
+        for raw in response:
             line = raw.decode().strip()
             if line:
                 lines.append(line)

@@ -175,33 +175,33 @@ class TestCluster:
     def wait_nodes(self, decode: int, prefill: int) -> None:
         """Until the router's own metrics show this many nodes."""
 
-        def known() -> bool:
+        def all_listed() -> bool:
             text = get(f"{self.url}/metrics")
             joined = {(m[1], m[2]) for m in re.finditer(_NODE_LINE, text)}
             kinds = [kind for kind, _ in joined]
             return kinds.count("decode") == decode and kinds.count("prefill") == prefill
 
-        until(known, f"{decode} decode and {prefill} prefill nodes at the router")
+        until(all_listed, f"{decode} decode and {prefill} prefill nodes at the router")
 
     def roles(self) -> dict[str, str]:
         """The roles of the nodes that take work, as the router lists them."""
-        listed = admin.list_nodes(self.registry).nodes
-        return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
+        nodes = admin.list_nodes(self.registry).nodes
+        return {node.node_id: admin.ROLES[node.role] for node in nodes if not node.draining}
 
     def wait_parts(self, *parts: Part) -> None:
         """Until the router lists these nodes and no other: also none that has ended and whose
         heartbeats are still waited for."""
-        wanted = {part.details["address"] for part in parts}
+        addresses = {part.details["address"] for part in parts}
 
-        def known() -> bool:
-            listed = admin.list_nodes(self.registry).nodes
-            taking_work = {node.address for node in listed if not node.draining}
-            return taking_work == wanted and len(listed) == len(parts)
+        def all_listed() -> bool:
+            nodes = admin.list_nodes(self.registry).nodes
+            taking_work = {node.address for node in nodes if not node.draining}
+            return taking_work == addresses and len(nodes) == len(parts)
 
-        until(known, f"the nodes {wanted} at the router")
+        until(all_listed, f"the nodes {addresses} at the router")
 
-    def wait_roles(self, wanted: dict[str, str]) -> None:
-        until(lambda: self.roles() == wanted, f"the roles {wanted}")
+    def wait_roles(self, roles: dict[str, str]) -> None:
+        until(lambda: self.roles() == roles, f"the roles {roles}")
 
     def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         """``POST /v1/completions``; asserts that it succeeded."""
@@ -215,8 +215,8 @@ class TestCluster:
             self.url + path, data, {"content-type": "application/json"}, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                return answer.status, json.loads(answer.read())
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.loads(error.read())
@@ -224,13 +224,13 @@ class TestCluster:
     def wait_idle(self, *nodes: Part) -> None:
         """Until no block is owned or reserved and no transfer is live on these nodes."""
         for node in nodes:
-            until(lambda node=node: held(node) == 0, f"{node.log.name} to hold nothing")  # type: ignore[misc]
+            until(lambda node=node: num_held(node) == 0, f"{node.log.name} to hold nothing")  # type: ignore[misc]
 
 
 _NODE_LINE = r'node="((?:decode|prefill))-([^"]+)"'
 
 
-def held(node: Part) -> float:
+def num_held(node: Part) -> float:
     """Blocks owned or reserved and transfers live, by the node's own metrics."""
     text = node.metrics()
     names = ('tandem_kv_blocks{state="owned"}', 'tandem_kv_blocks{state="reserved"}')
@@ -254,17 +254,17 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
 def metric(text: str, series: str) -> float:
     """The sum of the samples with this name and these labels in Prometheus text, whatever other
     labels they have; 0 when there is none yet."""
-    name, wanted = _series(series)
+    name, labels = _series(series)
     return sum(
         float(line.rsplit(" ", 1)[1])
         for line in text.splitlines()
-        if line.startswith(name) and _matches(line.rsplit(" ", 1)[0], name, wanted)
+        if line.startswith(name) and _matches(line.rsplit(" ", 1)[0], name, labels)
     )
 
 
-def _matches(found: str, name: str, wanted: set[str]) -> bool:
-    its_name, labels = _series(found)
-    return its_name == name and wanted <= labels
+def _matches(line_series: str, name: str, wanted: set[str]) -> bool:
+    its_name, line_labels = _series(line_series)
+    return its_name == name and wanted <= line_labels
 
 
 def _series(series: str) -> tuple[str, set[str]]:
@@ -293,8 +293,8 @@ def is_ready(node: Part) -> bool:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:

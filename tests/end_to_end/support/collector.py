@@ -31,14 +31,14 @@ class Collector:
     url: str = ""
     spans: list[Seen] = field(default_factory=list)
 
-    def named(self, name: str, trace: str) -> list[Seen]:
+    def spans_of(self, name: str, trace: str) -> list[Seen]:
         return [span for span in self.spans if (span.name, span.trace) == (name, trace)]
 
     def take(self, body: bytes) -> None:
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
             service = _plain(group.resource.attributes)["service.name"]
             for scope in group.scope_spans:
-                self.spans += [_seen(span, service) for span in scope.spans]
+                self.spans += [_parse_span(span, service) for span in scope.spans]
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def collecting() -> Iterator[Collector]:
             thread.join()
 
 
-def _seen(span: Any, service: str) -> Seen:
+def _parse_span(span: Any, service: str) -> Seen:
     return Seen(
         span.name,
         service,

@@ -1,4 +1,4 @@
-"""Questions to published models, answered as transformers answers them."""
+"""Questions to published models, compared with transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
-def assert_answers(cluster: TestCluster, tokens: int, expected: Sequence[str]) -> None:
+def assert_outputs(cluster: TestCluster, tokens: int, expected: Sequence[str]) -> None:
     """All questions at once: a step costs hardly more for three sequences than for one."""
 
     def reply(question: str) -> str:

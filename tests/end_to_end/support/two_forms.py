@@ -13,7 +13,7 @@ import transformers
 SHAPE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 32}
 # As llama.cpp's Q4_K_M, which are mostly Q4_K: a part of these in six bits.
 Q4_K_M = {"blk.0.attn_v": "Q6_K", "blk.0.ffn_down": "Q6_K", "blk.": "Q4_K", "output": "Q6_K"}
-# What an answer is asked for with, so that it can be compared.
+# Request fields that make outputs comparable.
 FIELDS = {
     "max_tokens": 4,
     "temperature": 0,
@@ -34,11 +34,13 @@ def assert_greedy(
 ) -> None:
     """Assert that the log probabilities of a greedy answer are those of a prompt whose KV up to
     ``end`` is of the one model, and all else of the other, to within ``loss``."""
-    drawn, found = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    output_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     cache = exact(torch.tensor([tokens[:end]]), use_cache=True).past_key_values if end else None
-    rest = torch.tensor([tokens[end:] + drawn[:-1]])
-    logits = rounded(rest, past_key_values=cache, use_cache=True).logits[0, -len(drawn) :]
+    rest = torch.tensor([tokens[end:] + output_ids[:-1]])
+    logits = rounded(rest, past_key_values=cache, use_cache=True).logits[0, -len(output_ids) :]
     expected = logits.log_softmax(-1)
-    chosen = expected.gather(1, torch.tensor(drawn)[:, None])[:, 0].tolist()
-    assert found == pytest.approx(chosen, abs=loss)
-    assert chosen == pytest.approx(expected.amax(1).tolist(), abs=loss), "other tokens are likelier"
+    output_logprobs = expected.gather(1, torch.tensor(output_ids)[:, None])[:, 0].tolist()
+    assert logprobs == pytest.approx(output_logprobs, abs=loss)
+    assert output_logprobs == pytest.approx(expected.amax(1).tolist(), abs=loss), (
+        "other tokens are likelier"
+    )

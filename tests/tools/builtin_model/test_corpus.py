@@ -36,8 +36,8 @@ def test_a_conversation_fills_its_length_and_alternates(length: int, tokenizer: 
 
 def test_facts_have_different_keys_and_stand_in_their_passage() -> None:
     rng = Random(1)
-    taken: set[tuple[str, str]] = set()
-    facts = [make_fact(rng, taken) for _ in range(200)]
+    names: set[tuple[str, str]] = set()
+    facts = [make_fact(rng, names) for _ in range(200)]
     assert len({(fact.attribute, fact.key) for fact in facts}) == 200
     text = passage(rng, facts, 50)
     assert all(fact.sentence in text for fact in facts)

@@ -28,7 +28,7 @@ GOOD = GpuPart("good", PART, ("passes",), ("torch",), 60)
 BAD = GpuPart("bad", PART, ("fails",), (), 60)
 LONG = GpuPart("long", PART, ("hangs",), (), 5)
 LACKING = GpuPart("lacking", PART, (), ("zmq_of_nowhere", "torch"), 60)
-ANSWERS = GpuPart("machine", PART, ("answers", "{out}"), (), 60)
+PROBE_REPORT = GpuPart("machine", PART, ("answers", "{out}"), (), 60)
 FILES = {"GPU.md", "all.tgz", "on_gpu.json"}
 BARE = Path(__file__).with_name("bare")
 
@@ -38,7 +38,7 @@ def results(out: Path) -> dict[str, tuple[str, str]]:
     return {row["part"]: (row["result"], row["detail"]) for row in rows}
 
 
-def gone(process: str) -> bool:
+def has_ended(process: str) -> bool:
     """A container may have no process to reap it."""
     number = int(process)
     return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
@@ -49,17 +49,17 @@ def test_no_part_stops_the_next_and_the_table_comes_last(
 ) -> None:
     parts = (BAD, LONG, LACKING, GOOD)
     assert main(["--out", str(tmp_path), "--device", "emulation"], parts) == 1
-    told = capsys.readouterr()
-    child = re.search(r"^child (\d+)$", told.out, re.M)
-    assert child is not None and gone(child[1])  # a part's children end with it
+    captured = capsys.readouterr()
+    child = re.search(r"^child (\d+)$", captured.out, re.M)
+    assert child is not None and has_ended(child[1])  # a part's children end with it
     assert results(tmp_path) == {
         "bad": ("failed", "exit status 3; it fails"),
         "long": ("too long", f"over 5 s; child {child[1]}"),
         "lacking": ("not run", "first: pip install zmq_of_nowhere"),
         "good": ("passed", "it passes"),
     }
-    assert told.out.rstrip().endswith((tmp_path / "GPU.md").read_text().rstrip())
-    assert "not passed: bad, long;" in told.err
+    assert captured.out.rstrip().endswith((tmp_path / "GPU.md").read_text().rstrip())
+    assert "not passed: bad, long;" in captured.err
     assert {file.name for file in tmp_path.iterdir()} == FILES
     with tarfile.open(tmp_path / "all.tgz") as archive:
         assert archive.getnames() == ["bad.log", "good.log", "long.log"]
@@ -72,13 +72,13 @@ def test_what_could_not_run_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_a_part_that_the_machine_does_not_allow_is_left_out(tmp_path: Path) -> None:
-    refused = replace(GOOD, name="refused", probes=("good", "bad"))
+    rejected = replace(GOOD, name="refused", probes=("good", "bad"))
     allowed = replace(GOOD, name="allowed", probes=("good", "not answered"))
-    parts = (ANSWERS, refused, allowed)
+    parts = (PROBE_REPORT, rejected, allowed)
     assert main(["--out", str(tmp_path), "--device", "emulation"], parts) == 0
-    found = results(tmp_path)
-    assert found["refused"] == ("not run", "the machine does not allow it: bad")
-    assert found["allowed"] == ("passed", "it passes")
+    reported = results(tmp_path)
+    assert reported["refused"] == ("not run", "the machine does not allow it: bad")
+    assert reported["allowed"] == ("passed", "it passes")
 
 
 def test_the_time_of_all_parts_is_shared_by_them(
@@ -88,9 +88,9 @@ def test_the_time_of_all_parts_is_shared_by_them(
     monkeypatch.setattr(on_gpu, "MIN_SECONDS", 0.1)
     parts = (replace(LONG, seconds=300), GOOD)
     assert main(["--out", str(tmp_path), "--device", "emulation", "--seconds", "3"], parts) == 1
-    found = results(tmp_path)
-    assert found["long"][0] == "too long" and found["long"][1].startswith("over 3 s")
-    assert found["good"] == ("not run", "no time is left")
+    reported = results(tmp_path)
+    assert reported["long"][0] == "too long" and reported["long"][1].startswith("over 3 s")
+    assert reported["good"] == ("not run", "no time is left")
 
 
 def test_a_run_that_is_ended_still_writes_its_table(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_a_run_that_is_ended_still_writes_its_table(tmp_path: Path) -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        told = ""
-        while "child" not in told:  # each line comes at once
-            told += (line := process.stdout.readline())
-            assert line, told
+        output = ""
+        while "child" not in output:  # each line comes at once
+            output += (line := process.stdout.readline())
+            assert line, output
         assert results(tmp_path) == {"good": ("passed", "it passes")}  # already
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)
-    child = told.rpartition("child ")[2].strip()
+    child = output.rpartition("child ")[2].strip()
     assert process.returncode == 1 and "not passed: long;" in errors
     assert results(tmp_path) == {
         "good": ("passed", "it passes"),
@@ -118,7 +118,7 @@ def test_a_run_that_is_ended_still_writes_its_table(tmp_path: Path) -> None:
         "bad": ("not run", "the run was ended"),
     }
     assert rest.rstrip().endswith((tmp_path / "GPU.md").read_text().rstrip())
-    assert {file.name for file in tmp_path.iterdir()} == FILES and gone(child)
+    assert {file.name for file in tmp_path.iterdir()} == FILES and has_ended(child)
 
 
 def test_without_a_device_no_part_runs_and_each_reports_the_reason(
@@ -126,9 +126,9 @@ def test_without_a_device_no_part_runs_and_each_reports_the_reason(
 ) -> None:
     monkeypatch.setattr(on_gpu, "has_cuda", lambda: False)
     assert main(["--out", str(tmp_path)]) == 1
-    found = results(tmp_path)
-    assert set(found) == {part.name for part in on_gpu.PARTS}
-    assert set(found.values()) == {("not run", "no CUDA device")}
+    reported = results(tmp_path)
+    assert set(reported) == {part.name for part in on_gpu.PARTS}
+    assert set(reported.values()) == {("not run", "no CUDA device")}
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -145,10 +145,10 @@ def test_a_machine_with_torch_and_few_other_packages_is_enough(tmp_path: Path) -
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    found = results(tmp_path)
-    assert [name for name, (result, _) in found.items() if result == "passed"] == list(only[:3])
+    reported = results(tmp_path)
+    assert [name for name, (result, _) in reported.items() if result == "passed"] == list(only[:3])
     for name in only[3:]:
-        assert found[name][0] == "not run" and "first: pip install pyzmq" in found[name][1]
+        assert reported[name][0] == "not run" and "first: pip install pyzmq" in reported[name][1]
     assert "probe ipc: yes" in done.stdout and "API: " in done.stdout
 
 
@@ -168,7 +168,7 @@ def test_the_parts_fit_a_command_of_ten_minutes_and_packages_are_named_as_pip_do
 
 
 def test_the_predictions_are_those_of_figures_that_are_measured() -> None:
-    measured = {
+    covered = {
         f"{shape.name} {kind}: {side}"
         for shape in gpu_engine.shapes(small=False)
         for side in ("step", "API")
@@ -180,14 +180,14 @@ def test_the_predictions_are_those_of_figures_that_are_measured() -> None:
     others = {"copy on the GPU, read and written", "bfloat16 product of 8192 x 8192"}
     others.add(gpu_predictions.CARRIER)
     others |= {f"{gpu_predictions.ATTENTION}, {name}" for name in ("bf16", "fp8", "int8")}
-    assert set(gpu_predictions.PREDICTIONS) - measured == others
+    assert set(gpu_predictions.PREDICTIONS) - covered == others
 
 
 def test_the_table_of_predictions_is_up_to_date() -> None:
     """Until it has been filled on a GPU, after which its predictions still stand there."""
-    written = (RESULTS / "GPU.md").read_text()
+    report = (RESULTS / "GPU.md").read_text()
     for line in gpu_predictions.table({}).splitlines():
-        assert line.removesuffix(f"{gpu_predictions.UNMEASURED} |") in written
+        assert line.removesuffix(f"{gpu_predictions.UNMEASURED} |") in report
 
 
 def test_figures_of_all_benchmarks_are_beside_the_predictions(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ _HIDDEN = {
 }
 
 
-def _there(**asked: Any) -> Iterator[importlib.metadata.Distribution]:
-    return (each for each in _every(**asked) if _normal(each.metadata["Name"]) in THERE)
+def _there(**options: Any) -> Iterator[importlib.metadata.Distribution]:
+    return (each for each in _every(**options) if _normal(each.metadata["Name"]) in THERE)
 
 
 class _Bare(PathFinder):
