@@ -456,14 +456,14 @@ HELD_BY_LARGEST = 0.1
 TRIES = 3
 
 
-async def held_briefly(ask: Callable[[], T], seconds: float = HELD_SECONDS) -> T:
+async def held_briefly(send: Callable[[], T], seconds: float = HELD_SECONDS) -> T:
     """The result of ``ask``, a client in its own thread. Asserts that no task blocks the loop
     for ``seconds`` in at least one of a few tries: a first import or a full garbage collection
     delays only one of them."""
     holds = []
     for _ in range(TRIES):
         async with longest_hold() as hold:
-            response = await asyncio.to_thread(ask)
+            response = await asyncio.to_thread(send)
         if hold.seconds < seconds:
             return response
         holds.append(hold.seconds)
