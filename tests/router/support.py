@@ -168,7 +168,6 @@ class FakeDecodeNode(DecodeServicer):
         self.script: Script | None = None
         self.requests: list[pb.GenerateRequest] = []
         self.ended: list[tuple[int, int]] = []  # internal id and choice
-        self.calls = 0  # of Status
         self.streams: list[RouterStream] = []  # including closed ones
         self.open_streams = 0
         self.cancelled = 0
@@ -215,7 +214,6 @@ class FakeDecodeNode(DecodeServicer):
         return (self.script or self._talk)(request, context)
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        self.calls += 1
         return pb.StatusReply(node_id=self.node_id, epoch=self.epoch)
 
     async def EndChoice(self, request: pb.EndChoiceRequest, context: Any) -> pb.EndChoiceReply:

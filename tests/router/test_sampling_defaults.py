@@ -89,7 +89,7 @@ def test_template_variables_have_defaults() -> None:
 
 
 async def test_operators_settings_reach_the_model_that_joins(tmp_path: Path) -> None:
-    """A template in place of the model's own, in a file or as it is, and a default."""
+    """A template in place of the model's own, in a file or inline, and a default."""
     (tmp_path / "own.jinja").write_text("stop {{ messages[0].content }}")
     for template in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
         async with cluster(tmp_path, chat_template=template, temperature=0.5) as c:

@@ -21,7 +21,7 @@ from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.tests.router.support import cluster, until
 
 
-async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_a_startup_error(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         for options in (
             RouterOptions(port=c.router.http_port, registry_port=0),

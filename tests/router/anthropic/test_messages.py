@@ -303,7 +303,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> N
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
 
 
-def test_the_reasoning_of_a_model_is_left_out() -> None:
+def test_reasoning_is_omitted_by_default() -> None:
     c = InProcess(reply="<think>one two</think>three", reasoning_parser="qwen3")
     assert post_message(c).json()["content"] == [text_block("three")]
     events = named_events(post_message(c, stream=True).text)

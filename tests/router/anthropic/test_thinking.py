@@ -1,4 +1,4 @@
-"""Thinking: blocks of reasoning, how templates are asked for it, and how it is cleared."""
+"""Thinking: blocks of reasoning, the template options that enable it, and how it is cleared."""
 
 from __future__ import annotations
 

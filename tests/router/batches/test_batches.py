@@ -324,7 +324,7 @@ def free_port() -> int:
 
 
 async def off(c: Cluster) -> str:
-    """What clients are told where files and batches are off."""
+    """The error message of routes when files and batches are off."""
     for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
         response: httpx.Response = await c.client.get(path)
         assert response.status_code == 404

@@ -129,7 +129,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_what_does_not_go_together_is_named(c: InProcess) -> None:
+def test_conflicting_fields_are_named(c: InProcess) -> None:
     for fields, param in WRONG:
         response = c.complete("one", **BEAMS | fields)
         assert response.status_code == 400, fields

@@ -125,7 +125,7 @@ async def test_numbers_that_are_none_change_nothing_for_requests(tmp_path: Path)
         assert MAX_COUNT <= candidate.queued_prefill_tokens < 2 * MAX_COUNT
 
 
-def test_what_is_within_bounds_stays_as_it_is() -> None:
+def test_values_within_bounds_are_unchanged() -> None:
     load = pb.Load(
         running=3,
         prefill_tokens_per_second=1e5,

@@ -301,7 +301,7 @@ async def test_a_client_that_leaves_ends_all_pairs(served: Cluster) -> None:
     assert len(response.json()["results"]) == 50
 
 
-def test_a_model_that_generates_text_scores_none() -> None:
+def test_a_generative_model_refuses_scores() -> None:
     response = InProcess().post("/v1/score", **PAIR)
     assert response.status_code == 400
     error = response.json()["error"]

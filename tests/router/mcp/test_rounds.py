@@ -192,7 +192,7 @@ def test_a_result_that_does_not_fit_ends_the_rounds() -> None:
         assert response["status"] == "incomplete" and len(c.node.requests) == 1
 
 
-def test_calls_of_the_clients_own_tools_end_the_loop() -> None:
+def test_calls_of_client_tools_end_the_loop() -> None:
     both = call("s__add", a=1) + call("now")
     with rounds(both) as (c, servers):
         message = c.chat(tools=[SERVER, NOW]).json()["choices"][0]

@@ -148,7 +148,7 @@ def test_the_openai_client_finds_vllms_fields(c: InProcess) -> None:
         ids = list(request.prompt)
         assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
         assert choice.token_ids == [*c.node.reply, 0]
-    # Not asked for, they are there and null, as vLLM has them: its clients do not test.
+    # Null unless requested, as in vLLM, whose clients read them without a test.
     chat = client.chat.completions.create(model="tiny", messages=messages)
     assert chat.prompt_logprobs is chat.prompt_token_ids is chat.choices[0].token_ids is None
     text = client.completions.create(model="tiny", prompt="hi")

@@ -102,7 +102,7 @@ def test_parallel_tool_calls_can_be_disabled(c: InProcess) -> None:
     assert json.loads(call["function"]["arguments"]) == {"city": "Öl"}
 
 
-def test_without_tools_or_with_none_calls_are_text(c: InProcess) -> None:
+def test_tool_calls_are_text_without_tools(c: InProcess) -> None:
     bodies: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
     for fields in bodies:
         [choice] = c.chat(**fields).json()["choices"]
@@ -111,7 +111,7 @@ def test_without_tools_or_with_none_calls_are_text(c: InProcess) -> None:
     assert '"now"' in c.prompt()  # as in vLLM
 
 
-def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: InProcess) -> None:
+def test_a_truncated_call_has_partial_arguments_and_finish_reason_length(c: InProcess) -> None:
     tokens = len(c.encode(CALL[: CALL.index("Öl")]))
     c.node.reply = c.encode(CALL)
     [choice] = c.chat(tools=[WEATHER], max_tokens=tokens).json()["choices"]

@@ -484,7 +484,7 @@ def changes(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_the_document_does_not_have_is_refused_by_its_name(c: InProcess, path: str) -> None:
+def test_values_outside_the_schema_are_refused_by_field(c: InProcess, path: str) -> None:
     components = app._routes(app.APIS).openapi()["components"]
     model, valid = BODIES[path]
     schema = components["schemas"][model.__name__]

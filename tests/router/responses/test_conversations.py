@@ -48,7 +48,7 @@ async def test_references_stand_for_stored_items(tmp_path: Path) -> None:
             assert response.status_code == status, response.text
 
 
-async def test_the_newest_of_several_items_with_one_id_counts() -> None:
+async def test_the_newest_of_items_with_equal_ids_is_used() -> None:
     now = [0.0]
     async with store_with(2, now) as store:
         for i, name in enumerate("abc"):

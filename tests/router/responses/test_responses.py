@@ -152,13 +152,13 @@ def test_fields_of_vllm_and_summaries_of_reasoning() -> None:
 
 @asynccontextmanager
 async def store_with(
-    most: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
+    max_items: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
 ) -> AsyncIterator[ResponseStore]:
     """A store in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
-        yield ResponseStore(database, most, lifetime, lambda: now[0])
+        yield ResponseStore(database, max_items, lifetime, lambda: now[0])
     finally:
         await database.close()
 

@@ -337,7 +337,7 @@ def test_documented_ranges_are_those_that_hold(
         if side in kind
     ]
     assert len(limits) > 4
-    # 0 tokens may be asked for with the prompt's echo.
+    # 'max_tokens' may be 0 with 'echo'.
     valid = {**valid, "echo": True} if path == "/v1/completions" else valid
     with InProcessResponses() as c:
         for name, side, limit, step in limits:

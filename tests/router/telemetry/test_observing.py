@@ -45,7 +45,7 @@ async def test_without_a_port_of_their_own_a_key_hides_them(tmp_path: Path) -> N
         assert (await c.client.get("/metrics")).status_code == 200
 
 
-async def test_a_taken_metrics_port_is_named(tmp_path: Path) -> None:
+async def test_a_metrics_port_in_use_is_named(tmp_path: Path) -> None:
     async with cluster(tmp_path, metrics_port=0) as c:
         options = RouterOptions(port=0, registry_port=0, metrics_port=c.router.metrics_port)
         with pytest.raises(StartupError, match="--metrics-port"):
