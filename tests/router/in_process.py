@@ -288,9 +288,9 @@ class _Script(Dispatcher):
         request.internal_id = len(node.requests)
         async with aclosing(node.events(request, StreamedContext(Caller()))) as script:
             async for event in script:
-                said = event.tokens
-                if said.tokens and not said.logprobs:
-                    event = PlainTokens(said.index, [*said.tokens])
+                event_tokens = event.tokens
+                if event_tokens.tokens and not event_tokens.logprobs:
+                    event = PlainTokens(event_tokens.index, [*event_tokens.tokens])
                 yield self._node, [event]
 
 

@@ -168,7 +168,6 @@ class FakeDecodeNode(DecodeServicer):
         self.script: Script | None = None
         self.requests: list[pb.GenerateRequest] = []
         self.ended: list[tuple[int, int]] = []  # internal id and choice
-        self.calls = 0  # of Status
         self.streams: list[RouterStream] = []  # including closed ones
         self.open_streams = 0
         self.cancelled = 0
@@ -215,7 +214,6 @@ class FakeDecodeNode(DecodeServicer):
         return (self.script or self._talk)(request, context)
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        self.calls += 1
         return pb.StatusReply(node_id=self.node_id, epoch=self.epoch)
 
     async def EndChoice(self, request: pb.EndChoiceRequest, context: Any) -> pb.EndChoiceReply:
@@ -456,14 +454,14 @@ HELD_BY_LARGEST = 0.1
 TRIES = 3
 
 
-async def held_briefly(ask: Callable[[], T], seconds: float = HELD_SECONDS) -> T:
+async def held_briefly(send: Callable[[], T], seconds: float = HELD_SECONDS) -> T:
     """The result of ``ask``, a client in its own thread. Asserts that no task blocks the loop
     for ``seconds`` in at least one of a few tries: a first import or a full garbage collection
     delays only one of them."""
     holds = []
     for _ in range(TRIES):
         async with longest_hold() as hold:
-            response = await asyncio.to_thread(ask)
+            response = await asyncio.to_thread(send)
         if hold.seconds < seconds:
             return response
         holds.append(hold.seconds)

@@ -18,7 +18,7 @@ from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event
 @pytest.mark.parametrize("phase", ["unanswered", "admitted", "streaming"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_client_that_goes_away_frees_the_node(
+async def test_a_disconnected_client_frees_the_node(
     tmp_path: Path, phase: str, stream: bool, path: str
 ) -> None:
     async with cluster(tmp_path) as c:

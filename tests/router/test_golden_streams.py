@@ -1,5 +1,5 @@
-"""What clients read of each kind of answer, byte for byte; Anthropic's and Ollama's are recorded by
-the tests of those APIs."""
+"""What clients read of each kind of response, byte for byte; Anthropic's and Ollama's responses are
+recorded by the tests of those APIs."""
 
 from __future__ import annotations
 

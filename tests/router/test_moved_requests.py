@@ -129,11 +129,11 @@ async def test_a_request_is_continued_wherever_its_node_dies(
         body = fields | {"stream": stream}
         for node in c.nodes:
             node.reply = c.encode(reply)
-        want = await response_text(c, path, body)
+        expected = await response_text(c, path, body)
         count = 0
         while (
             (dying := Dying(c, count))
-            and await response_text(c, path, body) == want
+            and await response_text(c, path, body) == expected
             and dying.moved
         ):
             first, second = dying.requests
@@ -174,7 +174,7 @@ async def test_a_choice_that_has_ended_is_not_continued(tmp_path: Path) -> None:
         assert response["usage"]["completion_tokens"] == 11
 
 
-async def test_no_node_is_asked_for_what_lacks_only_its_end(tmp_path: Path) -> None:
+async def test_a_complete_output_without_its_end_is_not_moved(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2) as c:
 
         async def dies(request: pb.GenerateRequest, context: Any) -> Any:
@@ -195,11 +195,11 @@ async def test_logprobs_of_a_prompt_are_shown_once(tmp_path: Path) -> None:
     """They come in pieces, and the next node sends the first ones again."""
     async with cluster(tmp_path, nodes=2) as c:
         body = {"prompt": list(range(3, 203)), "prompt_logprobs": 1, "max_tokens": 3}
-        want = (await c.client.post("/v1/completions", json=body)).json()
+        expected = (await c.client.post("/v1/completions", json=body)).json()
         for count in range(9):
             dying = Dying(c, count)
             body_back = (await c.client.post("/v1/completions", json=body)).json()
-            assert body_back["choices"] == want["choices"]
+            assert body_back["choices"] == expected["choices"]
             has_prompt_logprobs = dying.requests[1].sampling.HasField("prompt_logprobs")
             assert has_prompt_logprobs == (count < 6), (
                 "once all four pieces have come, they are left out"

@@ -53,20 +53,28 @@ def test_defaults_act_on_every_surface_and_requests_win() -> None:
     }
     with InProcessResponses(tokenizer, **options) as c:
         for path, body, own in SURFACES:
-            sent = sampling(c, path, body)
-            assert (sent.temperature, sent.top_p, sent.top_k) == (0.5, 0.25, 3), path
-            assert (sent.presence_penalty, sent.max_tokens) == (1.5, 6), path
+            params = sampling(c, path, body)
+            assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.25, 3), path
+            assert (params.presence_penalty, params.max_tokens) == (1.5, 6), path
             assert sampling(c, path, body | own).temperature == 0.75, path
-        shown = c.model.card().default_sampling_params
-        assert (shown["temperature"], shown["top_p"], shown["top_k"]) == (0.5, 0.25, 3)
-        assert (shown["presence_penalty"], shown["min_p"], shown["max_tokens"]) == (1.5, 0, 6)
+        card_defaults = c.model.card().default_sampling_params
+        assert (card_defaults["temperature"], card_defaults["top_p"], card_defaults["top_k"]) == (
+            0.5,
+            0.25,
+            3,
+        )
+        assert (
+            card_defaults["presence_penalty"],
+            card_defaults["min_p"],
+            card_defaults["max_tokens"],
+        ) == (1.5, 0, 6)
 
 
 def test_max_tokens_is_a_default_and_max_new_tokens_a_limit() -> None:
     c = InProcess(max_tokens=20, override_generation_config='{"max_new_tokens": 30}')
     for path, body, _ in SURFACES[:2]:
-        for limit, granted in ((None, 20), (25, 25), (40, 30)):
-            assert sampling(c, path, body | {"max_tokens": limit}).max_tokens == granted
+        for limit, limit_of_node in ((None, 20), (25, 25), (40, 30)):
+            assert sampling(c, path, body | {"max_tokens": limit}).max_tokens == limit_of_node
 
 
 def test_template_variables_have_defaults() -> None:
@@ -74,14 +82,14 @@ def test_template_variables_have_defaults() -> None:
     c = InProcess(tokenizer, default_chat_template_kwargs='{"word": "stop"}')
     c.chat()
     c.chat(chat_template_kwargs={"word": "fox"})
-    counted = c.post("/tokenize", messages=MESSAGES).json()
+    count = c.post("/tokenize", messages=MESSAGES).json()
     first, second = (list(request.prompt) for request in c.node.requests)
-    assert first == c.encode("stop hi") == counted["tokens"]
+    assert first == c.encode("stop hi") == count["tokens"]
     assert second == c.encode("fox hi")
 
 
 async def test_operators_settings_reach_the_model_that_joins(tmp_path: Path) -> None:
-    """A template in place of the model's own, in a file or as it is, and a default."""
+    """A template in place of the model's own, in a file or inline, and a default."""
     (tmp_path / "own.jinja").write_text("stop {{ messages[0].content }}")
     for template in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
         async with cluster(tmp_path, chat_template=template, temperature=0.5) as c:
@@ -95,8 +103,8 @@ async def test_operators_settings_reach_the_model_that_joins(tmp_path: Path) -> 
 async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "named")
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    named = {"default": "fox", "rag": "stop {{ messages[0].content }}", "tool_use": "tools"}
-    config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    templates = {"default": "fox", "rag": "stop {{ messages[0].content }}", "tool_use": "tools"}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     files = read_tokenizer_files(folder)
     tokenizer = await load_tokenizer(files, 0, RouterOptions(chat_template="rag"))
@@ -107,9 +115,9 @@ async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) ->
         await load_tokenizer(files, 0, RouterOptions(chat_template="tag"))
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for %}")
-    for given, origin in ((str(broken), f" {broken}"), ("{% for %}", "")):
+    for value, origin in ((str(broken), f" {broken}"), ("{% for %}", "")):
         with pytest.raises(ModelError, match=rf"^--chat-template{origin}: the chat template does"):
-            await load_tokenizer(files, 0, RouterOptions(chat_template=given))
+            await load_tokenizer(files, 0, RouterOptions(chat_template=value))
 
 
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:
@@ -121,17 +129,17 @@ def test_the_source_of_the_defaults(tmp_path: Path) -> None:
         "eos_token_id": 0,
     }
     (tmp_path / "generation_config.json").write_text('{"min_p": 0.2}')
-    for source, found in (
+    for source, expected in (
         ("auto", {"temperature": 0.1}),
         ("vllm", {}),
         (str(tmp_path), {"min_p": 0.2}),
         (str(tmp_path / "generation_config.json"), {"min_p": 0.2}),
     ):
         defaults = read_defaults(RouterOptions(generation_config=source)).for_model(model)
-        assert (defaults.parameters, defaults.limit) == (found, None)
+        assert (defaults.parameters, defaults.limit) == (expected, None)
 
 
-async def test_a_default_of_the_models_that_is_no_number_is_told_once(
+async def test_a_model_default_that_is_not_a_number_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make_model(tmp_path / "model", temperature="hot", top_p=None, top_k=5)
@@ -140,8 +148,8 @@ async def test_a_default_of_the_models_that_is_no_number_is_told_once(
         await c.chat()
         assert c.node.requests[0].sampling.temperature == 1
     words = "temperature is 'hot', which is not a number, and is ignored: correct it, or set it by"
-    told = [message for message in caplog.messages if "which is not a number" in message]
-    assert [line.startswith(f"{file}: {words} --override") for line in told] == [True]
+    warnings = [message for message in caplog.messages if "which is not a number" in message]
+    assert [line.startswith(f"{file}: {words} --override") for line in warnings] == [True]
     read_defaults(RouterOptions(generation_config=str(file)))
     assert f"--generation-config {file}: {words} --override" in caplog.messages[-1]
     options = RouterOptions(generation_config="vllm")

@@ -21,7 +21,7 @@ from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.tests.router.support import cluster, until
 
 
-async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_a_startup_error(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         for options in (
             RouterOptions(port=c.router.http_port, registry_port=0),
@@ -163,7 +163,7 @@ def test_a_router_starts_light(tmp_path: Path) -> None:
     assert int(megabytes) < 120
 
 
-async def test_a_router_with_a_token_requires_it_and_counts_calls_without(
+async def test_a_router_with_a_token_counts_rpcs_without_it(
     tmp_path: Path,
 ) -> None:
     options = RouterOptions(port=0, registry_port=0, drain_timeout=1.0)
@@ -175,8 +175,8 @@ async def test_a_router_with_a_token_requires_it_and_counts_calls_without(
             with pytest.raises(RequestError, match="every part of this cluster needs the same"):
                 await asyncio.to_thread(admin.list_nodes, address, Credentials(token=token))
         credentials = Credentials(token="of the cluster")
-        listed = await asyncio.to_thread(admin.list_nodes, address, credentials)
-        assert not listed.nodes
+        nodes = await asyncio.to_thread(admin.list_nodes, address, credentials)
+        assert not nodes.nodes
         text = router.metrics.render().decode()
         for reason in ("no token", "wrong token"):
             assert f'tandem_registry_calls_refused_total{{reason="{reason}"}} 1.0' in text

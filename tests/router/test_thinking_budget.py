@@ -12,7 +12,7 @@ from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import TEMPLATE
 
 
-def sent(c: InProcess) -> pb.ThinkingBudget | None:
+def budget_of(c: InProcess) -> pb.ThinkingBudget | None:
     """The budget in the last request to the node."""
     sampling = c.node.requests[-1].sampling
     return sampling.thinking if sampling.HasField("thinking") else None
@@ -31,11 +31,11 @@ def test_a_budget_has_the_markers_of_the_output(parser: str, ending: str, start:
     with InProcessResponses(tiny(TEMPLATE + ending), reasoning_parser=parser) as c:
         for tokens, expected in ((7, 7), (0, 0), (-1, None), (None, None)):
             assert c.chat(thinking_token_budget=tokens).status_code == 200
-            budget = sent(c)
+            budget = budget_of(c)
             assert (None if budget is None else budget.tokens) == expected
             assert budget is None or (budget.start, budget.end) == (start, "</think>")
         c.create(input="hi", thinking_token_budget=4)
-        budget = sent(c)
+        budget = budget_of(c)
         assert budget is not None and budget.tokens == 4
 
 
@@ -43,7 +43,7 @@ def test_a_budget_ends_the_analysis_of_channels() -> None:
     options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
     c = InProcess(**options)
     assert c.chat(thinking_token_budget=3).status_code == 200
-    budget = sent(c)
+    budget = budget_of(c)
     assert budget is not None
     assert (budget.start, budget.end) == ("<|channel|>analysis<|message|>", "<|end|>")
 

@@ -70,7 +70,7 @@ async def test_an_amount_counts_for_a_minute(clock: Clock) -> None:
 
 @pytest.mark.parametrize("amount", [1, 30, 70, 100])
 @pytest.mark.parametrize(("early", "late"), [(100, 0), (0, 100), (60, 40), (90, 20)])
-async def test_an_amount_fits_when_it_is_said_to(
+async def test_an_amount_fits_after_the_returned_delay(
     clock: Clock, amount: int, early: int, late: int
 ) -> None:
     minute = MinuteCounts(None)
@@ -129,7 +129,7 @@ async def test_limits_hold_for_all_routers_that_share_a_storage(redis: str) -> N
         await router.close()
 
 
-async def test_a_storage_that_is_gone_lets_nobody_in() -> None:
+async def test_requests_are_refused_while_the_limit_storage_fails() -> None:
     options = RouterOptions(
         api_key="x",
         tokens_per_minute=9,
@@ -232,7 +232,7 @@ async def test_requests_of_a_key_are_limited_in_the_shape_of_each_api(tmp_path: 
         assert 'tandem_key_requests_limited_total{key="one",limit="requests"} 4.0' in page
 
 
-async def test_tokens_are_reserved_and_given_back(tmp_path: Path) -> None:
+async def test_tokens_are_reserved_and_returned(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="a", tokens_per_minute=100) as c:
         release = asyncio.Event()
         talk = c.node._talk
@@ -246,9 +246,9 @@ async def test_tokens_are_reserved_and_given_back(tmp_path: Path) -> None:
         c.node.script = slowly
         first = asyncio.create_task(complete(c, "a", max_tokens=90))
         await until(lambda: c.node.active == 1)
-        refused = await complete(c, "a", max_tokens=90)
-        assert refused.status_code == 429
-        error = refused.json()["error"]
+        error_info = await complete(c, "a", max_tokens=90)
+        assert error_info.status_code == 429
+        error = error_info.json()["error"]
         reserved = 90 + len(c.encode("hi"))
         assert error["type"] == "tokens"
         assert f"Used {reserved}, Requested {reserved}" in error["message"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tandem.tests.router.anthropic.test_messages import ask, named_events
+from tandem.tests.router.anthropic.test_messages import named_events, post_message
 from tandem.tests.router.anthropic.test_tool_use import CALL, OFFERING, ON
 from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.support import cluster, make_model
@@ -60,7 +60,7 @@ TURNS: list[dict[str, Any]] = [
         ],
     },
 ]
-ASKED: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "model": "tiny",
     "messages": TURNS,
     "system": [
@@ -86,7 +86,7 @@ async def test_claude_code(tmp_path: Path) -> None:
         "model": "tiny",
         "max_tokens": 1,
         "messages": [{"role": "user", "content": "quota"}],
-        "metadata": ASKED["metadata"],
+        "metadata": REQUEST["metadata"],
         "thinking": {"type": "adaptive"},
         "output_config": {"effort": "high"},
         "speed": "standard",
@@ -109,21 +109,21 @@ async def test_claude_code(tmp_path: Path) -> None:
         },
         "stream": True,
     }
-    counted = {name: ASKED[name] for name in ("model", "messages", "tools")}
+    count_fields = {name: REQUEST[name] for name in ("model", "messages", "tools")}
     async with cluster(tmp_path, **ON, reasoning_parser="qwen3") as c:
         c.client.headers.update(CLAUDE_CODE)
         assert (await c.client.head("/")).status_code == 200
         for path, body in (
-            ("/v1/messages/count_tokens?beta=true", counted),
+            ("/v1/messages/count_tokens?beta=true", count_fields),
             ("/v1/messages?beta=true", quick),
             ("/v1/messages?beta=true", title),
         ):
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["request-id"]
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            assert response.headers["request-id"]
         c.node.reply = c.encode("<think>one</think>" + CALL)
-        answer = await c.client.post("/v1/messages?beta=true", json=ASKED)
-        events = named_events(answer.text)
+        response = await c.client.post("/v1/messages?beta=true", json=REQUEST)
+        events = named_events(response.text)
         request = c.node.requests[-1]
         tokenizer = c.router.registry.model().tokenizer
         prompt = tokenizer.decode(request.prompt, skip_special_tokens=False)
@@ -139,7 +139,7 @@ async def test_claude_code(tmp_path: Path) -> None:
 def test_goose() -> None:
     """Goose streams with tools whose last is cached; its OpenAI provider asks for usage."""
     c = InProcess(tiny(OFFERING), reply=CALL, **ON)
-    response = ask(
+    response = post_message(
         c,
         messages=TURNS,
         system=[{"type": "text", "text": "stop", **CACHED}],

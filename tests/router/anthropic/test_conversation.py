@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.anthropic.test_messages import ask
+from tandem.tests.router.anthropic.test_messages import post_message
 from tandem.tests.router.anthropic.test_thinking import prompts
 from tandem.tests.router.in_process import InProcess, tiny
 
@@ -26,12 +26,12 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
-def text(said: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **fields}
+def text(content: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": content, **fields}
 
 
-def result(call: str, content: Any, **fields: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": call, "content": content, **fields}
+def result(call_id: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
 
 
 AGENT: list[dict[str, Any]] = [
@@ -71,15 +71,15 @@ def test_the_prompt_of_an_agent(template: str, prompt: str) -> None:
     hoisted = {"messages": [{"role": "system", "content": "be brief"}, *AGENT]}
     c = InProcess(tiny(template))
     plain = {"system": f"{BILLING}\nbe brief", "messages": AGENT}
-    made = prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
-    assert made == [prompt] * 3
+    texts = prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
+    assert texts == [prompt] * 3
 
 
 def test_tokens_are_counted() -> None:
     c = InProcess(tiny(TOOLS))
     body: dict[str, Any] = {"model": "tiny", "system": SYSTEM, "messages": AGENT}
     path = "/v1/messages/count_tokens"
-    assert ask(c, **body).status_code == 200
+    assert post_message(c, **body).status_code == 200
     counted = c.post(path, **body).json()
     assert counted["input_tokens"] == len(c.node.requests[0].prompt)
     for times in (1000, 100_000):  # of a context of 512

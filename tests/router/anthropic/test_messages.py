@@ -26,7 +26,7 @@ JSON: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 def prefilled(text: str) -> list[dict[str, Any]]:
-    """A conversation whose last message the answer continues."""
+    """A conversation whose last message the reply continues."""
     return [*HI["messages"], {"role": "assistant", "content": text}]
 
 
@@ -35,19 +35,19 @@ def body(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in (HI | fields).items() if value is not ...}
 
 
-def ask(c: InProcess, **fields: Any) -> Response:
+def post_message(c: InProcess, **fields: Any) -> Response:
     return c.respond(MESSAGES, body(**fields))
 
 
 def named_events(text: str) -> list[dict[str, Any]]:
     """The data of a stream's events, each of which has its type as its name."""
-    found = []
+    events = []
     for block in text.split("\n\n"):
         if block:
             name, data = block.split("\n")
-            found.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {found[-1]['type']}"
-    return found
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 def text_block(text: str) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
 
 def test_a_message() -> None:
     c = InProcess()
-    made = ask(c).json()
-    assert made.pop("id").startswith("msg_")
+    body = post_message(c).json()
+    assert body.pop("id").startswith("msg_")
     (request,) = c.node.requests
-    assert made == {
+    assert body == {
         "type": "message",
         "role": "assistant",
         "model": "tiny",
@@ -84,8 +84,8 @@ def test_a_message() -> None:
 
 def test_the_events_of_a_stream() -> None:
     c = InProcess()
-    answer = ask(c, stream=True)
-    start, ping, block, *deltas, end_of_block, end, last = named_events(answer.text)
+    response = post_message(c, stream=True)
+    start, ping, block, *deltas, end_of_block, end, last = named_events(response.text)
     tokens = len(c.node.requests[0].prompt)
     assert start["message"].pop("id").startswith("msg_")
     assert start == {
@@ -126,10 +126,10 @@ STOPS: list[tuple[dict[str, Any], str, str | None, str]] = [
 def test_stop_reasons() -> None:
     c = InProcess()
     for fields, reason, sequence, text in STOPS:
-        events = named_events(ask(c, stream=True, **fields).text)
-        said = "".join(event.get("delta", {}).get("text", "") for event in events)
-        whole = ask(c, **fields).json()
-        assert said == whole["content"][0]["text"] == text
+        events = named_events(post_message(c, stream=True, **fields).text)
+        content = "".join(event.get("delta", {}).get("text", "") for event in events)
+        whole = post_message(c, **fields).json()
+        assert content == whole["content"][0]["text"] == text
         for stop in (whole, events[-2]["delta"]):
             assert (stop["stop_reason"], stop["stop_sequence"]) == (reason, sequence)
 
@@ -143,7 +143,7 @@ def test_the_prompt_has_the_system_prompt_and_all_blocks() -> None:
     cached = {"type": "text", "text": "stop", "cache_control": {"type": "ephemeral"}}
     c = InProcess()
     for system in ("stop", [cached]):
-        assert ask(c, system=system, messages=turns).status_code == 200
+        assert post_message(c, system=system, messages=turns).status_code == 200
     c.respond(
         CHAT,
         {
@@ -160,12 +160,12 @@ def test_the_prompt_has_the_system_prompt_and_all_blocks() -> None:
 
 
 def test_sampling_parameters_reach_the_node() -> None:
-    asked = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "max_tokens": 9}
+    fields = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "max_tokens": 9}
     ignored = {"metadata": {"user_id": "u"}, "service_tier": "auto"}
     c = InProcess()
-    assert ask(c, **asked, **ignored).status_code == 200
+    assert post_message(c, **fields, **ignored).status_code == 200
     sampling = c.node.requests[0].sampling
-    assert {name: getattr(sampling, name) for name in asked} == asked
+    assert {name: getattr(sampling, name) for name in fields} == fields
 
 
 NO_EFFECT: list[dict[str, Any]] = [
@@ -178,7 +178,7 @@ NO_EFFECT: list[dict[str, Any]] = [
 def test_fields_without_effect() -> None:
     c = InProcess()
     for fields in NO_EFFECT:
-        assert ask(c, **fields).status_code == 200
+        assert post_message(c, **fields).status_code == 200
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -255,35 +255,39 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_invalid_requests() -> None:
     c = InProcess()
     for fields, message in WRONG:
-        answer = ask(c, **fields)
-        assert answer.status_code == 400, fields
-        refused = answer.json()
-        assert [*refused] == ["type", "error", "request_id"] and refused["type"] == "error"
-        assert [*refused["error"]] == ["type", "message"]
-        assert refused["error"]["type"] == "invalid_request_error"
-        assert message in refused["error"]["message"]
+        response = post_message(c, **fields)
+        assert response.status_code == 400, fields
+        error_body = response.json()
+        assert [*error_body] == ["type", "error", "request_id"] and error_body["type"] == "error"
+        assert [*error_body["error"]] == ["type", "message"]
+        assert error_body["error"]["type"] == "invalid_request_error"
+        assert message in error_body["error"]["message"]
     assert not c.node.requests
 
 
 async def test_every_error_of_the_path_has_anthropics_shape(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0, api_key="secret", max_body_bytes=1000) as c:
-        given = {"x-api-key": "secret"}
-        answers = [
+        headers = {"x-api-key": "secret"}
+        cases = [
             (await c.client.post("/v1/messages", json=HI), 401, "authentication_error"),
-            (await c.client.get("/v1/messages", headers=given), 405, "invalid_request_error"),
-            (await c.client.post("/v1/messages", json=HI, headers=given), 503, "overloaded_error"),
+            (await c.client.get("/v1/messages", headers=headers), 405, "invalid_request_error"),
             (
-                await c.client.post("/v1/messages", json=HI | {"x": "x" * 1000}, headers=given),
+                await c.client.post("/v1/messages", json=HI, headers=headers),
+                503,
+                "overloaded_error",
+            ),
+            (
+                await c.client.post("/v1/messages", json=HI | {"x": "x" * 1000}, headers=headers),
                 413,
                 "request_too_large",
             ),
         ]
-        for answer, status, kind in answers:
-            assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
-            given_id = answer.json()["request_id"]
-            assert given_id == answer.headers["request-id"] == answer.headers["x-request-id"]
+        for response, status, kind in cases:
+            assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+            request_id = response.json()["request_id"]
+            assert request_id == response.headers["request-id"] == response.headers["x-request-id"]
         await c.add()
-        other = await c.client.post("/v1/messages", json=HI | {"model": "other"}, headers=given)
+        other = await c.client.post("/v1/messages", json=HI | {"model": "other"}, headers=headers)
         assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
 
 
@@ -299,32 +303,34 @@ async def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> N
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
 
 
-def test_the_reasoning_of_a_model_is_left_out() -> None:
+def test_reasoning_is_omitted_by_default() -> None:
     c = InProcess(reply="<think>one two</think>three", reasoning_parser="qwen3")
-    assert ask(c).json()["content"] == [text_block("three")]
-    events = named_events(ask(c, stream=True).text)
-    said = [event["delta"].get("text", "") for event in events if "delta" in event]
-    assert "".join(said) == "three"
+    assert post_message(c).json()["content"] == [text_block("three")]
+    events = named_events(post_message(c, stream=True).text)
+    texts = [event["delta"].get("text", "") for event in events if "delta" in event]
+    assert "".join(texts) == "three"
 
 
-def test_answers_follow_a_format() -> None:
+def test_output_formats_constrain_the_output() -> None:
     c = InProcess(reasoning_parser="qwen3")
     for fields in ({"output_config": {"format": JSON}}, {"output_format": JSON}):
-        assert ask(c, **fields).status_code == 200
-        made = c.node.requests[-1].sampling.structured_outputs
-        assert json.loads(made.json) == JSON["schema"] and made.reasoning_end == "</think>"
-    assert ask(c, output_format={"type": "text"}).status_code == 200
+        assert post_message(c, **fields).status_code == 200
+        constraint = c.node.requests[-1].sampling.structured_outputs
+        assert (
+            json.loads(constraint.json) == JSON["schema"] and constraint.reasoning_end == "</think>"
+        )
+    assert post_message(c, output_format={"type": "text"}).status_code == 200
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
 
 
-def test_an_answer_continues_the_last_message() -> None:
+def test_a_prefilled_message_is_continued() -> None:
     c = InProcess(reasoning_parser="deepseek_r1")
-    made = ask(c, messages=prefilled("one two")).json()
-    asked = {"model": "tiny", "messages": prefilled("one two")}
-    count = c.post("/v1/messages/count_tokens", **asked)
+    body = post_message(c, messages=prefilled("one two")).json()
+    fields = {"model": "tiny", "messages": prefilled("one two")}
+    count = c.post("/v1/messages/count_tokens", **fields)
     assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
     assert c.prompt().endswith("<|start|>assistant\none two")
-    assert made["content"] == [text_block("hello world")]
+    assert body["content"] == [text_block("hello world")]
 
 
 async def test_pings_while_a_long_prompt_is_computed(
@@ -342,8 +348,8 @@ async def test_pings_while_a_long_prompt_is_computed(
     async with cluster(tmp_path) as c:
         c.node.script = long_prompt
         kinds: list[str] = []
-        async with c.client.stream("POST", "/v1/messages", json=HI | {"stream": True}) as answer:
-            async for line in answer.aiter_lines():
+        async with c.client.stream("POST", "/v1/messages", json=HI | {"stream": True}) as response:
+            async for line in response.aiter_lines():
                 if line.startswith("event: "):
                     kinds.append(line.removeprefix("event: "))
                 if kinds.count("ping") > 2:

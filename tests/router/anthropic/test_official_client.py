@@ -19,9 +19,9 @@ def official_client(c: InProcess) -> Any:
     import anthropic
     import httpx2
 
-    served = c.client(httpx2)
+    connection = c.client(httpx2)
     return anthropic.Anthropic(
-        base_url="http://router", api_key="none", max_retries=0, http_client=served
+        base_url="http://router", api_key="none", max_retries=0, http_client=connection
     )
 
 
@@ -64,8 +64,8 @@ def test_the_official_client_reads_reasoning() -> None:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
     assert {"thinking", "signature", "text"} <= set(kinds)
-    thought, said = final.content
-    assert (thought.thinking, said.text) == ("one two", "\n\nthree") and thought.signature
+    thought, content = final.content
+    assert (thought.thinking, content.text) == ("one two", "\n\nthree") and thought.signature
     beta = client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
     assert beta.content[0].thinking == "one two"
 

@@ -1,4 +1,4 @@
-"""Thinking: blocks of reasoning, how templates are asked for it, and how it is cleared."""
+"""Thinking: blocks of reasoning, the template options that enable it, and how it is cleared."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.tests.router.anthropic.test_messages import (
-    ask,
     named_events,
+    post_message,
     text_block,
 )
 from tandem.tests.router.golden import check_golden
@@ -24,28 +24,28 @@ SHOWING = (
 
 def prompts(c: InProcess, bodies: Sequence[dict[str, Any]]) -> list[str]:
     """What the template makes of each body."""
-    made = []
+    texts = []
     for body in bodies:
-        answer = ask(c, **body)
-        assert answer.status_code == 200, answer.text
-        made.append(c.prompt())
-    return made
+        response = post_message(c, **body)
+        assert response.status_code == 200, response.text
+        texts.append(c.prompt())
+    return texts
 
 
 def test_reasoning_is_a_block_of_its_own() -> None:
     c = InProcess(reply=REASONED, reasoning_parser="qwen3")
-    whole = ask(c, **THINKING).json()
-    stream = ask(c, **THINKING, stream=True).text
+    whole = post_message(c, **THINKING).json()
+    stream = post_message(c, **THINKING, stream=True).text
     budget = c.node.requests[-1].sampling.thinking
     assert (budget.tokens, budget.param) == (10, "thinking.budget_tokens")
     omitted = THINKING | {"thinking": {"type": "adaptive", "display": "omitted"}}
-    unseen = ask(c, **omitted).json()
-    unseen_stream = ask(c, **omitted, stream=True).text
-    blank = ask(c, **THINKING, stop_sequences=["three"]).json()
-    thought, said = whole["content"]
+    unseen = post_message(c, **omitted).json()
+    unseen_stream = post_message(c, **omitted, stream=True).text
+    blank = post_message(c, **THINKING, stop_sequences=["three"]).json()
+    thought, text = whole["content"]
     assert thought.pop("signature")
     assert thought == {"type": "thinking", "thinking": "one two"}
-    assert said == text_block("\n\nthree")
+    assert text == text_block("\n\nthree")
     assert whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0
     check_golden("anthropic_thinking", stream)
     assert unseen["content"][0]["thinking"] == "" and unseen["content"][0]["signature"]
@@ -55,14 +55,14 @@ def test_reasoning_is_a_block_of_its_own() -> None:
     assert [block["type"] for block in blank["content"]] == ["thinking"]
 
 
-def test_an_answer_without_text_has_an_empty_block() -> None:
+def test_a_response_without_text_has_an_empty_block() -> None:
     c = InProcess()
     c.node.reply = []
-    assert ask(c).json()["content"] == [text_block("")]
-    check_golden("anthropic_empty", ask(c, stream=True).text)
+    assert post_message(c).json()["content"] == [text_block("")]
+    check_golden("anthropic_empty", post_message(c, stream=True).text)
 
 
-def test_templates_are_asked_for_reasoning() -> None:
+def test_thinking_sets_the_templates_reasoning_options() -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({}, "False False  "),
         ({"thinking": {"type": "disabled"}}, "False False  "),
@@ -72,8 +72,8 @@ def test_templates_are_asked_for_reasoning() -> None:
         ({"chat_template_kwargs": {"enable_thinking": 1, "lazy": 2}}, "1 False  2"),
     ]
     c = InProcess(tiny(SHOWING))
-    made = prompts(c, [body for body, _ in bodies])
-    assert made == [f"user::hi\n{shown}" for _, shown in bodies]
+    texts = prompts(c, [body for body, _ in bodies])
+    assert texts == [f"user::hi\n{expected}" for _, expected in bodies]
 
 
 def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
@@ -81,10 +81,10 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     turns: list[dict[str, Any]] = []
     for number in "123":
         thought = {"type": "thinking", "thinking": f"t{number}", "signature": "x"}
-        said = {"type": "text", "text": f"a{number}"}
+        text = {"type": "text", "text": f"a{number}"}
         turns += [
             {"role": "user", "content": f"u{number}"},
-            {"role": "assistant", "content": [thought, secret, said]},
+            {"role": "assistant", "content": [thought, secret, text]},
         ]
     turns.append({"role": "user", "content": "end"})
     keeps: list[tuple[Any, str]] = [
@@ -95,11 +95,11 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     ]
     edits = [{"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep, _ in keeps]
     c = InProcess(tiny(SHOWING))
-    made = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
-    for prompt, (_, kept) in zip(made, keeps, strict=True):
-        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
-    applied = ask(c, messages=turns, context_management=edits[-1])
-    stream = ask(c, messages=turns, context_management=edits[0], stream=True)
+    texts = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
+    for prompt, (_, expected) in zip(texts, keeps, strict=True):
+        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == expected
+    applied = post_message(c, messages=turns, context_management=edits[-1])
+    stream = post_message(c, messages=turns, context_management=edits[0], stream=True)
     (edit,) = applied.json()["context_management"]["applied_edits"]
     assert edit["cleared_thinking_turns"] == 2 and edit["cleared_input_tokens"] == 5
     assert named_events(stream.text)[-2]["context_management"] == {"applied_edits": []}

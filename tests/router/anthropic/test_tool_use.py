@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.tests.router.anthropic.test_conversation import TOOLS
-from tandem.tests.router.anthropic.test_messages import ask, text_block
+from tandem.tests.router.anthropic.test_messages import post_message, text_block
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.in_process import InProcess, tiny
 
@@ -22,11 +22,11 @@ OFFERING = "{% for t in tools or () %}{{ t.function.name }}!{% endfor %}" + TOOL
 
 def test_a_call_is_a_block_after_the_text() -> None:
     c = InProcess(tiny(OFFERING), reply=f"hello\n{CALL}\n{CALL}", **ON)
-    whole = ask(c, **REQUEST).json()
+    whole = post_message(c, **REQUEST).json()
     assert c.prompt().startswith("ls!user=hi")
-    check_golden("anthropic_tool_use", ask(c, **REQUEST, stream=True).text)
+    check_golden("anthropic_tool_use", post_message(c, **REQUEST, stream=True).text)
     alone = {"type": "auto", "disable_parallel_tool_use": True}
-    single = ask(c, **REQUEST, tool_choice=alone).json()
+    single = post_message(c, **REQUEST, tool_choice=alone).json()
     assert whole["stop_reason"] == "tool_use"
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
     call, other = whole["content"][1:]
@@ -38,11 +38,11 @@ def test_a_call_is_a_block_after_the_text() -> None:
 def test_a_call_that_is_cut_off_ends_with_max_tokens() -> None:
     c = InProcess(tiny(OFFERING), reply=CALL, **ON)
     cut = REQUEST | {"max_tokens": len(c.node.reply) - 15}
-    assert ask(c, **cut).json()["stop_reason"] == "max_tokens"
+    assert post_message(c, **cut).json()["stop_reason"] == "max_tokens"
 
 
 def test_tools_that_must_not_be_used_are_not_offered() -> None:
     c = InProcess(tiny(OFFERING), reply=CALL)
-    body = ask(c, **REQUEST, tool_choice={"type": "none"}).json()
+    body = post_message(c, **REQUEST, tool_choice={"type": "none"}).json()
     assert c.prompt().startswith("user=hi")
     assert body["content"] == [text_block(CALL)]

@@ -39,21 +39,21 @@ from tandem.tests.router.support import Cluster, cluster, longest_hold, until
 async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, client):
         content = bytes(range(256)) * 9000  # more than two pieces
-        made = [
+        uploads = [
             await client.files.create(file=(f"{name}.jsonl", content), purpose="batch")
             for name in "abc"
         ]
-        assert (made[0].bytes, made[0].filename) == (len(content), "a.jsonl")
-        assert (made[0].purpose, made[0].status) == ("batch", "processed")
-        assert (await client.files.content(made[1].id)).content == content
-        assert await client.files.retrieve(made[1].id) == made[1]
-        listed = await client.files.list(limit=2)
-        assert [file.id for file in listed.data] == [made[2].id, made[1].id] and listed.has_more
+        assert (uploads[0].bytes, uploads[0].filename) == (len(content), "a.jsonl")
+        assert (uploads[0].purpose, uploads[0].status) == ("batch", "processed")
+        assert (await client.files.content(uploads[1].id)).content == content
+        assert await client.files.retrieve(uploads[1].id) == uploads[1]
+        page = await client.files.list(limit=2)
+        assert [file.id for file in page.data] == [uploads[2].id, uploads[1].id] and page.has_more
         everything = [file.id async for file in client.files.list(limit=2, order="asc")]
-        assert everything == [file.id for file in made]
-        assert (await client.files.delete(made[0].id)).deleted
+        assert everything == [file.id for file in uploads]
+        assert (await client.files.delete(uploads[0].id)).deleted
         with pytest.raises(openai.NotFoundError):
-            await client.files.content(made[0].id)
+            await client.files.content(uploads[0].id)
         short = await client.files.create(
             file=("d", b""), purpose="batch",
             expires_after={"anchor": "created_at", "seconds": 3600},
@@ -62,7 +62,7 @@ async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> N
         assert (await client.files.content(short.id)).content == b""
 
 
-async def test_a_batch_is_answered_and_its_failures_are_apart(
+async def test_a_batch_completes_and_separates_its_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem")
@@ -74,16 +74,16 @@ async def test_a_batch_is_answered_and_its_failures_are_apart(
         counts = batch.request_counts
         assert batch.status == "completed"
         assert (counts.total, counts.completed, counts.failed) == (4, 2, 2)
-        found = parsed((await client.files.content(batch.output_file_id)).text)
-        assert [one["custom_id"] for one in found] == ["r1", "r2"]
-        first = found[0]["response"]
-        assert first["status_code"] == 200 and found[0]["error"] is None
+        results = parsed((await client.files.content(batch.output_file_id)).text)
+        assert [one["custom_id"] for one in results] == ["r1", "r2"]
+        first = results[0]["response"]
+        assert first["status_code"] == 200 and results[0]["error"] is None
         assert first["body"]["choices"][0]["message"]["content"]
-        assert len(found[1]["response"]["body"]["choices"]) == 2
+        assert len(results[1]["response"]["body"]["choices"]) == 2
         wrong = parsed((await client.files.content(batch.error_file_id)).text)
         assert [one["response"]["status_code"] for one in wrong] == [404, 400]
-        used = [one["response"]["body"]["usage"]["total_tokens"] for one in found]
-        assert batch.usage.total_tokens == sum(used)
+        token_counts = [one["response"]["body"]["usage"]["total_tokens"] for one in results]
+        assert batch.usage.total_tokens == sum(token_counts)
         assert {request.priority for request in c.node.requests} == {BACKGROUND_PRIORITY}
         assert [one.id async for one in client.batches.list()] == [batch.id]
         with pytest.raises(openai.ConflictError):
@@ -110,25 +110,30 @@ async def test_a_batch_of_responses_which_are_not_stored(tmp_path: Path) -> None
             for i, body in enumerate(bodies)
         ]
         batch = await ended(client, await create(client, jsonl(*lines), endpoint=RESPONSES))
-        [found] = parsed((await client.files.content(batch.output_file_id)).text)
-        body = found["response"]["body"]
+        [result] = parsed((await client.files.content(batch.output_file_id)).text)
+        body = result["response"]["body"]
         assert body["status"] == "completed" and not body["store"]
         assert first.usage and body["usage"]["input_tokens"] > first.usage.input_tokens
         assert batch.usage.total_tokens == body["usage"]["total_tokens"]
         wrong = parsed((await client.files.content(batch.error_file_id)).text)
         assert [one["response"]["status_code"] for one in wrong] == [400, 400, 404]
-        named = [one["response"]["body"]["error"]["param"] for one in wrong]
-        assert named == ["store", "background", "input"]
+        params = [one["response"]["body"]["error"]["param"] for one in wrong]
+        assert params == ["store", "background", "input"]
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(body["id"])
 
 
 async def test_a_batch_of_embeddings(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, client):
-        asked = {"custom_id": "e", "method": "POST", "url": EMBEDDINGS, "body": {"input": "hi"}}
-        batch = await ended(client, await create(client, jsonl(asked), endpoint=EMBEDDINGS))
-        [found] = parsed((await client.files.content(batch.output_file_id)).text)
-        assert len(found["response"]["body"]["data"][0]["embedding"]) == 8
+        request_line = {
+            "custom_id": "e",
+            "method": "POST",
+            "url": EMBEDDINGS,
+            "body": {"input": "hi"},
+        }
+        batch = await ended(client, await create(client, jsonl(request_line), endpoint=EMBEDDINGS))
+        [result] = parsed((await client.files.content(batch.output_file_id)).text)
+        assert len(result["response"]["body"]["data"][0]["embedding"]) == 8
         assert batch.error_file_id is None
 
 
@@ -165,17 +170,17 @@ async def test_a_restarted_router_continues_a_batch(tmp_path: Path) -> None:
         batch = await ended(client, await client.batches.retrieve(batch.id))
         assert batch.status == "completed" and batch.request_counts.completed == count
         assert 0 < len(c.node.requests) <= count - 3
-        found = parsed((await client.files.content(batch.output_file_id)).text)
-        assert [one["custom_id"] for one in found] == [f"r{n}" for n in range(count)]
+        results = parsed((await client.files.content(batch.output_file_id)).text)
+        assert [one["custom_id"] for one in results] == [f"r{n}" for n in range(count)]
 
 
 @pytest.mark.parametrize("way", ["cancelled", "expired"])
 async def test_a_batch_ends_early_with_the_results_that_there_are(tmp_path: Path, way: str) -> None:
     async with served(tmp_path, batch_concurrency=1) as (c, client):
-        window, answered = ("24h", 1) if way == "cancelled" else ("1s", 0)
+        window, completed = ("24h", 1) if way == "cancelled" else ("1s", 0)
 
         async def first_only(request: Any, context: Any) -> AsyncIterator[Any]:
-            if len(c.node.requests) > answered:
+            if len(c.node.requests) > completed:
                 await asyncio.Event().wait()
             async for event in c.node._talk(request, context):
                 yield event
@@ -189,9 +194,9 @@ async def test_a_batch_ends_early_with_the_results_that_there_are(tmp_path: Path
         batch = await ended(client, batch)
         assert batch.status == way and getattr(batch, f"{way}_at")
         counts = batch.request_counts
-        assert (counts.completed, counts.failed) == (answered, 3 - answered)
+        assert (counts.completed, counts.failed) == (completed, 3 - completed)
         wrong = parsed((await client.files.content(batch.error_file_id)).text)
-        assert [one["error"]["code"] for one in wrong] == [f"batch_{way}"] * (3 - answered)
+        assert [one["error"]["code"] for one in wrong] == [f"batch_{way}"] * (3 - completed)
         await until(lambda: c.node.active == 0)
 
 
@@ -235,8 +240,10 @@ async def test_invalid_uploads_and_bodies_are_rejected(tmp_path: Path) -> None:
             ("x", b"a" * 3000, {"purpose": "batch"}, 413),
             ("x", b"a" * 300_000, {"purpose": "batch"}, 413),
         ):
-            answer = await c.client.post("/v1/files", files={"file": (name, content)}, data=fields)
-            assert answer.status_code == status, (name, answer.text)
+            response = await c.client.post(
+                "/v1/files", files={"file": (name, content)}, data=fields
+            )
+            assert response.status_code == status, (name, response.text)
         assert (await c.client.post("/v1/files", json={})).status_code == 415
         body = {"input_file_id": 5, "endpoint": CHAT, "completion_window": "24h"}
         assert (await c.client.post("/v1/batches", json=body)).status_code == 400
@@ -297,12 +304,12 @@ async def test_results_wait_for_a_full_disk(
     monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.01)
     add_result, failures = BatchStore.add_result, 0
 
-    async def full_at_first(self: BatchStore, *given: Any) -> bool:
+    async def full_at_first(self: BatchStore, *args: Any) -> bool:
         nonlocal failures
         failures += 1
         if failures < 4:
             raise ApiError(503, "The disk is full.")
-        return await add_result(self, *given)
+        return await add_result(self, *args)
 
     monkeypatch.setattr(BatchStore, "add_result", full_at_first)
     async with served(tmp_path) as (c, client):
@@ -317,12 +324,12 @@ def free_port() -> int:
 
 
 async def off(c: Cluster) -> str:
-    """What clients are told where files and batches are off."""
+    """The error message of routes when files and batches are off."""
     for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
-        answer: httpx.Response = await c.client.get(path)
-        assert answer.status_code == 404
-        assert answer.json()["error"]["code"] == "not_enabled"
-    return str(answer.json()["error"]["message"])
+        response: httpx.Response = await c.client.get(path)
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "not_enabled"
+    return str(response.json()["error"]["message"])
 
 
 async def test_they_are_off_where_they_would_not_be_found_again(tmp_path: Path) -> None:
@@ -348,7 +355,7 @@ async def test_a_router_keeps_them_among_the_users_state_files_by_its_port(
     assert (folder / "batches.sqlite3").exists() and folder.stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_router_serves_without_a_folder_of_its_own_but_not_without_one_asked_for(
+async def test_only_a_configured_data_folder_has_to_be_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state").write_text("no folder")

@@ -23,8 +23,8 @@ async def test_names_of_files_are_bounded(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, _):
         for length, status in ((MAX_FILENAME, 200), (MAX_FILENAME + 1, 400)):
             file = {"file": ("x" * length, b"a")}
-            answer = await c.client.post("/v1/files", files=file, data=PURPOSE)
-            assert answer.status_code == status, length
+            response = await c.client.post("/v1/files", files=file, data=PURPOSE)
+            assert response.status_code == status, length
 
 
 async def test_batches_and_uploads_at_once_are_bounded(
@@ -33,13 +33,13 @@ async def test_batches_and_uploads_at_once_are_bounded(
     async with served(tmp_path, nodes=0) as (c, client):
         monkeypatch.setattr(store, "MAX_UNFINISHED", 1)
         first = await create(client, jsonl(line(1)))
-        asked = {"endpoint": CHAT, "completion_window": "24h"}
-        body = asked | {"input_file_id": first.input_file_id}
-        answer = await c.client.post("/v1/batches", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "batch_limit")
+        fields = {"endpoint": CHAT, "completion_window": "24h"}
+        body = fields | {"input_file_id": first.input_file_id}
+        response = await c.client.post("/v1/batches", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "batch_limit")
         monkeypatch.setattr(runner, "MAX_UPLOADS", 0)
-        answer = await c.client.post("/v1/files", files={"file": ("a", b"a")}, data=PURPOSE)
-        assert answer.status_code == 503 and "0 files are being uploaded" in answer.text
+        response = await c.client.post("/v1/files", files={"file": ("a", b"a")}, data=PURPOSE)
+        assert response.status_code == 503 and "0 files are being uploaded" in response.text
         monkeypatch.undo()
         await client.batches.cancel(first.id)
         assert (await c.client.post("/v1/batches", json=body)).status_code == 200
@@ -64,19 +64,19 @@ async def test_a_full_disk_stores_no_part_of_a_file(
     files = FileStore(database, FileLimits(file_bytes=1 << 20, files=9, all_bytes=1 << 20))
     uploading = await files.begin()
 
-    async def pages(most: int) -> None:
-        await database.run(lambda connection: connection.execute(f"PRAGMA max_page_count={most}"))
+    async def pages(limit: int) -> None:
+        await database.run(lambda connection: connection.execute(f"PRAGMA max_page_count={limit}"))
 
     await pages(1)  # rounded up to those that are used
     with pytest.raises(ApiError) as caught:
         await files.append(uploading, 0, bytes(100_000))
     assert (caught.value.status, caught.value.code) == (503, "storage_failed")
-    [told] = [record.getMessage() for record in caplog.records]
-    assert str(tmp_path / "batches.sqlite3") in told and "disk is full: free some" in told
+    [message] = [record.getMessage() for record in caplog.records]
+    assert str(tmp_path / "batches.sqlite3") in message and "disk is full: free some" in message
     await pages(1 << 20)
     await files.append(uploading, 0, bytes(1000))
-    stored = await files.finish(
+    file = await files.finish(
         uploading, owner="", purpose="batch", filename="f", expires_at=1 << 40
     )
-    assert stored.bytes == 1000
+    assert file.bytes == 1000
     await database.close()

@@ -86,7 +86,7 @@ async def test_an_upload_that_was_broken_off_leaves_nothing(
         assert (rows(tmp_path, "files"), rows(tmp_path, "pieces")) == (0, 0)
 
 
-async def test_results_are_kept_as_long_as_asked_for_and_batches_longer(
+async def test_results_expire_when_requested_and_batches_later(
     tmp_path: Path, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.router.batches.run.time", SimpleNamespace(time=clock))

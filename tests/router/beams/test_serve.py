@@ -21,7 +21,7 @@ from tandem.tests.router.support import (
     usage,
 )
 
-# The next tokens by the last one; the best first token leads to a worse answer.
+# The next tokens by the last one; the best first token leads to a worse output.
 WORDS = ("one", " two", " three", " here", " stop")
 BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
 
@@ -49,14 +49,14 @@ def play(c: InProcess | Cluster, node: FakeDecodeNode) -> None:
 
     async def script(request: pb.GenerateRequest, _: Any) -> AsyncIterator[pb.GenerateEvent]:
         assert request.sampling.max_tokens == 1 and request.sampling.ignore_eos
-        listed = table[request.prompt[-1]]
+        successors = table[request.prompt[-1]]
         assert request.sampling.logprobs >= 3
         yield admitted()
         yield usage(request, cached_tokens=len(request.prompt) - 1)
-        token, logprob = listed[0]
-        chosen = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
-        scored = pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(listed))
-        yield pb.GenerateEvent(tokens=pb.Tokens(tokens=[listed[0][0]], logprobs=[scored]))
+        token, logprob = successors[0]
+        logprob_entry = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
+        scored = pb.PositionLogprobs(chosen=logprob_entry, packed_top=pack_logprobs(successors))
+        yield pb.GenerateEvent(tokens=pb.Tokens(tokens=[successors[0][0]], logprobs=[scored]))
 
     node.script = script
 
@@ -129,8 +129,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_what_does_not_go_together_is_named(c: InProcess) -> None:
+def test_conflicting_fields_are_named(c: InProcess) -> None:
     for fields, param in WRONG:
-        answer = c.complete("one", **BEAMS | fields)
-        assert answer.status_code == 400, fields
-        assert answer.json()["error"]["param"] == param
+        response = c.complete("one", **BEAMS | fields)
+        assert response.status_code == 400, fields
+        assert response.json()["error"]["param"] == param

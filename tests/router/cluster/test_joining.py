@@ -18,7 +18,7 @@ REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def refused(c: Cluster, request: pb.JoinRequest) -> tuple[grpc.StatusCode, str]:
+async def join_error(c: Cluster, request: pb.JoinRequest) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await c.registry.Join(request)
     return caught.value.code(), caught.value.details() or ""
@@ -38,7 +38,7 @@ async def test_an_address_of_another_shape_is_refused(tmp_path: Path) -> None:
         for address in ADDRESSES:
             for role in (pb.ROLE_DECODE, pb.ROLE_PREFILL):
                 request = FakeDecodeNode("n", []).join_request(c.model, role=role, address=address)
-                code, details = await refused(c, request)
+                code, details = await join_error(c, request)
                 assert code is INVALID and "address must be host:port" in details, address
 
 
@@ -56,7 +56,7 @@ async def living(c: Cluster, epoch: int, port: int = 0) -> AsyncIterator[FakeDec
 async def test_two_nodes_of_one_name_are_refused_by_name_while_both_live(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c, living(c, 1) as old, living(c, 2) as new:
         await c.registry.Join(old.join_request(c.model))
-        code, details = await refused(c, new.join_request(c.model))
+        code, details = await join_error(c, new.join_request(c.model))
         assert code is REFUSED
         assert f"two nodes are called 'same': one at 127.0.0.1:{old.port}" in details
         assert "--node-id" in details
@@ -125,7 +125,7 @@ async def test_numbers_that_are_none_change_nothing_for_requests(tmp_path: Path)
         assert MAX_COUNT <= candidate.queued_prefill_tokens < 2 * MAX_COUNT
 
 
-def test_what_is_within_bounds_stays_as_it_is() -> None:
+def test_values_within_bounds_are_unchanged() -> None:
     load = pb.Load(
         running=3,
         prefill_tokens_per_second=1e5,

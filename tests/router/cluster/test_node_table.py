@@ -47,7 +47,7 @@ async def test_a_queue_that_was_reported_ends_with_the_requests_on_a_decode_node
     await node.close()
 
 
-def joined(table: NodeTable, name: str, epoch: int = 1) -> Node:
+def join(table: NodeTable, name: str, epoch: int = 1) -> Node:
     request = pb.JoinRequest(node_id=name, epoch=epoch, role=pb.ROLE_DECODE, address=NOBODY)
     return table.join(request, NOBODY)
 
@@ -64,23 +64,23 @@ async def test_nodes_that_are_lost_or_refused_are_counted_and_warned_of(
         [value] = re.findall(rf"^{re.escape(series)} (\S+)$", metrics.render().decode(), re.M)
         return float(value)
 
-    lost = 'tandem_nodes_lost_total{role="decode"}'
-    assert value_of(lost) == value_of('tandem_nodes_refused_total{role="prefill"}') == 0
+    metric = 'tandem_nodes_lost_total{role="decode"}'
+    assert value_of(metric) == value_of('tandem_nodes_refused_total{role="prefill"}') == 0
     for name in ("silent", "leaves", "restarts"):
-        joined(table, name)
-    joined(table, "restarts", epoch=2)
-    assert value_of(lost) == 1 and "restarts died and was restarted" in caplog.text
+        join(table, name)
+    join(table, "restarts", epoch=2)
+    assert value_of(metric) == 1 and "restarts died and was restarted" in caplog.text
     table.leave("leaves", 1)
     clock.now += 4
-    joined(table, "restarts", epoch=2)
+    join(table, "restarts", epoch=2)
     table.expire()
-    assert value_of(lost) == 2 and "silent was silent for 3 s" in caplog.text
+    assert value_of(metric) == 2 and "silent was silent for 3 s" in caplog.text
     assert "leaves" not in "".join(r.getMessage() for r in caplog.records if r.levelno > 20)
     assert value_of('tandem_nodes{role="decode",state="lost"}') == 1
     assert value_of('tandem_nodes{role="decode",state="ready"}') == 1
     table.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_PREFILL, refused=True))
     assert value_of('tandem_nodes_refused_total{role="prefill"}') == 1
     assert value_of('tandem_nodes{role="prefill",state="refused"}') == 1
-    joined(table, "silent", epoch=2)
+    join(table, "silent", epoch=2)
     assert value_of('tandem_nodes{role="decode",state="lost"}') == 0
     await table.close()

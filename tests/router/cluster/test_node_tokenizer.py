@@ -37,7 +37,7 @@ class GivingNode(FakeDecodeNode):
             yield part
 
 
-async def joined(
+async def join(
     c: Cluster, folder: Path, path: str = "/only/on/the/node", name: str = "decode-0", **text: str
 ) -> GivingNode:
     """A node with this folder, which announces ``path``, and a fingerprint whose ``text`` fields
@@ -55,7 +55,7 @@ async def joined(
 
 async def refusal(c: Cluster, folder: Path, **others: str) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await joined(c, folder, **others)
+        await join(c, folder, **others)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     details = caught.value.details() or ""
     assert "\n" not in details
@@ -67,8 +67,8 @@ async def test_a_router_on_another_machine_takes_it_from_the_first_node(
 ) -> None:
     monkeypatch.setattr("tandem.decode_node.service.TOKENIZER_PART", 1000)
     async with cluster(tmp_path, nodes=0) as c:
-        first = await joined(c, c.model)
-        second = await joined(c, c.model, name="decode-1")
+        first = await join(c, c.model)
+        second = await join(c, c.model, name="decode-1")
         assert (first.requests_served, second.requests_served) == (1, 0)
         response = await c.chat("hi")
         assert response.status_code == 200
@@ -82,16 +82,16 @@ async def test_a_folder_of_another_model_at_the_same_path_is_not_used(tmp_path: 
     async with cluster(tmp_path, nodes=0) as c:
         shutil.copytree(c.model, other)
         (other / "chat_template.jinja").write_text("another template")
-        node = await joined(c, c.model, path=str(other))
+        node = await join(c, c.model, path=str(other))
         assert node.requests_served == 1
         assert (await c.chat()).status_code == 200
-        same = await joined(c, c.model, path=str(c.model), name="decode-1")
+        same = await join(c, c.model, path=str(c.model), name="decode-1")
         assert same.requests_served == 0
 
 
 async def test_nodes_with_another_template_are_refused_in_one_line(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        await joined(c, c.model)
+        await join(c, c.model)
         reason = await refusal(c, c.model, name="decode-1", chat_template="other")
         assert "another vocabulary or chat template of 'tiny': chat_template is " in reason
 
@@ -108,7 +108,7 @@ async def test_what_a_node_gives_must_be_what_it_announces(
         monkeypatch.setattr(node_tokenizer, "MAX_BYTES", 100)
         assert "the node's tokenizer is larger than 100 bytes" in await refusal(c, c.model)
         monkeypatch.undo()
-        await joined(c, c.model)
+        await join(c, c.model)
         assert (await c.chat()).status_code == 200
 
 

@@ -30,7 +30,7 @@ async def test_operators_can_change_the_role_of_a_node(tmp_path: Path) -> None:
             assert (await c.chat()).status_code == 200
         assert not node.requests
 
-        def refused(name: str, role: str, words: str, force: bool = False) -> None:
+        def check_refused(name: str, role: str, words: str, force: bool = False) -> None:
             with pytest.raises(RequestError, match=words):
                 admin.set_role(registry, name, role, force=force)
 
@@ -41,7 +41,7 @@ async def test_operators_can_change_the_role_of_a_node(tmp_path: Path) -> None:
             ("decode-0", "decode", "is already a decode node"),
             ("decode-0", "prefill", "last decode node .*--force"),
         ):
-            await asyncio.to_thread(refused, name, role, words)
+            await asyncio.to_thread(check_refused, name, role, words)
 
         assert node.beat is not None
         node.beat.cancel()
@@ -107,9 +107,9 @@ async def test_an_error_reply_shows_that_a_router_is_there(
         registry = f"127.0.0.1:{c.router.registry_port}"
         with pytest.raises(
             UnavailableError, match="RESOURCE_EXHAUSTED: too many requests"
-        ) as raised:
+        ) as error_info:
             await asyncio.to_thread(admin.list_nodes, registry)
-        assert "no router answers" not in str(raised.value)
+        assert "no router answers" not in str(error_info.value)
 
 
 async def test_a_drain_may_have_a_limit(tmp_path: Path) -> None:

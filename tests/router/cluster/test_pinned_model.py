@@ -35,7 +35,7 @@ async def pinned_card() -> pb.ModelCard:
     return pinned.card
 
 
-async def test_a_node_of_the_model_joins_whatever_its_folder_is_called(tmp_path: Path) -> None:
+async def test_a_nodes_folder_name_does_not_matter(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0, model="builtin") as c:
         node = await join(c, await pinned_card())
         assert (await c.chat()).status_code == 200

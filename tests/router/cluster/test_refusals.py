@@ -38,7 +38,7 @@ class Door:
         with pytest.raises(RequestError):
             await self._registry.enter(request, address)
 
-    def refused(self, role: str = "prefill") -> float:
+    def refusals(self, role: str = "prefill") -> float:
         return self.absent.refused.labels(role)._value.get()
 
 
@@ -55,7 +55,7 @@ async def test_an_invalid_join_is_recorded_counted_and_logged_once(
         await door.refuse("b")
         await door.refuse("c", address="x\x1b[2J")
     entries = {node.node_id: node for node in door.absent.all()}
-    assert door.absent.tally() == {("prefill", "refused"): 2} and door.refused() == 6
+    assert door.absent.tally() == {("prefill", "refused"): 2} and door.refusals() == 6
     assert "at most 1 node" in entries["b"].reason
     assert "must be printable" in entries["c"].reason and entries["c"].address.isprintable()
     messages = warnings(caplog)
@@ -71,7 +71,7 @@ async def test_a_join_without_a_valid_name_is_only_counted_and_seldom_logged(
             await door.refuse(name)
         await door.refuse("a", role=pb.ROLE_UNSPECIFIED)
     assert not door.absent.all()
-    assert (door.refused(), door.refused("?")) == (6, 2)
+    assert (door.refusals(), door.refusals("?")) == (6, 2)
     assert len(warnings(caplog)) == 1
     door.clock.now += QUIET_SECONDS
     await door.refuse("")
@@ -87,7 +87,7 @@ async def test_refusals_that_are_too_many_to_remember_are_counted_and_seldom_log
         for number in range(MAX_ABSENT + 20):
             await door.refuse(f"b{number}")
     assert door.absent.tally() == {("prefill", "refused"): MAX_ABSENT}
-    assert door.refused() == 3 * (MAX_ABSENT + 20)
+    assert door.refusals() == 3 * (MAX_ABSENT + 20)
     assert len(warnings(caplog)) == MAX_ABSENT + 1
 
 

@@ -47,20 +47,20 @@ class Fleet:
         self.table.join(request, "127.0.0.1:9")
         self.report(name)
 
-    def report(self, name: str, *, held: Sequence[int] = (), **load: int) -> None:
+    def report(self, name: str, *, tokens: Sequence[int] = (), **load: int) -> None:
         full = {"running": 5, "free_blocks": 1000, "total_blocks": 1000, "block_size": BLOCK}
         node = self.table.find(name)
         assert node is not None
         version = node.prefixes.version
-        reported = pb.Prefixes(
+        prefixes = pb.Prefixes(
             version=version + 1,
             base=version,
             block_size=BLOCK,
             stride=1,
-            added=pack_keys(keys(held)),
+            added=pack_keys(keys(tokens)),
         )
         beat = pb.HeartbeatRequest(node_id=name, epoch=1, load=pb.Load(**full | load))  # type: ignore[arg-type]
-        beat.prefixes.MergeFrom(reported)
+        beat.prefixes.MergeFrom(prefixes)
         self.table.heartbeat(beat)
 
     def place(
@@ -84,10 +84,10 @@ def test_few_of_many_nodes_are_compared_and_all_of_few() -> None:
 
 def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
     fleet = Fleet()
-    fleet.report("d97", held=PROMPT)
-    fleet.report("p61", held=PROMPT[:100])
+    fleet.report("d97", tokens=PROMPT)
+    fleet.report("p61", tokens=PROMPT[:100])
     for number in range(0, MANY, 3):
-        fleet.report(f"d{number}", held=PROMPT[:8])  # a prefix that many share
+        fleet.report(f"d{number}", tokens=PROMPT[:8])  # a prefix that many share
     for _ in range(4):
         assert fleet.place().decode.node_id == "d97"
     without = fleet.place(exclude=frozenset({("d97", 1)}))
@@ -109,7 +109,7 @@ def test_evicted_prefixes_do_not_attract_prompts(
 ) -> None:
     monkeypatch.setattr(module, "MAX_STALE", 10)
     fleet = Fleet()
-    fleet.report("d97", held=PROMPT, running=6)
+    fleet.report("d97", tokens=PROMPT, running=6)
     beat = pb.HeartbeatRequest(node_id="d97", epoch=1, load=pb.Load(running=6))
     beat.prefixes.MergeFrom(
         pb.Prefixes(version=3, base=2, block_size=BLOCK, stride=1, removed=pack_keys(keys(PROMPT)))
@@ -153,7 +153,7 @@ def test_a_version_of_few_nodes_keeps_its_helpers() -> None:
     fleet = Fleet()
     fleet.join("new-d", pb.ROLE_DECODE, "h")
     fleet.join("new-p", pb.ROLE_PREFILL, "h")
-    fleet.report("new-d", running=0, held=PROMPT)
+    fleet.report("new-d", running=0, tokens=PROMPT)
     for _ in range(5):
         placement = fleet.place()
         assert placement.decode.node_id == "new-d"
@@ -176,7 +176,7 @@ def test_nodes_that_drain_or_go_take_no_place_of_others() -> None:
 def test_a_node_that_fell_silent_is_found_again_when_it_is_back() -> None:
     now = 100.0
     fleet = Fleet(clock=lambda: now)
-    fleet.report("d97", held=PROMPT)
+    fleet.report("d97", tokens=PROMPT)
     assert fleet.place().decode.node_id == "d97"
     now += 2
     others = [node.node_id for node in fleet.table if node.node_id != "d97"]
@@ -240,38 +240,38 @@ def test_the_turn_of_a_node_that_came_or_went_is_known_at_once() -> None:
 
 @settings(max_examples=40)
 @given(
-    held=st.lists(st.integers(0, 20), min_size=1, max_size=40),
+    depths=st.lists(st.integers(0, 20), min_size=1, max_size=40),
     released=st.sets(st.integers(0, 39)),
     turn=st.integers(0, 9),
     few=st.sampled_from([0, 5, module.FEW]),
 )
 def test_the_node_that_holds_the_most_is_found(
-    held: list[int], released: set[int], turn: int, few: int
+    depths: list[int], released: set[int], turn: int, few: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "FEW", few)
-        found_among(held, released, turn)
+        found_among(depths, released, turn)
 
 
-def found_among(held: list[int], released: set[int], turn: int) -> None:
+def found_among(depths: list[int], released: set[int], turn: int) -> None:
     holders: PrefixTable[int] = PrefixTable()
     sample = [(BLOCK * number, key) for number, key in enumerate(keys(range(80)), 1)]
-    columns = [holders.column(number) for number in range(len(held))]
-    for column, count in zip(columns, held, strict=True):
+    columns = [holders.column(number) for number in range(len(depths))]
+    for column, count in zip(columns, depths, strict=True):
         column.shape(BLOCK, 1)
         column.add(array("Q", [key for _, key in sample[:count]]))
-    for number in released & set(range(len(held))):
+    for number in released & set(range(len(depths))):
         columns[number].release()
-        held[number] = 0
+        depths[number] = 0
     place_of = {key: at for at, (_, key) in enumerate(sample)}
     owners = holders.find(
-        lambda block_size, stride: sample, lambda owner, key: held[owner] > place_of[key], 3, turn
+        lambda block_size, stride: sample, lambda owner, key: depths[owner] > place_of[key], 3, turn
     )
-    maximum = max(held)
+    maximum = max(depths)
     assert bool(owners) == bool(maximum)
-    assert all(held[owner] for owner in owners) and len(owners) == len(set(owners)) <= 3
+    assert all(depths[owner] for owner in owners) and len(owners) == len(set(owners)) <= 3
     if maximum:
-        assert max(held[owner] for owner in owners) == maximum
+        assert max(depths[owner] for owner in owners) == maximum
 
 
 def test_a_released_slot_is_used_again() -> None:

@@ -34,7 +34,7 @@ async def test_a_new_start_replaces_the_old_one(tmp_path: Path) -> None:
         assert (await c.registry.Heartbeat(fresh)).known
 
 
-async def test_a_router_that_restarts_asks_its_nodes_to_join_again(tmp_path: Path) -> None:
+async def test_nodes_rejoin_a_restarted_router(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         beat = pb.HeartbeatRequest(node_id="a", epoch=1)
         assert not (await c.registry.Heartbeat(beat)).known
@@ -189,9 +189,9 @@ async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
     reason = "rank 0 was killed (SIGKILL), possibly for lack of memory"
     node = Drained()
     node.begin_request()
-    started = node.table["a"]
+    old_node = node.table["a"]
     node.table.leave("a", 1, reason)
-    assert started.lost and len(node.table) == 0 and node.lost() == 1
+    assert old_node.lost and len(node.table) == 0 and node.lost() == 1
     [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert message == f"decode node a ends: {reason}"
     node.clock.now += 12
@@ -205,7 +205,7 @@ async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
     await node.table.close()
 
 
-async def test_what_a_node_says_of_its_end_is_fit_to_be_shown(tmp_path: Path) -> None:
+async def test_a_nodes_failure_message_is_sanitized(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         leave = pb.LeaveRequest(node_id=c.node.node_id, epoch=c.node.epoch)
         leave.failure = "a\nb \x1b[2J" + "x" * 5000

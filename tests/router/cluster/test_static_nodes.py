@@ -59,10 +59,10 @@ async def test_a_named_node_stays_while_no_decode_node_takes_work(
         assert c.router.nodes.find("p") is None, "there is no decode node to compare it with"
         await c.add()
         await until(lambda: c.router.nodes.find("p") is not None)
-        entered = c.router.nodes["p"]
+        entry = c.router.nodes["p"]
         c.router.nodes["decode-0"].drain()
         polls = node.polls
-        await until(lambda: entered.load.running > polls + 1)
+        await until(lambda: entry.load.running > polls + 1)
 
 
 async def test_a_named_node_has_no_say_in_the_model(tmp_path: Path) -> None:

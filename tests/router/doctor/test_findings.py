@@ -92,7 +92,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
     return pb.Metric(name=name, value=value, labels=labels)
 
 
-def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
+def test_lateness_depends_on_the_routers_heartbeat_period() -> None:
     seldom = RpcResult(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
     assert findings(replace(with_node(late(node(PREFILL, "p"))), listing=seldom)) == []
 

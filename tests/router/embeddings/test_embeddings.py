@@ -17,14 +17,14 @@ def c() -> InProcess:
     return InProcess()
 
 
-def embed(c: InProcess, given: Any = "hi", **fields: Any) -> Any:
-    response = c.post("/v1/embeddings", input=given, **fields)
+def embed(c: InProcess, inputs: Any = "hi", **fields: Any) -> Any:
+    response = c.post("/v1/embeddings", input=inputs, **fields)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def rejected(c: InProcess, given: Any = "hi", **fields: Any) -> Any:
-    response = c.post("/v1/embeddings", input=given, **fields)
+def rejected(c: InProcess, inputs: Any = "hi", **fields: Any) -> Any:
+    response = c.post("/v1/embeddings", input=inputs, **fields)
     assert response.status_code == 400, response.text
     return response.json()["error"]
 
@@ -39,15 +39,15 @@ def test_openai_client_gets_vectors_of_every_kind_of_input(c: InProcess) -> None
         (ids, ids),
     ]
     client = c.openai()
-    for given, prompts in inputs:
-        made = client.embeddings.create(model="tiny", input=given)  # asks for base64
-        plain = client.embeddings.create(model="tiny", input=given, encoding_format="float")
-        assert [item.embedding for item in made.data] == list(map(vector, prompts))
-        assert plain.data == made.data
-        assert [item.index for item in made.data] == list(range(len(prompts)))
+    for value, prompts in inputs:
+        response = client.embeddings.create(model="tiny", input=value)  # asks for base64
+        plain = client.embeddings.create(model="tiny", input=value, encoding_format="float")
+        assert [item.embedding for item in response.data] == list(map(vector, prompts))
+        assert plain.data == response.data
+        assert [item.index for item in response.data] == list(range(len(prompts)))
         tokens = sum(map(len, prompts))
-        assert (made.usage.prompt_tokens, made.usage.total_tokens) == (tokens, tokens)
-        assert (made.object, made.model) == ("list", "tiny")
+        assert (response.usage.prompt_tokens, response.usage.total_tokens) == (tokens, tokens)
+        assert (response.object, response.model) == ("list", "tiny")
 
 
 def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_request() -> None:
@@ -70,20 +70,20 @@ def test_texts_are_cut_within_their_special_tokens(c: InProcess) -> None:
         ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, ids[-5:]),
         ({"truncate_prompt_tokens": -1}, ids),
     )
-    for fields, kept in cases:
-        for given in (text, ids):
-            embed(c, given, **fields)
-            assert list(c.node.requests[-1].prompt) == kept
+    for fields, expected in cases:
+        for value in (text, ids):
+            embed(c, value, **fields)
+            assert list(c.node.requests[-1].prompt) == expected
 
 
 def test_a_text_beyond_the_context_is_refused_or_cut(c: InProcess) -> None:
     long = "one two three " * CONTEXT
-    for given in (long, c.encode(long)):
-        error = rejected(c, given)
+    for value in (long, c.encode(long)):
+        error = rejected(c, value)
         assert error["code"] == "context_length_exceeded"
         assert f"maximum context length is {CONTEXT} tokens" in error["message"]
         assert "set 'truncate_prompt_tokens' to -1" in error["message"]
-        embed(c, given, truncate_prompt_tokens=-1)
+        embed(c, value, truncate_prompt_tokens=-1)
         assert list(c.node.requests[-1].prompt) == c.encode(long)[:CONTEXT]
     # Far beyond the context, as documents are.
     embed(c, " one" * 7_000, truncate_prompt_tokens=-1)
@@ -97,8 +97,8 @@ def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) -> Non
     sentence = {"prompts": prompts, "default_prompt_name": "document"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(sentence))
     c = InProcess(load_tokenizer(folder), scoring="vectors")
-    named: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
-    for name, prompt in named:
+    cases: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
+    for name, prompt in cases:
         embed(c, "hi", prompt_name=name)
         assert list(c.node.requests[-1].prompt) == c.encode(prompt + "hi")
     embed(c, [5, 6])
@@ -120,7 +120,7 @@ def test_many_inputs_keep_their_order(c: InProcess) -> None:
 
 
 def test_invalid_inputs_are_rejected(c: InProcess) -> None:
-    for given, word in (
+    for value, word in (
         ("", "empty"),
         ([], "empty"),
         (["a", ""], "input[1]"),
@@ -131,7 +131,7 @@ def test_invalid_inputs_are_rejected(c: InProcess) -> None:
         ([5] * (CONTEXT + 1), "maximum context length"),
         (["a"] * 2049, "2048"),
     ):
-        error = rejected(c, given)
+        error = rejected(c, value)
         assert word in error["message"] and error["param"].startswith("input"), error
     for fields in (
         {"encoding_format": "bytes"},

@@ -117,7 +117,7 @@ def test_documents_are_ranked_by_a_cross_encoder(pairs: InProcess) -> None:
     assert not pairs.node.requests[-1].embed.normalize
 
 
-def test_documents_are_returned_if_they_are_wanted(vectors: InProcess) -> None:
+def test_documents_are_returned_on_request(vectors: InProcess) -> None:
     response = post(vectors, "/v1/rerank", query="hi", documents=TEXTS[:3], return_documents=False)
     assert all(item.keys() == {"index", "relevance_score"} for item in response["results"])
     assert len(response["results"]) == 3
@@ -185,7 +185,7 @@ def test_invalid_bodies_are_rejected(vectors: InProcess) -> None:
     assert not vectors.node.requests
 
 
-def test_a_model_that_has_no_chats_says_what_it_is_for() -> None:
+def test_chats_of_an_embedding_model_name_its_apis() -> None:
     response = InProcess(tiny(None), scoring="pair").chat()
     assert "has no chat template, as it is not for chats; use /v1/rerank" in response.text
 
@@ -215,9 +215,9 @@ def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None:
 async def test_a_reranker_by_name_has_the_template_of_its_card(tmp_path: Path) -> None:
     """Of the node's files, which a router far away gets from the node."""
     async with cluster(tmp_path, nodes=0) as c:
-        named = tmp_path / "Qwen3-Reranker-0.6B"
-        named.symlink_to(c.model)
-        c.model = named
+        model_folder = tmp_path / "Qwen3-Reranker-0.6B"
+        model_folder.symlink_to(c.model)
+        c.model = model_folder
         await c.add(scoring="pair")
         response = await c.client.post("/score", json=PAIR)
         assert response.status_code == 200, response.text
@@ -301,7 +301,7 @@ async def test_a_client_that_leaves_ends_all_pairs(served: Cluster) -> None:
     assert len(response.json()["results"]) == 50
 
 
-def test_a_model_that_generates_text_scores_none() -> None:
+def test_a_generative_model_refuses_scores() -> None:
     response = InProcess().post("/v1/score", **PAIR)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -324,5 +324,5 @@ async def test_products_of_many_vectors_do_not_hold_the_loop(tmp_path: Path) -> 
 
     async with cluster(tmp_path, pooling="last") as c:
         c.node.script = wide
-        answer = await held_briefly(lambda: httpx.post(f"{c.url}/rerank", json=many, timeout=30))
-    assert {item["relevance_score"] for item in answer.json()["results"]} == {2048.0}
+        response = await held_briefly(lambda: httpx.post(f"{c.url}/rerank", json=many, timeout=30))
+    assert {item["relevance_score"] for item in response.json()["results"]} == {2048.0}

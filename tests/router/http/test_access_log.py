@@ -218,9 +218,9 @@ async def test_a_disconnect_of_the_client_is_reported(
 
     async with cluster(tmp_path) as c:
         c.node.script = stall
-        asking = asyncio.create_task(c.complete("x"))
+        task = asyncio.create_task(c.complete("x"))
         await c.first_tokens()
-        asking.cancel()
+        task.cancel()
         line = await next_line(caplog)
         assert (line["status"], line["client_gone"]) == (499, True)
         assert line["decode_nodes"] == ["decode-0"] and "prefilled" not in line

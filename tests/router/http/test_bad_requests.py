@@ -68,8 +68,8 @@ ROUTES: tuple[tuple[str, str, int, str, str | None], ...] = (
     ),
     ("POST", f"{COMPLETIONS}/", 404, f"Invalid URL (POST {COMPLETIONS}/)", "unknown_url"),
     *(
-        ("GET", f"{MODELS}/{name}", 404, f"The model '{shown}' does not exist;", "model_not_found")
-        for name, shown in (
+        ("GET", f"{MODELS}/{name}", 404, f"The model '{quoted}' does not exist;", "model_not_found")
+        for name, quoted in (
             ("other", "other"),
             ("tiny/x", "tiny/x"),
             ("%2e%2e", ".."),
@@ -107,7 +107,7 @@ async def test_other_hosts_are_refused_wherever_they_ask(c: Cluster) -> None:
         assert error["code"] == "host_not_allowed"
 
 
-async def test_without_a_node_clients_are_told_to_come_again(tmp_path: Path) -> None:
+async def test_without_a_node_responses_have_retry_after(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         for path in ("/health", "/ready", MODELS, f"{MODELS}/tiny", f"{MODELS}/other"):
             _check_waiting(await c.client.get(path))
@@ -150,9 +150,9 @@ async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
         await arrival.wait()
         while c.router.app.handler.bodies.used < 1_500_000:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(0.01)
-        refused = await c.complete("x" * 1_000_000)
-        assert check(refused, 503)["code"] == "overloaded"
-        assert refused.headers["retry-after"] == "1"
+        first_response = await c.complete("x" * 1_000_000)
+        assert check(first_response, 503)["code"] == "overloaded"
+        assert first_response.headers["retry-after"] == "1"
         assert (await c.complete("hi")).status_code == 200
         release.set()
         assert (await first).status_code == 200
@@ -241,7 +241,7 @@ async def test_a_connection_is_used_again_after_line_ends_and_unread_bodies(
         writer.close()
 
 
-async def test_keys_are_asked_for_on_every_route_but_those_of_machines(tmp_path: Path) -> None:
+async def test_every_route_but_health_and_metrics_requires_a_key(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret,other") as c:
         for path in ("/live", "/health", "/ready", "/"):
             assert (await c.client.get(path)).status_code == 200

@@ -25,9 +25,9 @@ async def test_a_request_ends_at_its_deadline(tmp_path: Path, header: str, value
 
         c.node.script = stall
         late = {header: value}
-        answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=late)
-        assert answer.status_code == 504
-        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        response = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=late)
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "deadline_exceeded"
         body = {"prompt": "x", "stream": True}
         stream = await c.client.post("/v1/completions", json=body, headers=late)
         assert events(stream.text)[-1]["error"]["code"] == "deadline_exceeded"
@@ -40,9 +40,9 @@ async def test_hundreds_of_requests_that_time_out_leave_room_for_the_next(tmp_pa
         good = (await c.complete()).json()["choices"]
         c.node.script = hang
         body, late = {"prompt": "x"}, {CLIENTS: "0.3"}
-        calls = (c.client.post("/v1/completions", json=body, headers=late) for _ in range(300))
-        answers = await asyncio.gather(*calls)
-        assert {answer.status_code for answer in answers} == {504}
+        requests = (c.client.post("/v1/completions", json=body, headers=late) for _ in range(300))
+        responses = await asyncio.gather(*requests)
+        assert {response.status_code for response in responses} == {504}
         await until(lambda: c.node.active == 0)
         handler = c.router.app.handler
         assert handler.active == handler.prompts.used == handler.responses.used == 0
@@ -62,9 +62,14 @@ async def test_a_body_that_is_late_ends_at_the_deadline_too(tmp_path: Path) -> N
 async def test_the_shortest_limit_holds(tmp_path: Path) -> None:
     async with cluster(tmp_path, request_timeout=50.0) as c:
         body = {"prompt": "x"}
-        for given in ({}, {CLIENTS: "900"}, {CLIENTS: "20", ENVOYS: "90000"}, {ENVOYS: "15000.5"}):
-            answer = await c.client.post("/v1/completions", json=body, headers=given)
-            assert answer.status_code == 200
+        for headers in (
+            {},
+            {CLIENTS: "900"},
+            {CLIENTS: "20", ENVOYS: "90000"},
+            {ENVOYS: "15000.5"},
+        ):
+            response = await c.client.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == 200
         times = [round(request.deadline_seconds) for request in c.node.requests]
         assert times == [50, 50, 20, 15]
 
@@ -73,6 +78,6 @@ async def test_an_invalid_deadline_is_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for value in ("0", "-1", "soon", "nan", "inf", "1e400", "5s"):
             headers = {CLIENTS: value}
-            answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
-            assert answer.status_code == 400, value
-            assert "is not a number of seconds above 0" in answer.json()["error"]["message"]
+            response = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+            assert response.status_code == 400, value
+            assert "is not a number of seconds above 0" in response.json()["error"]["message"]

@@ -136,25 +136,25 @@ async def test_a_page_of_another_name_gets_nothing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         headers = {"host": "evil.example"}
         for path in ("/", "/v1/models", "/metrics"):
-            refused = await c.client.get(path, headers=headers)
-            assert refused.status_code == 403
-            assert "--allowed-hosts evil.example" in refused.json()["error"]["message"]
+            rejection = await c.client.get(path, headers=headers)
+            assert rejection.status_code == 403
+            assert "--allowed-hosts evil.example" in rejection.json()["error"]["message"]
         assert (await c.client.get("/ready", headers=headers)).status_code == 200
         body = {"prompt": "x"}
         assert (await c.client.post("/v1/completions", json=body)).status_code == 200
-        refused = await c.client.post("/v1/completions", json=body, headers=headers)
-        assert refused.status_code == 403 and len(c.node.requests) == 1
+        rejection = await c.client.post("/v1/completions", json=body, headers=headers)
+        assert rejection.status_code == 403 and len(c.node.requests) == 1
 
 
 async def test_tiny_requests_are_read_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sizes = []
-    take = protocol.BoundedProtocol.data_received
+    original = protocol.BoundedProtocol.data_received
 
     def data_received(self: protocol.BoundedProtocol, data: bytes) -> None:
         sizes.append(len(data))
-        take(self, data)
+        original(self, data)
 
     monkeypatch.setattr(protocol.BoundedProtocol, "data_received", data_received)
     monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.1)

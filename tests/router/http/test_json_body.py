@@ -43,7 +43,7 @@ def test_a_body_has_the_value_that_it_has_for_json(value: Any, ascii_only: bool)
 
 
 @given(st.text(alphabet='[]{},:" 01-.eEtruefalsn\\u', max_size=12))
-def test_what_json_refuses_is_refused(body: str) -> None:
+def test_json_is_parsed_as_by_the_standard_library(body: str) -> None:
     try:
         expected = json.loads(body)
     except ValueError:

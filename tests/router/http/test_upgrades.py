@@ -51,7 +51,7 @@ def post(path: str, body: bytes, offer: bytes = b"", chunked: bool = False) -> b
     return head.encode() + offer + framed(body, chunked)
 
 
-async def sent(c: Cluster, *packets: bytes) -> bytes:
+async def exchange(c: Cluster, *packets: bytes) -> bytes:
     """All that comes back until the connection closes, but ids and times, and so lengths."""
     reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
     for packet in packets:
@@ -66,26 +66,28 @@ async def sent(c: Cluster, *packets: bytes) -> bytes:
     )
 
 
-async def test_an_offer_changes_no_answer(tmp_path: Path) -> None:
+async def test_an_upgrade_offer_changes_no_response(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for path, fields in ROUTES.items():
             body = json.dumps(fields).encode()
-            want = await sent(c, post(path, body), LAST)
-            assert want.count(b"HTTP/1.1 ") == 2, "the next request on the connection is served too"
+            expected = await exchange(c, post(path, body), LAST)
+            assert expected.count(b"HTTP/1.1 ") == 2, (
+                "the next request on the connection is served too"
+            )
             for offer in OFFERS.values():
                 for chunked in (False, True):
-                    assert await sent(c, post(path, body, offer, chunked), LAST) == want
-                    assert await sent(c, post(path, body, offer, chunked) + LAST) == want
+                    assert await exchange(c, post(path, body, offer, chunked), LAST) == expected
+                    assert await exchange(c, post(path, body, offer, chunked) + LAST) == expected
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_an_offer_in_any_two_packets(tmp_path: Path, chunked: bool) -> None:
     async with cluster(tmp_path) as c:
         message = post("/tokenize", b'{"prompt":"hi"}', OFFERS["h2c"], chunked) + LAST
-        want = await sent(c, message)
-        assert want.startswith(b"HTTP/1.1 200") and want.count(b"HTTP/1.1 ") == 2
+        expected = await exchange(c, message)
+        assert expected.startswith(b"HTTP/1.1 200") and expected.count(b"HTTP/1.1 ") == 2
         for at in range(1, len(message)):
-            assert await sent(c, message[:at], message[at:]) == want, message[:at]
+            assert await exchange(c, message[:at], message[at:]) == expected, message[:at]
 
 
 async def test_a_body_is_never_a_request(tmp_path: Path) -> None:
@@ -97,12 +99,12 @@ async def test_a_body_is_never_a_request(tmp_path: Path) -> None:
                     [message],
                     [message[: -len(SMUGGLED)], message[-len(SMUGGLED) :]],
                 ):
-                    got = await sent(c, *packets, LAST)
-                    assert got.startswith(b"HTTP/1.1 400")
-                    assert b'"object":"list"' not in got
+                    raw = await exchange(c, *packets, LAST)
+                    assert raw.startswith(b"HTTP/1.1 400")
+                    assert b'"object":"list"' not in raw
         # Of a request without a body, what follows is the next one.
-        get = b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + OFFERS["websocket"] + b"\r\n"
-        assert (await sent(c, get + LAST)).count(b"HTTP/1.1 200") == 2
+        request = b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + OFFERS["websocket"] + b"\r\n"
+        assert (await exchange(c, request + LAST)).count(b"HTTP/1.1 200") == 2
 
 
 UNCLEAR = (
@@ -124,9 +126,9 @@ async def test_a_length_that_is_not_clear_is_rejected(tmp_path: Path) -> None:
         for head in UNCLEAR:
             for offer in (b"", OFFERS["h2c"]):
                 start = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + offer + head
-                got = await sent(c, start + b"\r\n0\r\n\r\n" + SMUGGLED)
-                assert got.startswith(b"HTTP/1.1 4"), (head, got)
-                assert got.count(b"HTTP/1.1 ") == 1 and b'"object":"list"' not in got, head
+                raw = await exchange(c, start + b"\r\n0\r\n\r\n" + SMUGGLED)
+                assert raw.startswith(b"HTTP/1.1 4"), (head, raw)
+                assert raw.count(b"HTTP/1.1 ") == 1 and b'"object":"list"' not in raw, head
 
 
 async def test_limits_hold_for_requests_with_an_offer(tmp_path: Path) -> None:
@@ -134,17 +136,19 @@ async def test_limits_hold_for_requests_with_an_offer(tmp_path: Path) -> None:
         tmp_path, max_header_bytes=4096, max_body_bytes=1000, header_timeout=0.5
     ) as c:
         offer = OFFERS["h2c"]
-        assert (await sent(c, post("/tokenize", b"x" * 1001, offer))).startswith(b"HTTP/1.1 413")
+        assert (await exchange(c, post("/tokenize", b"x" * 1001, offer))).startswith(
+            b"HTTP/1.1 413"
+        )
         large = offer + b"long: " + b"x" * 5000 + b"\r\n"
-        assert (await sent(c, post("/tokenize", b"{}", large))).startswith(b"HTTP/1.1 431")
-        assert (await sent(c, b"GET / HTTP/1.1\r\n" + offer)).startswith(b"HTTP/1.1 408")
+        assert (await exchange(c, post("/tokenize", b"{}", large))).startswith(b"HTTP/1.1 431")
+        assert (await exchange(c, b"GET / HTTP/1.1\r\n" + offer)).startswith(b"HTTP/1.1 408")
         expecting = post("/tokenize", b'{"prompt":"hi"}', offer + b"Expect: 100-continue\r\n")
-        got = await sent(c, expecting + LAST)
-        assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+        raw = await exchange(c, expecting + LAST)
+        assert raw.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
         for target in (b"example.com:443", b"/tokenize"):
             tunnel = b"CONNECT %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target
-            got = await sent(c, tunnel + SMUGGLED)
-            assert got.startswith(b"HTTP/1.1 405") and got.count(b"HTTP/1.1 ") == 1
+            raw = await exchange(c, tunnel + SMUGGLED)
+            assert raw.startswith(b"HTTP/1.1 405") and raw.count(b"HTTP/1.1 ") == 1
 
 
 async def test_encoded_bodies_are_refused_by_name(tmp_path: Path) -> None:
@@ -154,39 +158,39 @@ async def test_encoded_bodies_are_refused_by_name(tmp_path: Path) -> None:
         for encoding in ("gzip", "deflate", "br", "zstd", "GZIP", "x-unknown", "gzip, br"):
             encoded = headers | {"content-encoding": encoding}
             for path, body in bodies.items():
-                answer = await c.client.post(path, content=body, headers=encoded)
-                assert answer.status_code == 415, (path, encoding)
-                assert answer.headers["accept-encoding"] == "identity"
-                assert repr(encoding.lower()) in answer.text
+                response = await c.client.post(path, content=body, headers=encoded)
+                assert response.status_code == 415, (path, encoding)
+                assert response.headers["accept-encoding"] == "identity"
+                assert repr(encoding.lower()) in response.text
             files: Any = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
             encoded = {"content-encoding": encoding}
             upload = await c.client.post("/v1/files", files=files, headers=encoded)
             assert upload.status_code == 415, encoding
         plain = headers | {"content-encoding": "identity"}
-        answer = await c.client.post("/tokenize", content=bodies["/tokenize"], headers=plain)
-        assert answer.status_code == 200
+        response = await c.client.post("/tokenize", content=bodies["/tokenize"], headers=plain)
+        assert response.status_code == 200
 
 
 async def test_bodies_that_are_encoded_for_their_way_are_refused_by_name(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         coded = b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
-        got = await sent(c, head + coded)
-        assert got.startswith(b"HTTP/1.1 501") and b"'gzip, chunked'" in got
+        raw = await exchange(c, head + coded)
+        assert raw.startswith(b"HTTP/1.1 501") and b"'gzip, chunked'" in raw
 
 
 async def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for filler in ("", " " * 200_000):  # parsed in C, and in Python
             body = f'\ufeff{{"prompt":"hi"}}{filler}'.encode()
-            answer = await c.client.post(
+            response = await c.client.post(
                 "/tokenize", content=body, headers={"content-type": "application/json"}
             )
-            assert answer.status_code == 200, answer.text
+            assert response.status_code == 200, response.text
         for codec in ("utf-16", "utf-32", "utf-16-le"):
-            answer = await c.client.post(
+            response = await c.client.post(
                 "/tokenize",
                 content='{"prompt":"hi"}'.encode(codec),
                 headers={"content-type": "application/json"},
             )
-            assert answer.status_code == 400
+            assert response.status_code == 400

@@ -60,7 +60,7 @@ def call_result(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError(name)
 
 
-def answer(method: str, params: dict[str, Any], fault: str) -> dict[str, Any] | None:
+def reply_to(method: str, params: dict[str, Any], fault: str) -> dict[str, Any] | None:
     if method == "initialize":
         return {
             "protocolVersion": params["protocolVersion"],
@@ -95,7 +95,7 @@ def main() -> None:
         if fault == "garbage":
             print("{not json", flush=True)
             continue
-        result = answer(message["method"], message.get("params") or {}, fault)
+        result = reply_to(message["method"], message.get("params") or {}, fault)
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
         reply |= {"result": result} if result is not None else {
             "error": {"code": -32601, "message": "no such method"}

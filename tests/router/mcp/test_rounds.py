@@ -46,7 +46,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 class FakeServers:
-    """Servers whose tools answer at once, with what they were called with."""
+    """Servers whose tools return at once; ``called`` records their calls."""
 
     def __init__(self) -> None:
         self.called: list[tuple[str, str, str]] = []
@@ -106,23 +106,23 @@ TWO_ROUNDS = (
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_goes_on_until_the_model_answers(stream: bool) -> None:
+def test_a_chat_runs_rounds_until_the_final_reply(stream: bool) -> None:
     with rounds(*TWO_ROUNDS) as (c, servers):
-        answer = c.chat(tools=[SERVER, NOW], stream=stream)
-        assert answer.status_code == 200, answer.text
+        response = c.chat(tools=[SERVER, NOW], stream=stream)
+        assert response.status_code == 200, response.text
         if stream:
-            deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
+            deltas = [x["choices"][0]["delta"] for x in events(response.text)[:-1]]
             assert not any("tool_calls" in delta for delta in deltas)
             text = "".join(delta.get("content", "") for delta in deltas)
             calls = [one for delta in deltas for one in delta.get("mcp_calls", ())]
-            reasons = [x["choices"][0]["finish_reason"] for x in events(answer.text)[:-1]]
+            reasons = [x["choices"][0]["finish_reason"] for x in events(response.text)[:-1]]
             assert [reason for reason in reasons if reason] == ["stop"]
         else:
-            [choice] = answer.json()["choices"]
+            [choice] = response.json()["choices"]
             text, calls = choice["message"]["content"], choice["message"]["mcp_calls"]
             assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
-            used = answer.json()["usage"]
-            assert used["prompt_tokens"] == sum(len(r.prompt) for r in c.node.requests)
+            usage = response.json()["usage"]
+            assert usage["prompt_tokens"] == sum(len(r.prompt) for r in c.node.requests)
         assert text == "I add.More.Done."
         assert [(one["name"], one["status"], one["output"]) for one in calls] == [
             ("add", "completed", "result 1"),
@@ -131,24 +131,24 @@ def test_a_chat_goes_on_until_the_model_answers(stream: bool) -> None:
         ]
         assert calls[1]["error"]["content"][0]["text"] == "not allowed"
         assert [arguments for _, _, arguments in servers.called] == ['{"a": 1}', "{}", '{"a": 2}']
-        shown = c.prompt()
-        assert "I add.[s__add]" in shown and "tool\nresult 1" in shown
-        assert "Error: not allowed" in shown and len(c.node.requests) == 3
+        prompt = c.prompt()
+        assert "I add.[s__add]" in prompt and "tool\nresult 1" in prompt
+        assert "Error: not allowed" in prompt and len(c.node.requests) == 3
 
 
-def test_calls_of_a_chat_go_back_with_its_answer() -> None:
+def test_mcp_calls_of_a_chat_can_be_sent_back() -> None:
     with rounds(*TWO_ROUNDS) as (c, _):
         message = c.chat(tools=[SERVER]).json()["choices"][0]["message"]
         history = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "x"}]
-        answer = c.post("/v1/chat/completions", messages=history)
-        assert answer.status_code == 200, answer.text
-        shown = c.prompt()
-        assert "[s__add][s__drop][s__add]" in shown and "tool\nresult 3" in shown
-        assert shown.index("result 3") < shown.index("I add.More.Done.")
+        response = c.post("/v1/chat/completions", messages=history)
+        assert response.status_code == 200, response.text
+        text = c.prompt()
+        assert "[s__add][s__drop][s__add]" in text and "tool\nresult 3" in text
+        assert text.index("result 3") < text.index("I add.More.Done.")
         for wrong in ([5], [{"id": "x"}], [{**message["mcp_calls"][0], "name": ""}]):
             body = {"messages": [{"role": "assistant", "mcp_calls": wrong}]}
-            answer = c.post("/v1/chat/completions", **body)
-            assert answer.status_code == 400 and "messages[0].mcp_calls[0]" in answer.text
+            response = c.post("/v1/chat/completions", **body)
+            assert response.status_code == 400 and "messages[0].mcp_calls[0]" in response.text
 
 
 def test_a_response_has_items_and_events_of_each_call() -> None:
@@ -157,16 +157,16 @@ def test_a_response_has_items_and_events_of_each_call() -> None:
         tools: Any = [SERVER, {"type": "mcp", "server_label": "broken"}]
         extra = {"enable_response_messages": True}
         stream = client.responses.create(input="hi", tools=tools, stream=True, extra_body=extra)
-        found = list(stream)
-        assert [event.sequence_number for event in found] == list(range(len(found)))
-        last = found[-1].response
+        events = list(stream)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        last = events[-1].response
         assert [item.type for item in last.output] == [
             "mcp_list_tools", "mcp_list_tools", "message", "mcp_call", "message", "mcp_call",
             "mcp_call", "message",
         ]  # fmt: skip
         assert [tool.name for tool in last.output[0].tools] == ["add", "drop"]
         assert "not available" in last.output[1].error
-        failed = [event.type for event in found if getattr(event, "output_index", 0) == 5]
+        failed = [event.type for event in events if getattr(event, "output_index", 0) == 5]
         assert list(dict.fromkeys(failed)) == [
             "response.output_item.added", "response.mcp_call.in_progress",
             "response.mcp_call_arguments.delta", "response.mcp_call_arguments.done",
@@ -188,11 +188,11 @@ def test_a_result_that_does_not_fit_ends_the_rounds() -> None:
     with rounds(call("s__add", a=1), "Done.") as (c, servers):
         servers.result = "z" * 5000
         body = {"input": "hi", "tools": [SERVER]}
-        made = c.create(**body)
-        assert made["status"] == "incomplete" and len(c.node.requests) == 1
+        response = c.create(**body)
+        assert response["status"] == "incomplete" and len(c.node.requests) == 1
 
 
-def test_calls_of_the_clients_own_tools_end_the_loop() -> None:
+def test_calls_of_client_tools_end_the_loop() -> None:
     both = call("s__add", a=1) + call("now")
     with rounds(both) as (c, servers):
         message = c.chat(tools=[SERVER, NOW]).json()["choices"][0]
@@ -204,8 +204,8 @@ def test_calls_of_the_clients_own_tools_end_the_loop() -> None:
         deltas = [x["choices"][0]["delta"] for x in chunks]
         numbers = [t["index"] for delta in deltas for t in delta.get("tool_calls", ())]
         assert set(numbers) == {0}
-        answer = c.create(input="hi", tools=[SERVER, CLIENTS])
-        kinds = [item["type"] for item in answer["output"]]
+        response = c.create(input="hi", tools=[SERVER, CLIENTS])
+        kinds = [item["type"] for item in response["output"]]
         assert kinds == ["mcp_list_tools", "mcp_call", "function_call"]
 
 
@@ -216,21 +216,23 @@ def test_rounds_calls_and_tokens_are_bounded() -> None:
         # The last round has no calls: what looks like one is text.
         assert len(servers.called) == 6 and choice["message"]["content"] == endless
         body = {"input": "hi", "tools": [SERVER], "max_tool_calls": 1}
-        answer = c.create(**body)
-        outcomes = [i["error"] for i in answer["output"] if i["type"] == "mcp_call"]
+        response = c.create(**body)
+        outcomes = [i["error"] for i in response["output"] if i["type"] == "mcp_call"]
         assert outcomes[0] is None and "limit of calls" in outcomes[1]["message"]
-        assert len(servers.called) == 7 and answer["max_tool_calls"] == 1
+        assert len(servers.called) == 7 and response["max_tool_calls"] == 1
         c.create(**body | {"max_tool_calls": 3})
         assert len(servers.called) == 10, "two in the first round and one in the second"
         tokens = len(c.encode(endless)) + 1
-        for most in (tokens, tokens + 5):
-            answer = c.chat(tools=[SERVER], max_tokens=most).json()
-            assert answer["choices"][0]["finish_reason"] == "length"
-            assert answer["usage"]["completion_tokens"] <= most
+        for limit in (tokens, tokens + 5):
+            response = c.chat(tools=[SERVER], max_tokens=limit).json()
+            assert response["choices"][0]["finish_reason"] == "length"
+            assert response["usage"]["completion_tokens"] <= limit
         c.node.requests.clear()
         body |= {"max_output_tokens": 20}
-        answer = c.create(**body)
-        assert answer["status"] == "incomplete" and answer["output"][-1]["status"] == "incomplete"
+        response = c.create(**body)
+        assert (
+            response["status"] == "incomplete" and response["output"][-1]["status"] == "incomplete"
+        )
 
 
 async def test_a_round_is_continued_when_its_node_fails(tmp_path: Path) -> None:
@@ -259,8 +261,8 @@ def test_tool_choice_names_tools_of_servers() -> None:
     required = '[{"name":"s__add","parameters":{}}]'
     with rounds(required, "Done.") as (c, servers):
         choice = {"type": "mcp", "server_label": "s", "name": "add"}
-        answer = c.chat(tools=[SERVER, NOW], tool_choice=choice)
-        assert answer.json()["choices"][0]["message"]["content"] == "Done."
+        response = c.chat(tools=[SERVER, NOW], tool_choice=choice)
+        assert response.json()["choices"][0]["message"]["content"] == "Done."
         first, second = c.node.requests
         assert first.sampling.HasField("structured_outputs") and len(servers.called) == 1
         assert not second.sampling.HasField("structured_outputs")
@@ -286,12 +288,12 @@ INVALID: tuple[tuple[dict[str, Any], str], ...] = (
 def test_requests_use_configured_servers_only() -> None:
     with rounds("x") as (c, servers):
         for fields, param in INVALID:
-            answer = c.chat(**fields)
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["param"] == param, answer.text
+            response = c.chat(**fields)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == param, response.text
         assert servers.called == []
-    answer = InProcess().chat(tools=[SERVER])
-    assert answer.status_code == 400 and "--mcp-config" in answer.text
+    response = InProcess().chat(tools=[SERVER])
+    assert response.status_code == 400 and "--mcp-config" in response.text
 
 
 def test_tools_are_offered_to_chats_without_any_if_the_router_says_so() -> None:
@@ -319,12 +321,12 @@ async def test_large_results_do_not_hold_the_loop(
     async with served(tmp_path, "hi", calls, "Done.") as (c, servers):
         servers.result = "é\n" * 100_000
 
-        def ask() -> str:
+        def send_request() -> str:
             return httpx.post(c.url + path, json=body, timeout=60, verify=False).text
 
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(send_request)
         servers.called.clear()
-        text = await held_briefly(ask, HELD_BY_LARGEST)
+        text = await held_briefly(send_request, HELD_BY_LARGEST)
     # The results are too long for the prompt of another round.
     assert len(servers.called) % MAX_CALLS_IN_ROUND == 0 and servers.called
     assert text.count("é") >= MAX_CALLS_IN_ROUND * 100_000

@@ -60,8 +60,8 @@ async def test_a_configured_router_runs_calls_in_the_background_too(tmp_path: Pa
         assert created["status"] == "queued", created
         await c.router.app.handler.wait_for_background()
         ended = (await c.client.get(f"/v1/responses/{created['id']}")).json()
-        _, ran, message = ended["output"]
-        assert ran["output"] == "5" and message["content"][0]["text"] == "five"
+        _, result, message = ended["output"]
+        assert result["output"] == "5" and message["content"][0]["text"] == "five"
 
 
 async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: 
     options = {"mcp_timeout": 1.5, "mcp_max_result_bytes": 1024}
     async with served(tmp_path, replies, "garbage", "silent", "endless", **options) as (c, mcp):
 
-        def ask(tool: str) -> str:
+        def send_request(tool: str) -> str:
             """The result of the only call."""
             replies[:] = [call(f"real__{tool}", a=1, b=2), "Done."]
             connected = until(lambda: mcp.listings[REAL].error is None)
@@ -88,10 +88,10 @@ async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: 
             text = httpx.post(f"{c.url}/v1/responses", json=body, timeout=60, verify=False).text
             whole = json.loads(text.rpartition("data: ")[2])["response"]
             assert whole["status"] == "completed"
-            ran = [item for item in whole["output"] if item["type"] == "mcp_call"]
-            results = [str(item["error"] or item["output"]) for item in ran]
+            items = [item for item in whole["output"] if item["type"] == "mcp_call"]
+            results = [str(item["error"] or item["output"]) for item in items]
             # The router reconnects to a server that broke, once it notices.
-            return ask(tool) if not ran or "not connected" in results[0] else results[0]
+            return send_request(tool) if not items or "not connected" in results[0] else results[0]
 
         for name, part in definitions.items():
-            assert re.search(part, await held_briefly(partial(ask, name)))
+            assert re.search(part, await held_briefly(partial(send_request, name)))

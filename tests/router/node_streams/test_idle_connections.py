@@ -40,7 +40,7 @@ async def test_requests_over_a_connection_that_has_died_are_served_over_another(
     async with behind_a_wire(tmp_path) as (c, wire):
         if how == "silently":
             wire.forget()
-            asking = [asyncio.create_task(c.chat(stream=n % 2 == 0)) for n in range(4)]
+            requests = [asyncio.create_task(c.chat(stream=n % 2 == 0)) for n in range(4)]
         else:
 
             async def dies(request: pb.GenerateRequest, context: Any) -> Any:
@@ -50,14 +50,14 @@ async def test_requests_over_a_connection_that_has_died_are_served_over_another(
                 yield
 
             c.node.script = dies
-            asking = [asyncio.create_task(c.chat())]
-        for response in await asyncio.gather(*asking):
+            requests = [asyncio.create_task(c.chat())]
+        for response in await asyncio.gather(*requests):
             assert response.status_code == 200 and "hello" in response.text
         [node] = c.router.nodes
         assert node.state == "ready" and not node.ejected
 
 
-async def test_a_node_that_is_gone_is_not_waited_for_twice(
+async def test_a_request_waits_for_a_dead_node_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.router.node_streams.connection.RECONNECT_SECONDS", 0.2)

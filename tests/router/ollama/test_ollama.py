@@ -64,24 +64,24 @@ async def test_types_of_streams_and_of_bodies(tmp_path: Path) -> None:
         response = await c.client.post("/api/generate", content=content, headers=form)
         assert response.json()["response"] == "hello"
         page = form | {"origin": "http://127.0.0.1"}
-        refused = await c.client.post("/api/generate", content=content, headers=page)
-        assert refused.status_code in (403, 415)
+        rejection = await c.client.post("/api/generate", content=content, headers=page)
+        assert rejection.status_code in (403, 415)
 
 
-def test_calls_of_tools_come_whole() -> None:
+def test_tool_calls_are_not_split() -> None:
     tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
-    called = {"function": {"name": "ls", "arguments": {"at": "/a"}}}
+    tool_call = {"function": {"name": "ls", "arguments": {"at": "/a"}}}
     history = [
         *HI["messages"],
-        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "assistant", "content": "", "tool_calls": [tool_call]},
         {"role": "tool", "content": "file", "tool_name": "ls"},
     ]
     c = InProcess(tiny(OFFERING), reply=CALL, **ON)
     request = HI | {"tools": [tool], "messages": history}
     body = c.post("/api/chat", **request | WHOLE).json()
     stream = lines(c.post("/api/chat", **request).text)
-    assert body["message"]["tool_calls"] == [called]
-    assert stream[-2]["message"]["tool_calls"] == [called] and stream[-1]["done"]
+    assert body["message"]["tool_calls"] == [tool_call]
+    assert stream[-2]["message"]["tool_calls"] == [tool_call] and stream[-1]["done"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -119,8 +119,8 @@ def test_errors_are_a_message() -> None:
             assert message in response.json()["error"]
         other = c.post(path, **body | {"model": "other"})
         assert other.status_code == 404 and "'other' does not exist" in other.json()["error"]
-    seen = c.post("/api/chat", **HI | image)
-    assert "'messages[0].images' is not supported" in seen.json()["error"]
+    reply = c.post("/api/chat", **HI | image)
+    assert "'messages[0].images' is not supported" in reply.json()["error"]
 
 
 async def test_models_are_the_operators(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ async def test_models_are_the_operators(tmp_path: Path) -> None:
             ("POST", "/api/create"),
             ("DELETE", "/api/delete"),
         ):
-            refused = await c.client.request(method, path, json={"model": "x"})
-            assert refused.status_code == 501 and "cannot change it" in refused.json()["error"]
+            rejection = await c.client.request(method, path, json={"model": "x"})
+            assert rejection.status_code == 501 and "cannot change it" in rejection.json()["error"]
 
 
 def test_responses_follow_a_format() -> None:
@@ -204,16 +204,16 @@ def test_prompts_are_cut_to_the_context() -> None:
     assert [word in c.prompt() for word in words] == [True, False, True, True]
     raw = ASK | {"prompt": "one two " * 20, "raw": True}
     ids = prompt("/api/generate", raw)
-    kept = prompt("/api/generate", raw, num_ctx=12, num_keep=3)
-    assert kept == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
+    text = prompt("/api/generate", raw, num_ctx=12, num_keep=3)
+    assert text == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
     prompt("/api/chat", HI, num_predict=10 * CONTEXT)
     assert c.node.requests[-1].sampling.max_tokens < CONTEXT
 
 
 def test_a_gap_is_filled() -> None:
     request = ASK | WHOLE | {"suffix": " dog"}
-    refused = InProcess().post("/api/generate", **request)
-    assert refused.status_code == 400 and "fill-in-the-middle" in refused.json()["error"]
+    rejection = InProcess().post("/api/generate", **request)
+    assert rejection.status_code == 400 and "fill-in-the-middle" in rejection.json()["error"]
     c = InProcess(tiny(special=QWEN))
     response = c.post("/api/generate", **request)
     assert response.status_code == 200 and "context" not in response.json()
@@ -226,15 +226,15 @@ def test_a_gap_is_filled() -> None:
 async def test_a_request_without_a_prompt_loads_the_model(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for path, body in (("/api/chat", HI | {"messages": []}), ("/api/generate", ASK)):
-            asked = {name: value for name, value in body.items() if name != "prompt"}
-            answer = await c.client.post(path, json=asked)
-            assert answer.status_code == 200, answer.text
-            loaded = answer.json()
+            fields = {name: value for name, value in body.items() if name != "prompt"}
+            response = await c.client.post(path, json=fields)
+            assert response.status_code == 200, response.text
+            loaded = response.json()
             assert loaded["done"] and loaded["done_reason"] == "load"
             assert loaded["model"] == body["model"]
-            other = await c.client.post(path, json=asked | {"model": "other"})
+            other = await c.client.post(path, json=fields | {"model": "other"})
             assert other.status_code == 404
-            unload = await c.client.post(path, json=asked | {"keep_alive": 0})
+            unload = await c.client.post(path, json=fields | {"keep_alive": 0})
             assert unload.status_code == 400
         assert c.node.requests == []
 
@@ -249,8 +249,8 @@ def test_vectors() -> None:
     assert max(len(request.prompt) for request in c.node.requests) == CONTEXT
     embeds = [request.embed for request in c.node.requests]
     assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
-    refused = c.post("/api/embed", **request, truncate=False)
-    assert "context length" in refused.json()["error"]
+    rejection = c.post("/api/embed", **request, truncate=False)
+    assert "context length" in rejection.json()["error"]
     empty = c.post("/api/embed", **request | {"input": ""})
     assert empty.status_code == 400 and "the input is empty" in empty.json()["error"]
     older = c.post("/api/embeddings", **ASK).json()
@@ -263,11 +263,11 @@ async def test_the_model_is_listed_and_shown(tmp_path: Path) -> None:
         (model,) = (await c.client.get("/api/tags")).json()["models"]
         (loaded,) = (await c.client.get("/api/ps")).json()["models"]
         version = (await c.client.get("/api/version")).json()["version"]
-        shown = (await c.client.post("/api/show", json={"model": model["model"]})).json()
+        details = (await c.client.post("/api/show", json={"model": model["model"]})).json()
         missing = await c.client.post("/api/show", json={"model": "other"})
     assert model["name"] == loaded["name"] == "tiny:latest"
     assert [int(part) for part in version.split(".")] > [0, 6, 4]
-    assert shown["capabilities"] == ["completion", "thinking"]
-    family = shown["model_info"]["general.architecture"]
-    assert shown["model_info"][f"{family}.context_length"] == loaded["context_length"] == CONTEXT
+    assert details["capabilities"] == ["completion", "thinking"]
+    family = details["model_info"]["general.architecture"]
+    assert details["model_info"][f"{family}.context_length"] == loaded["context_length"] == CONTEXT
     assert missing.status_code == 404

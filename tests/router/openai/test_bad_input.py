@@ -172,8 +172,8 @@ def test_the_models_own_defaults_are_used() -> None:
 
 
 def test_a_hopeless_prompt_is_not_even_encoded(c: InProcess) -> None:
-    for answer in (c.complete("a" * 1_900_000), c.chat("a" * 1_900_000)):
-        error = check(answer, 400)
+    for response in (c.complete("a" * 1_900_000), c.chat("a" * 1_900_000)):
+        error = check(response, 400)
         assert error["code"] == "context_length_exceeded"
         assert "512" in error["message"] and " 19000" in error["message"]
 

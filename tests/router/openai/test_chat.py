@@ -13,7 +13,7 @@ from tandem.tests.router.in_process import InProcess
 from tandem.tests.router.support import cluster, events
 
 
-def test_a_chat_is_answered_in_openais_shape() -> None:
+def test_a_chat_response_has_openais_shape() -> None:
     c = InProcess()
     response = c.chat("hi")
     assert response.status_code == 200, response.text
@@ -118,9 +118,9 @@ def test_parts_of_type_text_are_joined() -> None:
     assert list(c.node.requests[0].prompt) == c.encode(
         "<|start|>user\none\ntwo<|end|>\n<|start|>assistant\n"
     )
-    refused = c.chat([{"type": "image_url", "image_url": {"url": "http://x"}}])
-    assert refused.status_code == 400
-    assert "image_url" in refused.json()["error"]["message"]
+    rejection = c.chat([{"type": "image_url", "image_url": {"url": "http://x"}}])
+    assert rejection.status_code == 400
+    assert "image_url" in rejection.json()["error"]["message"]
 
 
 async def test_the_openai_client_sync_async_and_streaming(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_reasoning_is_split_off_streamed_and_whole(chunk: int) -> None:
     message = body["choices"][0]["message"]
     assert message["content"] == "\n\nnine"
     assert message["reasoning"] == message["reasoning_content"] == "it is nine"
-    counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
-    assert 0 < counted < body["usage"]["completion_tokens"]
+    reasoning_tokens = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < reasoning_tokens < body["usage"]["completion_tokens"]
     response = c.chat("hi", stream=True)
     *chunks, _ = events(response.text)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]

@@ -48,7 +48,7 @@ NULLS: dict[str, Any] = dict.fromkeys(
         "modalities",
     )
 )
-TAKEN: dict[str, dict[str, Any]] = {
+ACCEPTED: dict[str, dict[str, Any]] = {
     "nulls": NULLS,
     "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     "tool_choice none": {"tool_choice": "none"},
@@ -70,8 +70,8 @@ def c() -> InProcess:
     return InProcess()
 
 
-def test_what_asks_for_nothing_is_taken(c: InProcess) -> None:
-    for case, fields in TAKEN.items():
+def test_fields_without_effect_are_accepted(c: InProcess) -> None:
+    for case, fields in ACCEPTED.items():
         response = c.chat(**fields)
         assert response.status_code == 200, (case, response.text)
     completion = {name: value for name, value in NULLS.items() if name != "top_logprobs"}
@@ -80,25 +80,27 @@ def test_what_asks_for_nothing_is_taken(c: InProcess) -> None:
 
 
 def test_an_unknown_field_is_logged_once(c: InProcess, caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [r.getMessage() for r in caplog.records if "unknown and ignored" in r.getMessage()]
 
     message = {"role": "user", "content": "hi", "id": 5}
     for _ in range(3):
         response = c.respond(CHAT, {"messages": [message], "tempreature": 1})
         assert response.status_code == 200
-    assert len(told()) == 2
-    assert "'messages[].id'" in told()[0] and "'tempreature'" in told()[1]
+    assert len(warnings()) == 2
+    assert "'messages[].id'" in warnings()[0] and "'tempreature'" in warnings()[1]
     assert all(r.levelno == logging.WARNING for r in caplog.records if "ignored" in r.message)
     for number in range(2 * MAX_NAMED_FIELDS):
         c.complete(**{f"x{number}": 1, "y" * 100_000: 2})
-    assert len(told()) == MAX_NAMED_FIELDS and max(map(len, told())) < 200
+    assert len(warnings()) == MAX_NAMED_FIELDS and max(map(len, warnings())) < 200
 
 
 def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
     hello = {"role": "user", "content": "hi"}
-    wanted = c.encode("<|start|>assistant\n<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\n")
-    # An answer of ours that the client sends back with all its fields.
+    expected = c.encode(
+        "<|start|>assistant\n<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\n"
+    )
+    # A reply of ours that the client sends back with all its fields.
     silents: list[dict[str, Any]] = [
         {"content": None},
         {},
@@ -108,7 +110,7 @@ def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
         messages = [{"role": "assistant"} | silent, hello]
         response = c.respond(CHAT, {"messages": messages})
         assert response.status_code == 200, response.text
-        assert list(c.node.requests[-1].prompt) == wanted
+        assert list(c.node.requests[-1].prompt) == expected
 
 
 def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
@@ -131,22 +133,22 @@ def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
 
 def test_the_openai_client_finds_vllms_fields(c: InProcess) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
-    ask: Any = {"extra_body": {"prompt_logprobs": 1, "return_token_ids": True}}
+    options: Any = {"extra_body": {"prompt_logprobs": 1, "return_token_ids": True}}
     client = c.openai()
-    chat: Any = client.chat.completions.create(model="tiny", messages=messages, **ask)
+    chat: Any = client.chat.completions.create(model="tiny", messages=messages, **options)
     ids = list(c.node.requests[-1].prompt)
     assert chat.prompt_token_ids == ids and len(chat.prompt_logprobs) == len(ids)
     assert chat.prompt_logprobs[0] is None
     assert chat.prompt_logprobs[1][str(ids[1])]["decoded_token"]
     assert chat.choices[0].token_ids == [*c.node.reply, 0]
-    text: Any = client.completions.create(model="tiny", prompt=["a", "hi"], **ask)
+    text: Any = client.completions.create(model="tiny", prompt=["a", "hi"], **options)
     # The prompts of a request are on their way side by side.
     requests = sorted(c.node.requests[-2:], key=lambda request: request.request_id)
     for choice, request in zip(text.choices, requests, strict=True):
         ids = list(request.prompt)
         assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
         assert choice.token_ids == [*c.node.reply, 0]
-    # Not asked for, they are there and null, as vLLM has them: its clients do not test.
+    # Null unless requested, as in vLLM, whose clients read them without a test.
     chat = client.chat.completions.create(model="tiny", messages=messages)
     assert chat.prompt_logprobs is chat.prompt_token_ids is chat.choices[0].token_ids is None
     text = client.completions.create(model="tiny", prompt="hi")
@@ -154,11 +156,11 @@ def test_the_openai_client_finds_vllms_fields(c: InProcess) -> None:
     assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
 
 
-def test_the_openai_client_takes_its_own_answers_back(c: InProcess) -> None:
+def test_the_openai_client_can_send_replies_back(c: InProcess) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     client = c.openai()
     for _ in range(2):
-        made = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model="tiny",
             messages=messages,
             tools=[],
@@ -166,6 +168,6 @@ def test_the_openai_client_takes_its_own_answers_back(c: InProcess) -> None:
             logit_bias=None,
             response_format={"type": "text"},
         )
-        answer = made.choices[0].message
-        messages += [answer.model_dump(), answer, {"role": "user", "content": "more"}]
+        message = completion.choices[0].message
+        messages += [message.model_dump(), message, {"role": "user", "content": "more"}]
     assert len(c.node.requests) == 2

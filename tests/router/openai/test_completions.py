@@ -63,27 +63,27 @@ def test_echo_with_logprobs_covers_the_prompt(stream: bool) -> None:
     response = c.complete("one two ", **fields)
     ids = c.encode("one two ")
     for index in range(2):
-        text, joined = _joined(response, index, stream)
+        text, all_logprobs = _text_and_logprobs(response, index, stream)
         assert text == "one two hello world"
         assert stream or response.json()["choices"][index]["prompt_logprobs"] is None
-        assert len(joined["tokens"]) == len(ids) + len(c.node.reply)
-        assert joined["token_logprobs"][0] is None and joined["top_logprobs"][0] is None
-        assert joined["token_logprobs"][1] == pytest.approx(-0.5)
-        for token, offset in zip(joined["tokens"], joined["text_offset"], strict=True):
+        assert len(all_logprobs["tokens"]) == len(ids) + len(c.node.reply)
+        assert all_logprobs["token_logprobs"][0] is None and all_logprobs["top_logprobs"][0] is None
+        assert all_logprobs["token_logprobs"][1] == pytest.approx(-0.5)
+        for token, offset in zip(all_logprobs["tokens"], all_logprobs["text_offset"], strict=True):
             assert text[offset:].startswith(token)
 
 
-def _joined(response: Any, index: int, stream: bool) -> tuple[str, dict[str, list[Any]]]:
+def _text_and_logprobs(response: Any, index: int, stream: bool) -> tuple[str, dict[str, list[Any]]]:
     if not stream:
         choice = response.json()["choices"][index]
         return choice["text"], choice["logprobs"]
     chunks = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
     parts = [choice for choice in chunks if choice["index"] == index]
-    joined: dict[str, list[Any]] = {}
+    all_logprobs: dict[str, list[Any]] = {}
     for choice in parts:
         for name, values in (choice["logprobs"] or {}).items():
-            joined.setdefault(name, []).extend(values)
-    return "".join(choice["text"] for choice in parts), joined
+            all_logprobs.setdefault(name, []).extend(values)
+    return "".join(choice["text"] for choice in parts), all_logprobs
 
 
 def test_a_prompt_is_scored_without_generating() -> None:
@@ -116,7 +116,7 @@ def _endless(ids: list[int]) -> Script:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_string_ends_the_call_on_the_node(tmp_path: Path, stream: bool) -> None:
+async def test_a_stop_string_cancels_the_request_on_the_node(tmp_path: Path, stream: bool) -> None:
     async with cluster(tmp_path) as c:
         c.node.script = _endless(c.encode("one two "))
         response = await c.complete("x", stop=["wo o"], n=2, stream=stream, max_tokens=400)

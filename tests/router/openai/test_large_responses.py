@@ -51,7 +51,7 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", LARGE)
-async def test_a_large_answer_does_not_hold_the_loop(tmp_path: Path, case: str) -> None:
+async def test_a_large_response_does_not_block_the_loop(tmp_path: Path, case: str) -> None:
     async with cluster(tmp_path, context=CONTEXT) as c:
         c.node.reply = c.encode("hello world ") * 100
         c.node.chunk = 10
@@ -62,26 +62,26 @@ async def test_a_large_answer_does_not_hold_the_loop(tmp_path: Path, case: str) 
             HELD_BY_LARGEST,
         )
         assert response.status_code == 200, response.text
-        _check_answer(response.json(), LARGE[case], c)
+        _check_response(response.json(), LARGE[case], c)
 
 
-def _check_answer(body: dict[str, Any], asked: dict[str, Any], c: Cluster) -> None:
-    prompts = asked["prompt"] if isinstance(asked["prompt"][0], list) else [asked["prompt"]]
-    n = asked.get("n", 1)
+def _check_response(body: dict[str, Any], request: dict[str, Any], c: Cluster) -> None:
+    prompts = request["prompt"] if isinstance(request["prompt"][0], list) else [request["prompt"]]
+    n = request.get("n", 1)
     assert [choice["index"] for choice in body["choices"]] == list(range(len(prompts) * n))
     for choice in body["choices"]:
         ids = prompts[choice["index"] // n]
-        if asked.get("return_token_ids"):
+        if request.get("return_token_ids"):
             assert choice["prompt_token_ids"] == ids
-        if "prompt_logprobs" in asked:
+        if "prompt_logprobs" in request:
             assert len(choice["prompt_logprobs"]) == len(ids)
-            assert len(choice["prompt_logprobs"][-1]) >= asked["prompt_logprobs"]
-        if "logprobs" in asked:
-            echoed = len(ids) if asked.get("echo") else 0
+            assert len(choice["prompt_logprobs"][-1]) >= request["prompt_logprobs"]
+        if "logprobs" in request:
+            echoed = len(ids) if request.get("echo") else 0
             lengths = {len(values) for values in choice["logprobs"].values()}
-            assert lengths == {echoed + asked["max_tokens"]}
-            told = choice["logprobs"]
-            for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+            assert lengths == {echoed + request["max_tokens"]}
+            logprobs = choice["logprobs"]
+            for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
                 assert choice["text"][offset:].startswith(token)
 
 
@@ -119,7 +119,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def test_an_answer_out_of_all_proportion_is_refused() -> None:
+def test_a_request_for_an_oversized_response_is_refused() -> None:
     c = InProcess(context=CONTEXT)
     for case, (fields, words) in TOO_LARGE.items():
         error = check(c.respond(COMPLETIONS, {"prompt": "x"} | fields), 400)
@@ -174,7 +174,7 @@ def test_what_was_cut_fits_or_nothing_does(
     assert fits(cut) or not fits([1] * len(prompts))
 
 
-async def test_prompts_and_answers_are_bounded_together(tmp_path: Path) -> None:
+async def test_prompts_and_responses_are_bounded_together(tmp_path: Path) -> None:
     async with cluster(tmp_path, context=CONTEXT, max_held_prompt_tokens=1000) as c:
         error = check(await c.complete([5] * 1001), 503)
         assert "prompt tokens of all requests together" in error["message"]
@@ -211,9 +211,9 @@ def test_what_was_encoded_before_is_part_of_the_json(
         "none": EncodedArray(),
     }
     whole["text"] = StringIO("text")
-    told = json.loads(dump(whole))
+    decoded = json.loads(dump(whole))
     items = [item for part in parts for item in part]
-    assert told == {"value": value, "parts": items, "ids": ids, "none": [], "text": "text"}
+    assert decoded == {"value": value, "parts": items, "ids": ids, "none": [], "text": "text"}
 
 
 def test_long_arrays_of_numbers_are_whole() -> None:

@@ -26,20 +26,20 @@ AS_JSON = json.dumps(SCHEMA)
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]}
 
 
-def named(param: str, **fields: Any) -> pb.StructuredOutputs:
+def constraint_of(param: str, **fields: Any) -> pb.StructuredOutputs:
     return pb.StructuredOutputs(param=param, **fields)
 
 
-TAKEN: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
+ACCEPTED: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
     ({"response_format": None}, None),
     ({"response_format": {"type": "text"}}, None),
     (
         {"response_format": {"type": "json_object"}},
-        named("response_format", json_object=True),
+        constraint_of("response_format", json_object=True),
     ),
     (
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
-        named("response_format", json=AS_JSON),
+        constraint_of("response_format", json=AS_JSON),
     ),
     (
         {
@@ -48,35 +48,40 @@ TAKEN: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
                 "json_schema": {"name": "one", "strict": True, "schema": SCHEMA},
             }
         },
-        named("response_format", json=AS_JSON),
+        constraint_of("response_format", json=AS_JSON),
     ),
     (
         {"response_format": {"type": "structural_tag", **TAG}},
-        named("response_format", structural_tag=json.dumps({"type": "structural_tag", **TAG})),
+        constraint_of(
+            "response_format", structural_tag=json.dumps({"type": "structural_tag", **TAG})
+        ),
     ),
-    ({"structured_outputs": {"json": SCHEMA}}, named("structured_outputs.json", json=AS_JSON)),
+    (
+        {"structured_outputs": {"json": SCHEMA}},
+        constraint_of("structured_outputs.json", json=AS_JSON),
+    ),
     (
         {"structured_outputs": {"json": AS_JSON, "disable_any_whitespace": True}},
-        named("structured_outputs.json", json=AS_JSON, compact=True),
+        constraint_of("structured_outputs.json", json=AS_JSON, compact=True),
     ),
     (
         {"structured_outputs": {"choice": ["yes", "no"]}},
-        named("structured_outputs.choice", choice=pb.ChoiceList(texts=["yes", "no"])),
+        constraint_of("structured_outputs.choice", choice=pb.ChoiceList(texts=["yes", "no"])),
     ),
     (
         {"structured_outputs": {"json_object": True}},
-        named("structured_outputs.json_object", json_object=True),
+        constraint_of("structured_outputs.json_object", json_object=True),
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-        named("response_format", json=AS_JSON),
+        constraint_of("response_format", json=AS_JSON),
     ),
-    ({"guided_json": SCHEMA}, named("guided_json", json=AS_JSON)),
-    ({"guided_regex": "a+"}, named("guided_regex", regex="a+")),
-    ({"guided_choice": ["x"]}, named("guided_choice", choice=pb.ChoiceList(texts=["x"]))),
-    ({"guided_grammar": 'root ::= "a"'}, named("guided_grammar", grammar='root ::= "a"')),
-    ({"grammar": 'root ::= "a"'}, named("grammar", grammar='root ::= "a"')),
-    ({"grammar": "", "json_schema": SCHEMA}, named("json_schema", json=AS_JSON)),
+    ({"guided_json": SCHEMA}, constraint_of("guided_json", json=AS_JSON)),
+    ({"guided_regex": "a+"}, constraint_of("guided_regex", regex="a+")),
+    ({"guided_choice": ["x"]}, constraint_of("guided_choice", choice=pb.ChoiceList(texts=["x"]))),
+    ({"guided_grammar": 'root ::= "a"'}, constraint_of("guided_grammar", grammar='root ::= "a"')),
+    ({"grammar": 'root ::= "a"'}, constraint_of("grammar", grammar='root ::= "a"')),
+    ({"grammar": "", "json_schema": SCHEMA}, constraint_of("json_schema", json=AS_JSON)),
 ]
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
@@ -128,10 +133,10 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
 
 def test_nodes_get_constraints() -> None:
     c = InProcess()
-    for fields, expected in TAKEN:
+    for fields, expected in ACCEPTED:
         for send in (c.chat, c.complete):
-            answer = send(**fields)
-            assert answer.status_code == 200, answer.text
+            response = send(**fields)
+            assert response.status_code == 200, response.text
             sampling = c.node.requests[-1].sampling
             assert sampling.HasField("structured_outputs") == (expected is not None)
             assert expected is None or sampling.structured_outputs == expected
@@ -141,9 +146,9 @@ def test_wrong_constraints_name_their_field() -> None:
     c = InProcess()
     for fields, param, code in WRONG:
         for send in (c.chat, c.complete):
-            answer = send(**fields)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+            response = send(**fields)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"], error["code"]) == (400, param, code)
     assert c.node.requests == []
 
 
@@ -151,8 +156,8 @@ def test_wrong_constraints_name_their_field() -> None:
 def test_constraints_hold_behind_the_reasoning(parser: str, start: str) -> None:
     c = InProcess(reasoning_parser=parser)
     assert c.chat(guided_regex="a").status_code == 200
-    wanted = c.node.requests[-1].sampling.structured_outputs
-    assert (wanted.reasoning_start, wanted.reasoning_end) == (start, "</think>")
+    constraint = c.node.requests[-1].sampling.structured_outputs
+    assert (constraint.reasoning_start, constraint.reasoning_end) == (start, "</think>")
 
 
 async def test_a_grammar_that_a_node_refuses_is_the_clients_error(tmp_path: Path) -> None:
@@ -169,9 +174,9 @@ async def test_a_grammar_that_a_node_refuses_is_the_clients_error(tmp_path: Path
     async with cluster(tmp_path) as c:
         c.node.script = refuse
         for stream in (False, True):
-            answer = await c.complete(guided_regex="[", stream=stream)
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["param"] == "guided_regex"
+            response = await c.complete(guided_regex="[", stream=stream)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == "guided_regex"
 
 
 CODE = "grammar_unfollowable"
@@ -202,11 +207,11 @@ async def test_a_grammar_that_fails_in_the_only_choice_is_the_requests_error(
         for node in c.nodes:
             node.script = cut_short
         for send in (c.chat, c.complete):
-            answer = await send(guided_regex="a", stream=stream)
+            response = await send(guided_regex="a", stream=stream)
             if stream:
-                assert events(answer.text)[-1] == {"error": error}
+                assert events(response.text)[-1] == {"error": error}
             else:
-                assert (answer.status_code, answer.json()) == (400, {"error": error})
+                assert (response.status_code, response.json()) == (400, {"error": error})
         assert sum(len(node.requests) for node in c.nodes) == 2, "tried once each"
 
 
@@ -240,9 +245,9 @@ SHAPES: tuple[tuple[str, dict[str, Any], dict[str, str] | None], ...] = (
 def test_other_apis_have_the_error_in_their_shape() -> None:
     with InProcessResponses() as c:
         c.node.script = cut_short
-        for path, body, shown in SHAPES:
+        for path, body, expected in SHAPES:
             response = c.post(path, **body)
             assert response.status_code == 400, response.text
             error = response.json()["error"]
-            assert REASON[1:] in (error if shown is None else error["message"])
-            assert shown is None or {name: error[name] for name in shown} == shown
+            assert REASON[1:] in (error if expected is None else error["message"])
+            assert expected is None or {name: error[name] for name in expected} == expected

@@ -9,16 +9,16 @@ QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 
 def test_a_gap_is_filled_by_a_model_with_the_tokens_for_it() -> None:
     c = InProcess(tiny(special=QWEN))
-    answer = c.complete(["one", ""], suffix=" dog<|fim_pad|>", return_token_ids=True)
+    response = c.complete(["one", ""], suffix=" dog<|fim_pad|>", return_token_ids=True)
     before, after, middle, pad = (c.encode(token)[0] for token in QWEN)
-    between, behind = (each["prompt_token_ids"] for each in answer.json()["choices"])
+    between, behind = (each["prompt_token_ids"] for each in response.json()["choices"])
     assert between[:2] == [before, c.encode("one")[0]] and between[-1] == middle
     # Text that looks like a token is text.
     assert between.count(pad) == 0 and between.count(after) == 1
     assert behind[:2] == [before, after]
     # Both prompts, which are sent at the same time.
     assert [list(each.sampling.stop_token_ids) for each in c.node.requests] == [[pad], [pad]]
-    assert answer.json()["choices"][1]["text"] == "hello world"
+    assert response.json()["choices"][1]["text"] == "hello world"
     ignoring = c.complete("one", suffix="x", ignore_eos=True)
     assert ignoring.status_code == 200
     assert not c.node.requests[-1].sampling.stop_token_ids

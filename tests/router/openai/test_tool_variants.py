@@ -8,10 +8,10 @@ from typing import Any
 from tandem.router.requests.tool_text import with_tools_as_text
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
-    ANSWER,
     CALL,
     NOW,
     TEMPLATE,
+    TWO_CALLS,
     WEATHER,
     streamed_calls,
     unary_calls,
@@ -26,8 +26,8 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return ALLOWED | {"allowed_tools": {"mode": mode, "tools": tools}}
 
 
-def test_functions_are_answered_by_their_former_names() -> None:
-    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+def test_deprecated_functions_get_a_function_call() -> None:
+    c = InProcess(tiny(TEMPLATE), reply=TWO_CALLS)
     functions = [WEATHER["function"], NOW["function"]]
     [choice] = c.chat(functions=functions).json()["choices"]
     assert choice["finish_reason"] == "function_call"
@@ -40,12 +40,12 @@ def test_functions_are_answered_by_their_former_names() -> None:
     assert first["name"] == "weather" and all("name" not in other for other in others)
     assert "".join(d["arguments"] for d in (first, *others)) == call["arguments"]
     c.node.reply = c.encode('{"city":"Ys"}')
-    answer = c.chat(functions=functions, function_call={"name": "weather"})
-    assert answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
+    response = c.chat(functions=functions, function_call={"name": "weather"})
+    assert response.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
     result = {"role": "function", "name": "weather", "content": "warm"}
     history = [{"role": "user", "content": "hi"}, message, result]
-    answer = c.respond(CHAT, {"messages": history})
-    assert answer.status_code == 200, answer.text
+    response = c.respond(CHAT, {"messages": history})
+    assert response.status_code == 200, response.text
     assert "[weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
 
@@ -66,35 +66,35 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_wrong_ones_are_named() -> None:
+def test_wrong_fields_are_named() -> None:
     c = InProcess()
     for fields, param in INVALID:
-        answer = c.chat(**fields)
-        assert answer.status_code == 400, answer.text
-        error = answer.json()["error"]
+        response = c.chat(**fields)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
         assert error["param"] == param and f"'{param}'" in error["message"]
 
 
 def test_only_allowed_tools_are_shown_and_called() -> None:
     c = InProcess(tiny(TEMPLATE), reply=CALL)
     both = [WEATHER, NOW]
-    answer = c.chat(tools=both, tool_choice=allowed("auto", "weather"))
-    assert unary_calls(answer.json())[0] == [("weather", '{"city": "Öl"}')]
+    response = c.chat(tools=both, tool_choice=allowed("auto", "weather"))
+    assert unary_calls(response.json())[0] == [("weather", '{"city": "Öl"}')]
     assert '"weather"' in c.prompt() and '"now"' not in c.prompt()
     c.node.reply = c.encode('[{"name":"now","parameters":{}}]')
-    answer = c.chat(tools=both, tool_choice=allowed("required", "now"))
-    assert unary_calls(answer.json())[0] == [("now", "{}")]
+    response = c.chat(tools=both, tool_choice=allowed("required", "now"))
+    assert unary_calls(response.json())[0] == [("now", "{}")]
     assert "weather" not in c.node.requests[-1].sampling.structured_outputs.json
 
 
 def test_a_template_without_tools_gets_them_as_text() -> None:
     c = InProcess(reply=CALL, tool_call_parser="mistral")
-    answer = c.chat(tools=[WEATHER], stream=True)
-    assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
+    response = c.chat(tools=[WEATHER], stream=True)
+    assert streamed_calls(response.text)[0] == [("weather", '{"city": "Öl"}')]
     assert '{"name": "weather", "description": "d"' in c.prompt()
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
-    counted = c.post("/tokenize", **body).json()["tokens"]
-    assert counted == list(c.node.requests[-1].prompt)
+    count = c.post("/tokenize", **body).json()["tokens"]
+    assert count == list(c.node.requests[-1].prompt)
 
 
 def test_calls_and_results_become_messages_of_any_template() -> None:
@@ -107,15 +107,19 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
         {"role": "user", "content": "b"},
     ]
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
-    made, tools = with_tools_as_text(messages, [tool], "")
-    assert tools is None and [message["role"] for message in made] == ["user", "assistant", "user"]
-    assert made[0]["content"].endswith("\n\na") and '{"name": "f"}' in made[0]["content"]
-    assert made[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
-    assert made[2]["content"] == (
+    converted, tools = with_tools_as_text(messages, [tool], "")
+    assert tools is None and [message["role"] for message in converted] == [
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert converted[0]["content"].endswith("\n\na") and '{"name": "f"}' in converted[0]["content"]
+    assert converted[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
+    assert converted[2]["content"] == (
         "<tool_response>\nr\n</tool_response>\n<tool_response>\ns\n</tool_response>\nb"
     )
-    told, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
-    assert told[0]["content"].startswith("s\n\n") and told[1]["content"] == "a"
+    with_system, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
+    assert with_system[0]["content"].startswith("s\n\n") and with_system[1]["content"] == "a"
     assert with_tools_as_text(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
 
 
@@ -123,21 +127,21 @@ def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
     city = {"type": "string", "pattern": "x"}
     strict = {"name": "weather", "strict": True, "parameters": {"properties": {"city": city}}}
     tools = [NOW, {"type": "function", "function": strict}]
-    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+    c = InProcess(tiny(TEMPLATE), reply=TWO_CALLS)
     assert c.chat(tools=tools).status_code == 200
-    wanted = c.node.requests[-1].sampling.structured_outputs
-    assert wanted.param == "tools[1].function.parameters"
-    assert json.loads(wanted.tool_calls)["schemas"]["weather"] == strict["parameters"]
+    constraint = c.node.requests[-1].sampling.structured_outputs
+    assert constraint.param == "tools[1].function.parameters"
+    assert json.loads(constraint.tool_calls)["schemas"]["weather"] == strict["parameters"]
     assert c.chat(tools=[NOW]).status_code == 200
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
     tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
-    asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
-    c.respond(MESSAGES, {"model": "tiny"} | asked)
+    fields = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    c.respond(MESSAGES, {"model": "tiny"} | fields)
     assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
     c = InProcess(tiny(TEMPLATE), tool_call_parser="qwen3_xml")
-    refused = c.chat(tools=tools)
-    assert refused.status_code == 400 and "'qwen3_xml'" in refused.json()["error"]["message"]
-    assert refused.json()["error"]["param"] == "tools[1].function.parameters"
+    rejection = c.chat(tools=tools)
+    assert rejection.status_code == 400 and "'qwen3_xml'" in rejection.json()["error"]["message"]
+    assert rejection.json()["error"]["param"] == "tools[1].function.parameters"
     required = c.chat(tools=tools, tool_choice="required")
     assert required.status_code == 200 and c.node.requests[-1].sampling.structured_outputs.json
 
@@ -148,11 +152,11 @@ def test_models_that_write_channels_make_forced_calls() -> None:
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
         "to=functions.now <|constrain|>json<|message|>{}"
     )
-    named = {"type": "function", "function": {"name": "now"}}
-    for choice, names in (("required", ["weather", "now"]), (named, ["now"])):
-        answer = c.chat(tools=[WEATHER, NOW], tool_choice=choice)
-        [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    forced_choice = {"type": "function", "function": {"name": "now"}}
+    for choice, names in (("required", ["weather", "now"]), (forced_choice, ["now"])):
+        response = c.chat(tools=[WEATHER, NOW], tool_choice=choice)
+        [call] = response.json()["choices"][0]["message"]["tool_calls"]
         assert call["function"] == {"name": "now", "arguments": "{}"}
-        wanted = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
-        assert wanted["channels"]["required"]
-        assert [call["name"] for call in wanted["channels"]["calls"]] == names
+        schema = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
+        assert schema["channels"]["required"]
+        assert [call["name"] for call in schema["channels"]["calls"]] == names

@@ -24,15 +24,15 @@ WEATHER: dict[str, Any] = {
 }
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Öl"}}\n</tool_call>'
-ANSWER = f"I look.\n{CALL}\n{CALL.replace('Öl', 'Ys')}"
+TWO_CALLS = f"I look.\n{CALL}\n{CALL.replace('Öl', 'Ys')}"
 
 
 @pytest.fixture
 def c() -> InProcess:
-    return InProcess(tiny(TEMPLATE), reply=ANSWER)
+    return InProcess(tiny(TEMPLATE), reply=TWO_CALLS)
 
 
-def test_calls_are_answered_in_openais_shape(c: InProcess) -> None:
+def test_tool_calls_have_openais_shape(c: InProcess) -> None:
     [choice] = c.chat(tools=[WEATHER, NOW]).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -44,8 +44,8 @@ def test_calls_are_answered_in_openais_shape(c: InProcess) -> None:
     first, second = message["tool_calls"]
     assert first["id"] != second["id"] and first["id"].startswith("call_")
     assert first["type"] == "function" and first["function"]["name"] == "weather"
-    shown = {"name": "weather", "description": "d", "parameters": PARAMETERS}
-    assert json.dumps({"type": "function", "function": shown}) in c.prompt()
+    definition = {"name": "weather", "description": "d", "parameters": PARAMETERS}
+    assert json.dumps({"type": "function", "function": definition}) in c.prompt()
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 500])
@@ -74,7 +74,7 @@ def test_streamed_calls_add_up_to_the_unary_ones(c: InProcess, chunk: int) -> No
 def test_the_openai_clients_stream_helper_collects_calls() -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     tools: Any = [WEATHER | {"function": WEATHER["function"] | {"parameters": _strict()}}]
-    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+    c = InProcess(tiny(TEMPLATE), reply=TWO_CALLS)
     client = c.openai()
     with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as stream:
         kinds = [event.type for event in stream]
@@ -85,7 +85,7 @@ def test_the_openai_clients_stream_helper_collects_calls() -> None:
         {"city": "Öl"},
         {"city": "Ys"},
     ]
-    # The answer goes back with the results.
+    # The reply goes back with the results.
     messages += [final.choices[0].message]
     messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
     client.chat.completions.create(model="tiny", messages=messages, tools=tools)
@@ -96,22 +96,22 @@ def _strict() -> dict[str, Any]:
     return PARAMETERS | {"required": ["city"], "additionalProperties": False}
 
 
-def test_one_call_at_a_time(c: InProcess) -> None:
-    answer = c.chat(tools=[WEATHER], parallel_tool_calls=False)
-    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+def test_parallel_tool_calls_can_be_disabled(c: InProcess) -> None:
+    response = c.chat(tools=[WEATHER], parallel_tool_calls=False)
+    [call] = response.json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Öl"}
 
 
-def test_without_tools_or_with_none_calls_are_text(c: InProcess) -> None:
-    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
-    for fields in asked:
+def test_tool_calls_are_text_without_tools(c: InProcess) -> None:
+    bodies: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
+    for fields in bodies:
         [choice] = c.chat(**fields).json()["choices"]
-        assert choice["message"]["content"] == ANSWER
+        assert choice["message"]["content"] == TWO_CALLS
         assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
     assert '"now"' in c.prompt()  # as in vLLM
 
 
-def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: InProcess) -> None:
+def test_a_truncated_call_has_partial_arguments_and_finish_reason_length(c: InProcess) -> None:
     tokens = len(c.encode(CALL[: CALL.index("Öl")]))
     c.node.reply = c.encode(CALL)
     [choice] = c.chat(tools=[WEATHER], max_tokens=tokens).json()["choices"]
@@ -127,14 +127,14 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
     ("reply", "choice"),
     [(" {", NAMED), ("1", NAMED), ('[{"name":"weather","parameters":{"', "required")],
 )
-def test_a_call_that_is_cut_off_before_its_arguments_is_none(
+def test_a_call_cut_off_before_its_arguments_is_dropped(
     c: InProcess, reply: str, choice: Any
 ) -> None:
     c.node.reply = c.encode(reply)
-    most = max(1, len(c.node.reply) - 2)
-    answer = c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=most)
-    [made] = answer.json()["choices"]
-    assert (made["finish_reason"], made["message"].get("tool_calls")) == ("length", None)
+    limit = max(1, len(c.node.reply) - 2)
+    response = c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=limit)
+    [first] = response.json()["choices"]
+    assert (first["finish_reason"], first["message"].get("tool_calls")) == ("length", None)
 
 
 REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","parameters":{}}]'
@@ -143,8 +143,8 @@ REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","para
 @pytest.mark.parametrize("stream", [False, True])
 def test_required_calls_are_the_output(c: InProcess, stream: bool) -> None:
     c.node.reply, c.node.chunk = c.encode(REQUIRED), 3
-    answer = c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
-    calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
+    response = c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
+    calls, reason = streamed_calls(response.text) if stream else unary_calls(response.json())
     assert calls == [("weather", '{"city":"Öl"}'), ("now", "{}")] and reason == "tool_calls"
     schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
     jsonschema.validate(json.loads(REQUIRED), schema)
@@ -156,11 +156,11 @@ def test_required_calls_are_the_output(c: InProcess, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_function_is_called(c: InProcess, stream: bool) -> None:
     c.node.reply, c.node.chunk = c.encode('{"city":"Ys"}'), 3
-    named = {"type": "function", "function": {"name": "weather"}}
-    answer = c.chat(
-        tools=[NOW, WEATHER], tool_choice=named, stream=stream, response_format={"type": "text"}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    response = c.chat(
+        tools=[NOW, WEATHER], tool_choice=choice, stream=stream, response_format={"type": "text"}
     )
-    calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
+    calls, reason = streamed_calls(response.text) if stream else unary_calls(response.json())
     assert calls == [("weather", '{"city":"Ys"}')] and reason == "stop"
     assert json.loads(c.node.requests[-1].sampling.structured_outputs.json) == PARAMETERS
 
@@ -196,8 +196,8 @@ def test_required_calls_have_their_own_definitions(c: InProcess) -> None:
 
     c.node.reply = c.encode('[{"name":"g","parameters":{"at":5}}]')
     both = [tool("f", "string"), tool("g", "number")]
-    answer = c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
-    assert unary_calls(answer.json())[0] == [("g", '{"at":5}')]
+    response = c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
+    assert unary_calls(response.json())[0] == [("g", '{"at":5}')]
     schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
     assert schema["maxItems"] == 1
     first, second = (call["properties"]["parameters"] for call in schema["items"]["anyOf"])
@@ -232,25 +232,25 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_invalid_tools_are_rejected_by_name(c: InProcess) -> None:
     for case, (fields, param) in INVALID.items():
-        answer = c.chat(**fields)
-        assert answer.status_code == 400, (case, answer.text)
-        assert answer.json()["error"]["param"] == param, (case, answer.text)
+        response = c.chat(**fields)
+        assert response.status_code == 400, (case, response.text)
+        assert response.json()["error"]["param"] == param, (case, response.text)
     assert c.node.requests == []
 
 
 def test_automatic_choice_can_be_switched_off() -> None:
     c = InProcess(tiny(TEMPLATE), enable_auto_tool_choice=False)
-    answer = c.chat(tools=[NOW])
-    assert answer.status_code == 400
-    assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
+    response = c.chat(tools=[NOW])
+    assert response.status_code == 400
+    assert "--enable-auto-tool-choice" in response.json()["error"]["message"]
     assert c.chat(tools=[NOW], tool_choice="none").status_code == 200
 
 
 def test_tokenize_counts_tools(c: InProcess) -> None:
     c.chat("hi", tools=[NOW])
-    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    answer = c.post("/tokenize", **asked).json()
-    assert answer["tokens"] == list(c.node.requests[-1].prompt)
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
+    response = c.post("/tokenize", **body).json()
+    assert response["tokens"] == list(c.node.requests[-1].prompt)
 
 
 def test_special_tokens_reach_the_parser_that_needs_them() -> None:
@@ -283,18 +283,18 @@ def test_a_prompt_that_ends_the_reasoning_has_content_only() -> None:
     assert (message["reasoning"], message["content"]) == (None, "a")
 
 
-def test_a_call_in_the_reasoning_is_one_and_prose_about_it_is_none() -> None:
+def test_a_call_in_the_reasoning_counts_but_prose_about_it_does_not() -> None:
     c = InProcess(tiny(TEMPLATE + "<think>\n", special=("<tool_call>",)), reasoning_parser="qwen3")
     prose = c.tokenizer.encode("I write <tool_call>. ", add_special_tokens=False, literally=True)
     c.node.reply = [*prose, *c.encode(f"{CALL}</think>")]
-    asked: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
-    [choice] = c.chat(**asked).json()["choices"]
+    options: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
+    [choice] = c.chat(**options).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert (message["reasoning"], message["content"]) == ("I write <tool_call>. ", None)
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Öl"}'
     assert c.node.requests[-1].sampling.thinking.calls == ["<tool_call>"]
-    calls, reason = streamed_calls(c.chat(stream=True, **asked).text)
+    calls, reason = streamed_calls(c.chat(stream=True, **options).text)
     assert calls == [("weather", '{"city": "Öl"}')] and reason == "tool_calls"
     # Without tools there is no call, and with a forced one no marker.
     for fields in ({}, {"tools": [WEATHER], "tool_choice": NAMED}):

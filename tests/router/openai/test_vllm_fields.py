@@ -24,7 +24,7 @@ from tandem.tests.router.support import (
     usage,
 )
 
-ASKED = {"role": "user", "content": "hi"}
+MESSAGE = {"role": "user", "content": "hi"}
 VOCABULARY = 320  # of the fake nodes' model
 TIMES = (*("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "tokens_per_second"),)
 BEGUN = {"role": "assistant", "content": "one two "}
@@ -43,22 +43,22 @@ def prompt(c: InProcess) -> list[int]:
 def test_a_prompt_is_truncated_on_either_side(c: InProcess) -> None:
     ids = list(range(40))
     for value in (ids, [ids, ids]):
-        for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
+        for side, expected in (("left", ids[-4:]), ("right", ids[:4])):
             fields = {"truncate_prompt_tokens": 4, "truncation_side": side}
-            answer = c.complete(value, return_token_ids=True, **fields)
-            assert answer.json()["choices"][-1]["prompt_token_ids"] == kept
-            assert prompt(c) == kept
+            response = c.complete(value, return_token_ids=True, **fields)
+            assert response.json()["choices"][-1]["prompt_token_ids"] == expected
+            assert prompt(c) == expected
 
 
 def test_a_prompt_over_the_context_is_truncated_to_what_fits(c: InProcess) -> None:
     long = "one two " * CONTEXT
-    answer = c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
-    assert answer.status_code == 200, answer.text
+    response = c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
+    assert response.status_code == 200, response.text
     assert len(prompt(c)) == CONTEXT - 10
     assert prompt(c) == c.encode(long)[10 - CONTEXT :]
-    assert answer.json()["choices"][0]["text"].endswith("two hello world")
-    answer = c.chat(long, truncate_prompt_tokens=20)
-    assert answer.status_code == 200 and len(prompt(c)) == 20
+    assert response.json()["choices"][0]["text"].endswith("two hello world")
+    response = c.chat(long, truncate_prompt_tokens=20)
+    assert response.status_code == 200 and len(prompt(c)) == 20
     assert c.complete("one " * 100_000, truncate_prompt_tokens=-1).status_code == 400
 
 
@@ -75,14 +75,14 @@ def test_logprobs_name_tokens_by_their_ids(c: InProcess) -> None:
     assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
 
 
-def test_whole_answers_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
+def test_unary_responses_and_final_chunks_have_a_system_fingerprint(c: InProcess) -> None:
     expected = c.model.system_fingerprint
     assert expected == system_fingerprint("tiny", "layers=2")
     assert expected.startswith(f"tandem-{version()}-")
     assert expected != system_fingerprint("tiny", "layers=9")
-    for ask in (c.chat, c.complete):
-        assert ask().json()["system_fingerprint"] == expected
-        streamed = ask(n=2, stream=True, stream_options={"include_usage": True})
+    for send in (c.chat, c.complete):
+        assert send().json()["system_fingerprint"] == expected
+        streamed = send(n=2, stream=True, stream_options={"include_usage": True})
         for chunk in events(streamed.text)[:-1]:
             ends = not chunk["choices"] or chunk["choices"][0]["finish_reason"]
             assert chunk.get("system_fingerprint") == (expected if ends else None)
@@ -101,7 +101,7 @@ def _name(token: int) -> str:
 @pytest.mark.parametrize("surface", [CHAT, COMPLETIONS])
 def test_every_chunk_has_the_usage_so_far(c: InProcess, surface: Surface) -> None:
     c.node.reply = c.encode("hello world, the end")
-    body: dict[str, Any] = {"messages": [ASKED]} if surface is CHAT else {"prompt": "hi"}
+    body: dict[str, Any] = {"messages": [MESSAGE]} if surface is CHAT else {"prompt": "hi"}
     options = {"include_usage": True, "continuous_usage_stats": True}
     body |= {"stream": True, "n": 2, "stream_options": options}
     *chunks, last, _ = events(c.respond(surface, body).text)
@@ -118,13 +118,13 @@ def test_every_chunk_has_the_usage_so_far(c: InProcess, surface: Surface) -> Non
 
 def test_a_final_message_is_continued_and_echoed(c: InProcess) -> None:
     beginning = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\none two ")
-    body: dict[str, Any] = {"messages": [ASKED, BEGUN], "continue_final_message": True}
+    body: dict[str, Any] = {"messages": [MESSAGE, BEGUN], "continue_final_message": True}
     for fields, text in (({}, "hello world"), ({"echo": True}, "one two hello world")):
-        answer = c.respond(CHAT, {**body, **fields})
+        response = c.respond(CHAT, {**body, **fields})
         assert prompt(c) == beginning
-        assert answer.json()["choices"][0]["message"]["content"] == text
-        answer = c.respond(CHAT, {**body, **fields, "stream": True})
-        deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
+        assert response.json()["choices"][0]["message"]["content"] == text
+        response = c.respond(CHAT, {**body, **fields, "stream": True})
+        deltas = [x["choices"][0]["delta"] for x in events(response.text)[:-1]]
         assert "".join(delta.get("content", "") for delta in deltas) == text
     tokens = c.post("/tokenize", **body).json()["tokens"]
     assert tokens == beginning
@@ -141,17 +141,17 @@ def test_without_generation_prompt_the_role_is_that_of_the_last_message(c: InPro
 
 def test_a_prompt_of_one_text_may_have_special_tokens(c: InProcess) -> None:
     text = "<|start|>user\nhi<|end|>\n"
-    answer = c.complete(text, add_special_tokens=False)
-    assert answer.status_code == 200 and prompt(c) == c.encode(text)
-    counted = c.post("/tokenize", prompt=text, add_special_tokens=False)
-    assert counted.json()["tokens"] == c.encode(text)
+    response = c.complete(text, add_special_tokens=False)
+    assert response.status_code == 200 and prompt(c) == c.encode(text)
+    count = c.post("/tokenize", prompt=text, add_special_tokens=False)
+    assert count.json()["tokens"] == c.encode(text)
 
 
 def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     template = "{% for d in documents %}{{ d.text }}|{% endfor %}{{ messages[0].content }}<|end|>"
     documents = [{"title": "a", "text": "one"}, {"text": "<|end|>"}]
-    answer = c.chat(chat_template=template, documents=documents)
-    assert answer.status_code == 200, answer.text
+    response = c.chat(chat_template=template, documents=documents)
+    assert response.status_code == 200, response.text
     special = c.encode("<|end|>")
     assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1  # the client's is text
     assert c.chat(chat_template="default").status_code == 200  # the model's, by its name
@@ -166,15 +166,15 @@ def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     assert "--trust-request-chat-template" in error["message"]
 
 
-def test_messages_of_any_role_and_form_are_taken(c: InProcess) -> None:
+def test_messages_of_any_role_and_form_are_accepted(c: InProcess) -> None:
     messages = [
         {"role": "king", "content": ["a", {"type": "input_text", "text": "b"}]},
         {"role": "user", "content": None},
         {"role": "user"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]
-    answer = c.respond(CHAT, {"messages": messages})
-    assert answer.status_code == 200, answer.text
+    response = c.respond(CHAT, {"messages": messages})
+    assert response.status_code == 200, response.text
     text = "".join(
         f"<|start|>{role}\n{content}<|end|>\n"
         for role, content in [("king", "a\nb"), ("user", ""), ("user", ""), ("assistant", "no")]
@@ -190,8 +190,8 @@ def test_the_best_of_several_choices_are_returned(c: InProcess) -> None:
         for index, value in enumerate((-3.0, -1.0, -2.0)):
             scored = logprobs(index + 60, 0)
             scored.chosen.logprob = value
-            made = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[scored] * 2)
-            yield pb.GenerateEvent(tokens=made)
+            event = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[scored] * 2)
+            yield pb.GenerateEvent(tokens=event)
             yield finished(index)
 
     c.node.script = script
@@ -257,20 +257,20 @@ def test_the_text_of_a_prompt_is_returned_on_demand(c: InProcess) -> None:
 
 def test_unknown_fields_are_rejected_on_demand() -> None:
     c = InProcess(strict_parameters=True)
-    for body in ({"colour": 1}, {"messages": [{**ASKED, "colour": 1}]}):
-        answer = c.respond(CHAT, {"messages": [ASKED], **body})
-        error = answer.json()["error"]
-        assert answer.status_code == 400 and error["code"] == "unknown_parameter"
+    for body in ({"colour": 1}, {"messages": [{**MESSAGE, "colour": 1}]}):
+        response = c.respond(CHAT, {"messages": [MESSAGE], **body})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["code"] == "unknown_parameter"
         assert "colour" in error["param"]
     assert c.chat(temperature=0).status_code == 200
-    answer = c.post("/tokenize", prompt="hi", colour=1)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
+    response = c.post("/tokenize", prompt="hi", colour=1)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "colour"
 
 
 async def test_a_model_has_several_names(tmp_path: Path) -> None:
     async with cluster(tmp_path, served_model_name="one,org/two") as c:
-        listed = (await c.client.get("/v1/models")).json()["data"]
-        assert [(card["id"], card["root"]) for card in listed] == [
+        models = (await c.client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in models] == [
             ("one", "one"),
             ("org/two", "one"),
         ]
@@ -282,7 +282,7 @@ async def test_a_model_has_several_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("surface", [CHAT, COMPLETIONS])
 def test_a_response_has_the_times_of_its_request(surface: Surface) -> None:
-    body: dict[str, Any] = {"messages": [ASKED]} if surface is CHAT else {"prompt": "hi"}
+    body: dict[str, Any] = {"messages": [MESSAGE]} if surface is CHAT else {"prompt": "hi"}
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     c = InProcess(enable_per_request_metrics=True)
     times = c.respond(surface, body).json()["metrics"]

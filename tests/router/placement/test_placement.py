@@ -197,17 +197,17 @@ def plain(nodes: list[NodeView]) -> tuple[str, list[str]]:
         full = node.room_tokens is not None and node.room_tokens < missing(node)
         return full, seconds, missing(node), prompt.affinity(node)
 
-    def received(node: NodeView, helper: NodeView) -> float:
+    def remote_seconds(node: NodeView, helper: NodeView) -> float:
         link = node.link_rates.get(helper.node_id) or LINK_PACES * pace
         compute = missing(helper) / rate(helper)
         return helper.queued_prefill_tokens / rate(helper) + max(compute, missing(node) / link)
 
     def helpers(node: NodeView) -> list[NodeView]:
         able = [n for n in nodes if n.prefill and n.group == node.group]
-        return sorted(able, key=lambda helper: rank(helper, received(node, helper)))
+        return sorted(able, key=lambda helper: rank(helper, remote_seconds(node, helper)))
 
     def cost(node: NodeView) -> tuple[bool, float, int, bytes]:
-        ways = [missing(node) / rate(node), *(received(node, n) for n in helpers(node)[:1])]
+        ways = [missing(node) / rate(node), *(remote_seconds(node, n) for n in helpers(node)[:1])]
         queue = node.queued_prefill_tokens / rate(node)
         return rank(node, queue + node.sequences * SEQUENCE_TOKENS / rate(node) + min(ways))
 
@@ -309,8 +309,8 @@ def test_equal_starts_are_drawn_to_one_node_and_tenants_have_homes_of_their_own(
     nodes = [decode(f"d{i}") for i in range(8)]
 
     def homes(prompts: list[tuple[list[int], str]]) -> int:
-        found = {place(nodes, tokens, AWARE, salt=salt).decode.node_id for tokens, salt in prompts}  # type: ignore[union-attr]
-        return len(found)
+        ids = {place(nodes, tokens, AWARE, salt=salt).decode.node_id for tokens, salt in prompts}  # type: ignore[union-attr]
+        return len(ids)
 
     assert homes([([*LONG, tail], "") for tail in range(20)]) == 1
     assert homes([([tail, *LONG], "") for tail in range(30)]) > 4

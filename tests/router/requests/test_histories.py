@@ -18,7 +18,7 @@ from tandem.tests.shared.text.test_dialect import CHECK, GEMMA, IDS, LATE, ONLY_
 CHAT, RESPONSES, MESSAGES, OLLAMA = (
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"),
 )
-TOLD: list[dict[str, Any]] = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "one"},
     {"role": "system", "content": "two"},
     {"role": "user", "content": "three"},
@@ -32,7 +32,7 @@ def post(c: InProcessResponses, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def asked(c: InProcessResponses, messages: list[dict[str, Any]]) -> dict[str, str]:
+def prompts_of(c: InProcessResponses, messages: list[dict[str, Any]]) -> dict[str, str]:
     """The prompt of each surface; instructions of a response are its first message."""
     first, *others = messages
     instructions = first["content"] if first["role"] == "system" else None
@@ -50,8 +50,8 @@ def asked(c: InProcessResponses, messages: list[dict[str, Any]]) -> dict[str, st
         prompts[path] = c.prompt()
     tokens = post(c, "/tokenize", messages=messages)["tokens"]
     prompts["/tokenize"] = c.tokenizer.decode(tokens)
-    counted = post(c, "/v1/messages/count_tokens", messages=messages)
-    assert counted["input_tokens"] == len(c.node.requests[2].prompt)
+    count = post(c, "/v1/messages/count_tokens", messages=messages)
+    assert count["input_tokens"] == len(c.node.requests[2].prompt)
     return prompts
 
 
@@ -65,16 +65,16 @@ def asked(c: InProcessResponses, messages: list[dict[str, Any]]) -> dict[str, st
 )
 def test_system_messages_are_folded_on_every_surface(template: str, expected: str) -> None:
     with InProcessResponses(tiny(template)) as c:
-        for path, made in asked(c, TOLD).items():
+        for path, text in prompts_of(c, CONVERSATION).items():
             # Anthropic's conversations join the messages in front, whichever the template is.
-            joined = made.replace("one\ntwo", "one\n\ntwo")
-            assert joined == expected.format("\n\n"), path
+            normalized = text.replace("one\ntwo", "one\n\ntwo")
+            assert normalized == expected.format("\n\n"), path
 
 
 def test_system_messages_stay_where_the_template_takes_them() -> None:
     with InProcessResponses(tiny(PLAIN)) as c:
-        for path, made in asked(c, TOLD[1:]).items():
-            assert made == "system=two\nuser=three\nsystem=four\n", path
+        for path, text in prompts_of(c, CONVERSATION[1:]).items():
+            assert text == "system=two\nuser=three\nsystem=four\n", path
 
 
 EMPTY: tuple[Any, ...] = ("", None, "{}")
@@ -96,21 +96,25 @@ BROKEN: tuple[Any, ...] = (
 
 
 def history(arguments: Any) -> dict[str, list[dict[str, Any]]]:
-    """A call that has been answered, by the paths whose bodies have it."""
+    """A tool call with its result, by the paths whose bodies have it."""
     function = {"name": "f", "arguments": arguments}
     user, result = {"role": "user", "content": "go"}, {"role": "tool", "content": "r"}
     call = {"id": "call_1", "type": "function", "function": function}
     calling = {"role": "assistant", "content": None, "tool_calls": [call]}
     former = {"role": "assistant", "content": None, "function_call": function}
     block = {"type": "tool_use", "id": "call_1", "name": "f", "input": arguments}
-    answer = {"type": "tool_result", "tool_use_id": "call_1", "content": "r"}
-    called = {"type": "function_call", "call_id": "call_1"} | function
+    tool_result = {"type": "tool_result", "tool_use_id": "call_1", "content": "r"}
+    tool_call = {"type": "function_call", "call_id": "call_1"} | function
     output = {"type": "function_call_output", "call_id": "call_1", "output": "r"}
     return {
         CHAT: [user, calling, result | {"tool_call_id": "call_1"}],
         f"{CHAT}?former": [user, former, {"role": "function", "name": "f", "content": "r"}],
-        RESPONSES: [user, called, output],
-        MESSAGES: [user, {"role": "assistant", "content": [block]}, user | {"content": [answer]}],
+        RESPONSES: [user, tool_call, output],
+        MESSAGES: [
+            user,
+            {"role": "assistant", "content": [block]},
+            user | {"content": [tool_result]},
+        ],
         OLLAMA: [user, {**calling, "content": ""}, result | {"tool_name": "f"}],
     }
 
@@ -125,20 +129,20 @@ def test_arguments_that_are_no_object_never_end_a_conversation(
     caplog.set_level(logging.WARNING, "tandem")
     with InProcessResponses(tiny(template)) as c:
         for path in history({}):
-            expected = _sent(c, path, {})
+            expected = rendered(c, path, {})
             for empty in EMPTY:
-                assert _sent(c, path, empty) == expected
+                assert rendered(c, path, empty) == expected
             assert not caplog.records
             for broken in BROKEN:
-                assert _sent(c, path, broken) == expected
+                assert rendered(c, path, broken) == expected
                 [line] = caplog.records
                 assert "not a JSON object" in line.getMessage()
                 caplog.clear()
-            good = _sent(c, path, {"s": "x"})
+            good = rendered(c, path, {"s": "x"})
             assert good == expected.replace("{}", '{"s": "x"}')
 
 
-def _sent(c: InProcessResponses, path: str, arguments: Any) -> str:
+def rendered(c: InProcessResponses, path: str, arguments: Any) -> str:
     name = "input" if path == RESPONSES else "messages"
     limit = {MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}.get(path)
     body = {name: history(arguments)[path], **({limit: 2} if limit else {})}
@@ -148,26 +152,26 @@ def _sent(c: InProcessResponses, path: str, arguments: Any) -> str:
 
 def test_ids_of_other_servers_and_none_reach_templates_that_are_strict() -> None:
     with InProcessResponses(tiny(CHECK + "{% endmacro %}" + IDS)) as c:
-        made = {path: _sent(c, path, "{}") for path in history({})}
-    for path, text in made.items():
+        texts = {path: rendered(c, path, "{}") for path in history({})}
+    for path, text in texts.items():
         first, second = (part.split(">")[0] for part in text.split("<")[1:])
         assert first == second and len(first) == 9, path
 
 
 def test_chats_with_tools_have_the_template_for_them(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "plain {{ messages[0].content }}")
-    shown = "tools {{ tools | map(attribute='function.name') | join }}<tool_call>"
+    template = "tools {{ tools | map(attribute='function.name') | join }}<tool_call>"
     (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(shown)
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(template)
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     messages = [{"role": "user", "content": "hi"}]
     with InProcessResponses(load_tokenizer(folder)) as c:
         post(c, CHAT, messages=messages)
         assert c.prompt() == "plain hi"
         c.node.reply = c.encode('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
-        answer = post(c, CHAT, messages=messages, tools=[tool])
+        response = post(c, CHAT, messages=messages, tools=[tool])
         assert c.prompt() == "tools f<tool_call>"
-        assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
+        assert response["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
         tokens = post(c, "/tokenize", messages=messages, tools=[tool])["tokens"]
         assert tokens == list(c.node.requests[-1].prompt)
         about = post(c, "/api/show")

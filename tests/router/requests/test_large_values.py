@@ -68,8 +68,8 @@ async def test_large_values_are_rejected_by_name(tmp_path: Path) -> None:
     async with cluster(tmp_path, context=131_072) as c:
         for path, body, words in LARGE:
             content = json.dumps(body)
-            ask = partial(httpx.post, content=content, headers=JSON, timeout=60, verify=False)
-            response = await held_briefly(partial(ask, c.url + path))
+            send = partial(httpx.post, content=content, headers=JSON, timeout=60, verify=False)
+            response = await held_briefly(partial(send, c.url + path))
             assert response.status_code == 400, (path, response.text)
             assert words in response.text and len(response.text) < 1000, response.text
 

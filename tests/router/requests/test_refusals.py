@@ -63,7 +63,7 @@ def c() -> Iterator[InProcessResponses]:
 # ---- what clients read ---------------------------------------------------------------------------
 
 
-def said(by: dict[str, Any]) -> dict[str, Any]:
+def message_with(by: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [HI | by]}
 
 
@@ -391,28 +391,28 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
     # Messages
     (
         CHAT,
-        said({"role": 5}),
+        message_with({"role": 5}),
         "role",
         "invalid_type",
         "Invalid type for 'role': expected a string, but got an integer instead.",
     ),
     (
         CHAT,
-        said({"content": []}),
+        message_with({"content": []}),
         "messages[0].content",
         None,
         "'messages[0].content' must be a string or a non-empty list of content parts.",
     ),
     (
         CHAT,
-        said({"tool_calls": [CALL]}),
+        message_with({"tool_calls": [CALL]}),
         "messages[0].tool_calls",
         "unsupported_value",
         "'messages[0].tool_calls': only messages of the role 'assistant' have tool calls.",
     ),
     (
         CHAT,
-        said({"role": "assistant", "tool_calls": [CALL | {"function": {"name": 5}}]}),
+        message_with({"role": "assistant", "tool_calls": [CALL | {"function": {"name": 5}}]}),
         "messages[0].tool_calls[0]",
         "invalid_type",
         "'messages[0].tool_calls[0].function.name' must be a string.",
@@ -422,9 +422,9 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
 
 def test_refusals_are_those_of_the_table(c: InProcess) -> None:
     for surface, body, param, code, message in REFUSED:
-        refused = refusal(c, surface.path, BODIES[surface.path][1] | body)
+        error_parts = refusal(c, surface.path, BODIES[surface.path][1] | body)
         status = 404 if code == "model_not_found" else 400
-        assert refused == [status, message, param, code], body
+        assert error_parts == [status, message, param, code], body
 
 
 def refusal(c: InProcess, path: str, body: Any) -> list[Any] | None:
@@ -477,14 +477,14 @@ def changes(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {name: value}
     if path == CHAT.path:
         for name in IN_MESSAGES:
-            yield name, said({name: value})
+            yield name, message_with({name: value})
     if path in (OLLAMA_CHAT.path, GENERATE.path):
         for name in IN_OPTIONS:
             yield name, {"options": {name: value}}
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_the_document_does_not_have_is_refused_by_its_name(c: InProcess, path: str) -> None:
+def test_values_outside_the_schema_are_refused_by_field(c: InProcess, path: str) -> None:
     components = app._routes(app.APIS).openapi()["components"]
     model, valid = BODIES[path]
     schema = components["schemas"][model.__name__]
@@ -492,12 +492,12 @@ def test_what_the_document_does_not_have_is_refused_by_its_name(c: InProcess, pa
     for value in VALUES:
         for name, changed in changes(path, value):
             body = valid | changed
-            refused = refusal(c, path, body)
-            about = (path, name, json.dumps(value)[:40], refused)
-            if refused is None:
+            error_parts = refusal(c, path, body)
+            about = (path, name, json.dumps(value)[:40], error_parts)
+            if error_parts is None:
                 assert documented.is_valid(body) or (name, value) in LENIENT, about
                 continue
-            status, message, param, code = refused
+            status, message, param, code = error_parts
             assert status == (404 if f"{code}".endswith("_not_found") else 400), about
             assert 0 < len(message) < 500, about
             if code == "context_length_exceeded":  # by the prompt, whatever it has become
@@ -508,11 +508,11 @@ def test_what_the_document_does_not_have_is_refused_by_its_name(c: InProcess, pa
                 assert any(each in param for each in (name, NOW.get(name, name))), about
 
 
-def asked(request: GenerationRequest) -> dict[str, Any]:
-    """All that was asked for."""
+def comparable(request: GenerationRequest) -> dict[str, Any]:
+    """All fields but the identifiers, to compare two requests."""
     text = replace(request.text, stop=NO_STOP)
-    made = {each.name: getattr(request, each.name) for each in fields(request)}
-    return made | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
+    values = {each.name: getattr(request, each.name) for each in fields(request)}
+    return values | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
 
 
 @pytest.mark.parametrize("path", GENERATING)
@@ -521,7 +521,7 @@ def test_null_is_the_same_as_nothing(c: InProcess, path: str) -> None:
     plain = read(c, path, valid)
     for name, changed in changes(path, None):
         if not changed.keys() <= valid.keys():
-            assert asked(read(c, path, valid | changed)) == asked(plain), name
+            assert comparable(read(c, path, valid | changed)) == comparable(plain), name
 
 
 @pytest.mark.parametrize("path", [CHAT.path, COMPLETIONS.path])
@@ -537,5 +537,5 @@ def test_numbers_reach_the_node_within_their_range_only(c: InProcess, path: str)
             expected = 0 if (name, value) == ("top_k", -1) else value
             assert getattr(sampling, name) == expected, name
         for value in (number.minimum - 1, number.maximum + 1):
-            refused = refusal(c, path, valid | {name: value})
-            assert refused is not None and refused[2] == name, (name, value)
+            error_parts = refusal(c, path, valid | {name: value})
+            assert error_parts is not None and error_parts[2] == name, (name, value)

@@ -12,7 +12,7 @@ import pytest
 from tandem.router.responses import background_runs
 from tandem.router.responses.store import LOST_SECONDS
 from tandem.tests.router.openai.test_tools import TEMPLATE
-from tandem.tests.router.responses.test_responses import ended, served, stored
+from tandem.tests.router.responses.test_responses import ended, served, store_with
 from tandem.tests.router.responses.test_tool_grammars import PATCH, PATCHED, TEXT
 from tandem.tests.router.support import make_model, until
 
@@ -51,11 +51,11 @@ async def test_calls_of_a_response_in_the_background(tmp_path: Path) -> None:
     async with served(tmp_path, context=2048) as (c, client):
         c.node.reply = c.encode("[" + PATCHED)
         choice: Any = {"type": "custom", "name": "patch"}
-        made = await client.responses.create(
+        response = await client.responses.create(
             input="hi", tools=[PATCH], tool_choice=choice, background=True
         )
-        await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
-        assert (await client.responses.retrieve(made.id)).output[0].input == TEXT
+        await until(lambda: c.router.app.services.runs.find(response.id, "") is None)
+        assert (await client.responses.retrieve(response.id)).output[0].input == TEXT
 
 
 async def test_it_can_be_cancelled(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ async def test_other_routers_of_a_host_read_and_cancel_it(
             await one.responses.retrieve(deleted.id)
 
 
-async def test_one_whose_router_is_gone_has_failed() -> None:
+async def test_a_background_response_of_a_dead_router_has_failed() -> None:
     now = [0.0]
-    async with stored(2, now, lifetime=1000.0) as store:
+    async with store_with(2, now, lifetime=1000.0) as store:
         body = {"id": "a", "status": "queued", "output": []}
         await store.add(ended("a", body=body, in_progress=True))
         now[0] = LOST_SECONDS - 1
@@ -111,7 +111,7 @@ async def test_one_whose_router_is_gone_has_failed() -> None:
         assert "has ended" in lost.body["error"]["message"]
 
 
-async def test_one_that_fails_says_why(tmp_path: Path) -> None:
+async def test_a_failed_background_response_has_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, client):
         await c.node.stop()
         response = await client.responses.create(input="hi", background=True)

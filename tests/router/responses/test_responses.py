@@ -46,9 +46,9 @@ async def test_a_response_is_stored_continued_and_deleted(tmp_path: Path) -> Non
             previous_response_id=first.id,
             input=[{"role": "user", "content": [{"type": "input_text", "text": "stop"}]}],
         )
-        shown = prompt(c)
-        assert "three" not in shown  # instructions are of one response
-        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
+        text = prompt(c)
+        assert "three" not in text  # instructions are of one response
+        assert text.index("one two") < text.index("hello world") < text.index("stop")
         assert await client.responses.retrieve(first.id) == first
         items = await client.responses.input_items.list(second.id)
         assert [item.content[0].text for item in items.data] == ["stop"]
@@ -86,17 +86,17 @@ def test_events_come_in_order_with_their_numbers(limit: int) -> None:
         deltas = [event.delta for event in events if event.type.endswith("text.delta")]
         assert "".join(deltas) == last.output_text and last.status == status
         assert c.stored(last.id).body == last.to_dict()
-        with client.responses.stream(model="tiny", input="hi") as helped:
-            final = helped.get_final_response()
+        with client.responses.stream(model="tiny", input="hi") as response_stream:
+            final = response_stream.get_final_response()
         assert final.output_text == "hello world"
 
 
 async def test_other_keys_do_not_see_a_response(tmp_path: Path) -> None:
     async with served(tmp_path, api_key="one,two") as (c, client):
-        made = await client.responses.create(input="hi")
+        response = await client.responses.create(input="hi")
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError):
-                await other.responses.retrieve(made.id)
+                await other.responses.retrieve(response.id)
 
 
 WRONG: tuple[dict[str, Any], ...] = (
@@ -132,14 +132,17 @@ def test_unsupported_fields_are_rejected() -> None:
 
 def test_fields_of_vllm_and_summaries_of_reasoning() -> None:
     with InProcessResponses(reply="<think>one</think>two", reasoning_parser="qwen3") as c:
-        made = c.create(
+        response = c.create(
             input="hi",
             reasoning={"summary": "detailed"},
             logit_bias={"5": -1},
             structured_outputs={"regex": "[a-z]+"},
         )
-        assert [item["type"] for item in made["output"]] == ["reasoning", "message"]
-        assert made["reasoning"]["summary"] == "detailed" and made["output"][0]["summary"] == []
+        assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+        assert (
+            response["reasoning"]["summary"] == "detailed"
+            and response["output"][0]["summary"] == []
+        )
         sampling = c.node.requests[-1].sampling
         assert dict(sampling.logit_bias) == {5: -1.0}
         assert sampling.structured_outputs.regex == "[a-z]+"
@@ -148,14 +151,14 @@ def test_fields_of_vllm_and_summaries_of_reasoning() -> None:
 
 
 @asynccontextmanager
-async def stored(
-    most: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
+async def store_with(
+    max_items: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
 ) -> AsyncIterator[ResponseStore]:
     """A store in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
-        yield ResponseStore(database, most, lifetime, lambda: now[0])
+        yield ResponseStore(database, max_items, lifetime, lambda: now[0])
     finally:
         await database.close()
 
@@ -167,7 +170,7 @@ def ended(response_id: str, **fields: Any) -> StoredResponse:
 
 async def test_the_store_is_bounded_and_forgets() -> None:
     now = [0.0]
-    async with stored(2, now) as store:
+    async with store_with(2, now) as store:
         for name in "abc":
             await store.add(ended(name))
         await store.get("c", "")
@@ -181,7 +184,7 @@ async def test_the_store_is_bounded_and_forgets() -> None:
 
 async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_BYTES", 3 * store_module.RESPONSE_BYTES)
-    async with stored(100, [0.0]) as store:
+    async with store_with(100, [0.0]) as store:
         for name in "ab":
             await store.add(ended(name, items=[{"id": "i", "text": "x" * 100}]))
         await store.get("a", "")
@@ -195,14 +198,14 @@ async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_stores_of_one_file_are_one_and_outlive_their_routers(tmp_path: Path) -> None:
     now, path = [0.0], tmp_path / "router.sqlite3"
-    async with stored(2, now, path) as one, stored(2, now, path) as other:
+    async with store_with(2, now, path) as one, store_with(2, now, path) as other:
         await one.add(ended("a", items=[{"id": "i", "type": "x"}]))
         await other.add(ended("b"))
         assert (await other.get("a", "")).items == [{"id": "i", "type": "x"}]
         await one.delete("b", "")
         with pytest.raises(ApiError):
             await other.get("b", "")
-    async with stored(2, now, path) as later:
+    async with store_with(2, now, path) as later:
         assert (await later.get("a", "")).body == {"id": "a", "output": []}
         assert later.items_in_thread(["i"], "") == {"i": {"id": "i", "type": "x"}}
 
@@ -215,8 +218,8 @@ async def test_routers_of_one_host_share_responses(tmp_path: Path) -> None:
         first = await one.responses.create(input="one two")
         assert await other.responses.retrieve(first.id) == first
         second = await other.responses.create(input="stop", previous_response_id=first.id)
-        shown = prompt(c)
-        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
+        text = prompt(c)
+        assert text.index("one two") < text.index("hello world") < text.index("stop")
         await other.responses.delete(first.id)
         for client in (one, other):
             with pytest.raises(openai.NotFoundError):
@@ -231,7 +234,7 @@ async def test_a_storage_that_fails_takes_no_client_its_response(tmp_path: Path)
             connection.execute("DROP TABLE responses")
 
         await c.router.app._state.run(fail)
-        made = await client.responses.create(input="hi")
-        assert made.output_text == "hello world"
+        response = await client.responses.create(input="hi")
+        assert response.output_text == "hello world"
         with pytest.raises(openai.InternalServerError, match="storage failed"):
-            await client.responses.retrieve(made.id)
+            await client.responses.retrieve(response.id)

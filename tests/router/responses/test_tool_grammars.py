@@ -27,7 +27,7 @@ TEXT = 'a\nb"c'
 PATCHED = '{"name":"patch","parameters":{"input": """\n' + TEXT
 
 
-def demanded(c: InProcess) -> Any:
+def constraint(c: InProcess) -> Any:
     return c.node.requests[-1].sampling.structured_outputs
 
 
@@ -35,57 +35,57 @@ def test_the_text_of_a_context_free_grammar_ends_the_output() -> None:
     with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         for choice, tools in ((NAMED, [NOW, PATCH]), ("required", [PATCH])):
             c.node.reply = c.encode("[" + PATCHED)
-            asked: dict[str, Any] = {"input": "hi", "tools": tools, "tool_choice": choice}
-            made = client.responses.create(**asked)
-            [call] = made.output
+            body: dict[str, Any] = {"input": "hi", "tools": tools, "tool_choice": choice}
+            response = client.responses.create(**body)
+            [call] = response.output
             assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", TEXT)
             place = f"tools[{len(tools) - 1}].format.definition"
-            assert demanded(c).param == place
-            assert json.dumps(LARK) in demanded(c).structural_tag
-            events = list(client.responses.create(**asked, stream=True))
+            assert constraint(c).param == place
+            assert json.dumps(LARK) in constraint(c).structural_tag
+            events = list(client.responses.create(**body, stream=True))
             assert events[-1].response.output[0].input == TEXT
             done = [e for e in events if e.type == "response.custom_tool_call_input.done"]
             assert [event.input for event in done] == [TEXT]
         c.node.reply = c.encode("[" + PATCHED)[:-2]
-        cut = client.responses.create(**asked, max_output_tokens=len(c.node.reply))
-        assert cut.status == "incomplete" and TEXT.startswith(cut.output[0].input)
+        partial = client.responses.create(**body, max_output_tokens=len(c.node.reply))
+        assert partial.status == "incomplete" and TEXT.startswith(partial.output[0].input)
 
 
 def test_a_text_comes_after_the_other_calls() -> None:
     with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
-        asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
-        asked["tool_choice"] = "required"
+        body: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
+        body["tool_choice"] = "required"
         now, day = '{"name":"now","parameters":{}}', '{"name":"day","parameters":{"input":"05."}}'
-        for written, names in (
+        for output, names in (
             (f"[{now},{day},{PATCHED}", ["now", "day", "patch"]),
             (f"[{now}]", ["now"]),
             (f"[{PATCHED}", ["patch"]),
         ):
-            c.node.reply = c.encode(written)
-            made = client.responses.create(**asked)
-            assert [call.name for call in made.output] == names
-            assert names[-1] != "patch" or made.output[-1].input == TEXT
-            assert demanded(c).param == "tools"
-        client.responses.create(**asked, parallel_tool_calls=False)
-        assert "tags_with_separator" not in demanded(c).structural_tag
+            c.node.reply = c.encode(output)
+            response = client.responses.create(**body)
+            assert [call.name for call in response.output] == names
+            assert names[-1] != "patch" or response.output[-1].input == TEXT
+            assert constraint(c).param == "tools"
+        client.responses.create(**body, parallel_tool_calls=False)
+        assert "tags_with_separator" not in constraint(c).structural_tag
 
 
 def test_a_regular_expression_is_a_part_of_the_schema() -> None:
     with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         c.node.reply = c.encode('{"input":"tod\\"ay"}')
-        for choice, written in (
+        for choice, output in (
             ({"type": "custom", "name": "day"}, '{"input":"tod\\"ay"}'),
             ("required", '[{"name":"day","parameters":{"input":"tod\\"ay"}}]'),
         ):
-            c.node.reply = c.encode(written)
-            asked: dict[str, Any] = {"input": "hi", "tools": [DAY], "tool_choice": choice}
-            made = client.responses.create(**asked)
-            assert made.output[0].input == 'tod"ay'
-            assert demanded(c).param == "tools[0].format.definition" and demanded(c).compact
-            found = re.search(r'"pattern": ("[^ ]+)[,}]', demanded(c).json)
+            c.node.reply = c.encode(output)
+            body: dict[str, Any] = {"input": "hi", "tools": [DAY], "tool_choice": choice}
+            response = client.responses.create(**body)
+            assert response.output[0].input == 'tod"ay'
+            assert constraint(c).param == "tools[0].format.definition" and constraint(c).compact
+            match = re.search(r'"pattern": ("[^ ]+)[,}]', constraint(c).json)
             assert (
-                found
-                and json.loads(found[1].rstrip("}")) == rf"^(?:{DAY['format']['definition']})$"
+                match
+                and json.loads(match[1].rstrip("}")) == rf"^(?:{DAY['format']['definition']})$"
             )
 
 
@@ -106,27 +106,27 @@ def test_calls_that_the_model_may_make_follow_their_grammars() -> None:
     with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
         now = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
         patch = '\n<tool_call>\n{"name": "patch", "arguments": {"input": """\n' + TEXT
-        asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
-        for written, names in ((f"one{now}{patch}", ["", "now", "patch"]), (now, ["now"])):
-            c.node.reply = c.encode(written)
-            made = client.responses.create(**asked)
-            assert [getattr(item, "name", "") for item in made.output] == names
-            assert names[-1] != "patch" or made.output[-1].input == TEXT
-        wanted = json.loads(demanded(c).tool_calls)
-        [calls] = wanted["lists"]
+        body: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
+        for output, names in ((f"one{now}{patch}", ["", "now", "patch"]), (now, ["now"])):
+            c.node.reply = c.encode(output)
+            response = client.responses.create(**body)
+            assert [getattr(item, "name", "") for item in response.output] == names
+            assert names[-1] != "patch" or response.output[-1].input == TEXT
+        schema = json.loads(constraint(c).tool_calls)
+        [calls] = schema["lists"]
         assert [
-            wanted["schemas"][call["schema"]].get("properties") is None for call in calls["calls"]
+            schema["schemas"][call["schema"]].get("properties") is None for call in calls["calls"]
         ] == [
             True,
             False,
         ]
-        assert calls["texts"][0]["lark"] == LARK and demanded(c).param == "tools"
-        client.responses.create(**asked | {"tools": [NOW, PATCH]})
-        assert demanded(c).param == "tools[1].format.definition"
-        client.responses.create(**asked, text={"format": {"type": "json_object"}})
-        assert demanded(c).json_object
+        assert calls["texts"][0]["lark"] == LARK and constraint(c).param == "tools"
+        client.responses.create(**body | {"tools": [NOW, PATCH]})
+        assert constraint(c).param == "tools[1].format.definition"
+        client.responses.create(**body, text={"format": {"type": "json_object"}})
+        assert constraint(c).json_object
         for fields in ({"tools": [NOW]}, {"tool_choice": "none"}):
-            client.responses.create(**asked | fields)
+            client.responses.create(**body | fields)
             assert not c.node.requests[-1].sampling.HasField("structured_outputs")
 
 
@@ -139,25 +139,25 @@ def test_calls_that_the_model_may_make_follow_their_grammars() -> None:
     ],
 )
 def test_other_formats_have_texts_too(parser: str, before: str) -> None:
-    asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
+    body: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
     with openai_client(tiny(TEMPLATE), context=2048, tool_call_parser=parser) as (c, client):
         c.node.reply = c.encode(before + TEXT)
-        made = client.responses.create(**asked)
-        assert made.output[-1].name == "patch" and made.output[-1].input == TEXT
-        assert json.dumps(LARK) in demanded(c).tool_calls
+        response = client.responses.create(**body)
+        assert response.output[-1].name == "patch" and response.output[-1].input == TEXT
+        assert json.dumps(LARK) in constraint(c).tool_calls
 
 
 def test_calls_in_xml_follow_their_grammars_too() -> None:
     with openai_client(tiny(TEMPLATE), context=2048, tool_call_parser="qwen3_coder") as (c, client):
         now = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-        asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
+        body: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
         for name, text in (("patch", f"{TEXT}\n</parameter>"), ("day", "05.")):
             call = f"<tool_call>\n<function={name}>\n<parameter=input>\n{text}"
             c.node.reply = c.encode(f"one{now}{call}")
-            made = client.responses.create(**asked)
-            assert [getattr(item, "name", "") for item in made.output] == ["", "now", name]
-            assert made.output[-1].input == text
-        for calls in json.loads(demanded(c).tool_calls)["lists"]:
+            response = client.responses.create(**body)
+            assert [getattr(item, "name", "") for item in response.output] == ["", "now", name]
+            assert response.output[-1].input == text
+        for calls in json.loads(constraint(c).tool_calls)["lists"]:
             assert [call["until"] for call in calls["calls"]] == ["</function>"]
             assert [text.keys() - {"begin"} for text in calls["texts"]] == [{"lark"}, {"regex"}]
 
@@ -167,7 +167,7 @@ def test_wrong_grammars_are_named() -> None:
         for fields, name in WRONG:
             tool = PATCH | {"format": PATCH["format"] | fields}
             body = {"input": "hi", "tools": [{"type": "web_search"}, tool]}
-            answer = c.post("/v1/responses", **body)
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["param"] == f"tools[1].format.{name}", answer.text
+            response = c.post("/v1/responses", **body)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == f"tools[1].format.{name}", response.text
         assert c.node.requests == []

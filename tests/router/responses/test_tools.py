@@ -14,7 +14,7 @@ from tandem.router.responses.input_items import read_input
 from tandem.router.responses.tools import custom_input
 from tandem.tests.router.in_process import tiny
 from tandem.tests.router.in_process_responses import openai_client
-from tandem.tests.router.openai.test_tools import ANSWER, PARAMETERS, TEMPLATE
+from tandem.tests.router.openai.test_tools import PARAMETERS, TEMPLATE, TWO_CALLS
 from tandem.tests.router.support import CONTEXT
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": PARAMETERS}
@@ -25,9 +25,9 @@ CALL_EVENTS = (
 )  # fmt: skip
 
 
-def test_calls_are_items_which_the_next_request_answers() -> None:
+def test_tool_calls_are_items_and_accept_results() -> None:
     with openai_client(tiny(TEMPLATE)) as (c, client):
-        c.node.reply = c.encode(ANSWER)
+        c.node.reply = c.encode(TWO_CALLS)
         first = client.responses.create(input="hi", tools=[WEATHER, NOW])
         message, *calls = first.output
         assert (message.type, first.output_text) == ("message", "I look.")
@@ -41,21 +41,21 @@ def test_calls_are_items_which_the_next_request_answers() -> None:
             for i, call in enumerate(calls)
         ]
         c.node.reply = c.encode("fine")
-        stored = client.responses.create(
+        first_stored = client.responses.create(
             input=results, previous_response_id=first.id, tools=[WEATHER]
         )
-        told = c.prompt()
-        assert "I look.[weather][weather]" in told
-        assert told.index("[weather]") < told.index("tool\nwarm 0") < told.index("warm 1")
+        text = c.prompt()
+        assert "I look.[weather][weather]" in text
+        assert text.index("[weather]") < text.index("tool\nwarm 0") < text.index("warm 1")
         # The same without the store: items go back as they came.
         history = [{"role": "user", "content": "hi"}, *first.output, *results]
         again = client.responses.create(input=history, tools=[WEATHER], store=False)
-        assert c.prompt() == told and again.output_text == stored.output_text == "fine"
+        assert c.prompt() == text and again.output_text == first_stored.output_text == "fine"
 
 
 def test_calls_are_streamed_as_events_of_their_items() -> None:
     with openai_client(tiny(TEMPLATE)) as (c, client):
-        c.node.reply = c.encode(ANSWER)
+        c.node.reply = c.encode(TWO_CALLS)
         stream = client.responses.create(input="hi", tools=[WEATHER], stream=True)
         events = list(stream)
         assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -66,8 +66,8 @@ def test_calls_are_streamed_as_events_of_their_items() -> None:
         assert len(deltas) > 2 and "".join(deltas) == done.arguments == '{"city": "Ys"}'
         assert events[-1].response.output[2] == second[-1].item
         strict = WEATHER | {"strict": True, "parameters": PARAMETERS | {"required": ["city"]}}
-        with client.responses.stream(model="tiny", input="hi", tools=[strict]) as helped:
-            final = helped.get_final_response()
+        with client.responses.stream(model="tiny", input="hi", tools=[strict]) as response_stream:
+            final = response_stream.get_final_response()
         assert [item.parsed_arguments for item in final.output[1:]] == [
             {"city": "Öl"},
             {"city": "Ys"},
@@ -92,15 +92,15 @@ def test_every_kind_of_tool_choice() -> None:
     with openai_client(tiny(TEMPLATE)) as (c, client):
         for choice, reply in CHOICES:
             c.node.reply = c.encode(reply)
-            made = client.responses.create(
+            response = client.responses.create(
                 input="hi", tools=[WEATHER, NOW], tool_choice=choice, parallel_tool_calls=False
             )
-            [call] = made.output
-            assert (call.name, call.arguments) == ("now", "{}") and made.status == "completed"
+            [call] = response.output
+            assert (call.name, call.arguments) == ("now", "{}") and response.status == "completed"
             assert c.node.requests[-1].sampling.HasField("structured_outputs")
         c.node.reply = c.encode("no")
-        made = client.responses.create(input="hi", tools=[NOW], tool_choice="none")
-        assert made.output_text == "no"
+        response = client.responses.create(input="hi", tools=[NOW], tool_choice="none")
+        assert response.output_text == "no"
 
 
 # The tools of Codex, reduced: it offers web search to every server.
@@ -113,24 +113,24 @@ CODEX: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def called(name: str, **arguments: Any) -> str:
+def call_text(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def test_custom_tools_and_namespaces_are_functions_of_the_prompt() -> None:
     with openai_client(tiny(TEMPLATE), context=2048) as (c, client):
-        c.node.reply = c.encode(called("patch", input="a\nb") + called("agents__now"))
-        asked: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
-        made = client.responses.create(**asked)
-        patch, now = made.output
+        c.node.reply = c.encode(call_text("patch", input="a\nb") + call_text("agents__now"))
+        body: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
+        response = client.responses.create(**body)
+        patch, now = response.output
         assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "a\nb")
         assert (now.type, now.name, now.namespace) == ("function_call", "now", "agents")
-        assert [tool.type for tool in made.tools] == ["web_search", "custom", "namespace"]
-        shown = c.prompt()
+        assert [tool.type for tool in response.tools] == ["web_search", "custom", "namespace"]
+        text = c.prompt()
         for part in ("Lark grammar:\\nstart: two", '"three\\n\\nthe time"', "agents__weather"):
-            assert part in shown
-        assert "web_search" not in shown
-        stream = client.responses.create(**asked, stream=True)
+            assert part in text
+        assert "web_search" not in text
+        stream = client.responses.create(**body, stream=True)
         events = [event for event in stream if getattr(event, "output_index", 1) == 0]
         assert [event.type.removeprefix("response.") for event in events] == [
             "output_item.added", "custom_tool_call_input.delta",
@@ -141,17 +141,21 @@ def test_custom_tools_and_namespaces_are_functions_of_the_prompt() -> None:
             {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "fine"},
             {"type": "function_call_output", "call_id": now.call_id, "output": "noon"},
         ]
-        client.responses.create(**asked | {"input": [*made.output, *results]})
+        client.responses.create(**body | {"input": [*response.output, *results]})
         assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in c.prompt()
         c.node.reply = c.encode('[{"name":"patch","parameters":{"input": """\nx')
         forced = {"type": "custom", "name": "patch"}
-        made = client.responses.create(**asked, tool_choice=forced)
-        assert made.output[0].input == "x"
+        response = client.responses.create(**body, tool_choice=forced)
+        assert response.output[0].input == "x"
 
 
 def test_the_input_of_a_custom_tool_may_be_written_without_its_object() -> None:
-    for written, read in (('{"input":"x"}', "x"), ("x", "x"), ('{"patch":"x"}', '{"patch":"x"}')):
-        assert custom_input(written) == read
+    for output, expected in (
+        ('{"input":"x"}', "x"),
+        ("x", "x"),
+        ('{"patch":"x"}', '{"patch":"x"}'),
+    ):
+        assert custom_input(output) == expected
 
 
 class PortCity(BaseModel):
@@ -161,8 +165,11 @@ class PortCity(BaseModel):
 def test_a_format_constrains_the_text_and_is_parsed() -> None:
     with openai_client() as (c, client):
         c.node.reply = c.encode('{"name":"Ys"}')
-        made = client.responses.parse(model="tiny", input="hi", text_format=PortCity)
-        assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "PortCity"
+        response = client.responses.parse(model="tiny", input="hi", text_format=PortCity)
+        assert (
+            response.output_parsed == PortCity(name="Ys")
+            and response.text.format.name == "PortCity"
+        )
         assert "name" in c.node.requests[-1].sampling.structured_outputs.json
         text: Any = {"format": {"type": "json_object"}}
         client.responses.create(input="hi", text=text)
@@ -172,14 +179,14 @@ def test_a_format_constrains_the_text_and_is_parsed() -> None:
 
 def test_logprobs_of_the_text_are_included() -> None:
     with openai_client() as (c, client):
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2,
         }  # fmt: skip
-        made = client.responses.create(**asked)
-        logprobs = made.output[0].content[0].logprobs
+        response = client.responses.create(**body)
+        logprobs = response.output[0].content[0].logprobs
         assert "".join(entry.token for entry in logprobs) == "hello world"
         assert {len(entry.top_logprobs) for entry in logprobs} == {2}
-        stream = client.responses.create(**asked, stream=True)
+        stream = client.responses.create(**body, stream=True)
         events = list(stream)
         deltas = [event for event in events if event.type == "response.output_text.delta"]
         streamed = [entry.token for event in deltas for entry in event.logprobs]
@@ -193,16 +200,16 @@ def test_reasoning_is_an_item_that_may_go_back() -> None:
     template = TEMPLATE.replace("{{ m.content }}", "{{ m.reasoning_content }}")
     with openai_client(tiny(template), reasoning_parser="qwen3") as (c, client):
         c.node.reply = c.encode("<think>one two</think>three")
-        made = client.responses.create(input="hi", include=["reasoning.encrypted_content"])
-        reasoning, message = made.output
-        assert reasoning.content[0].text == "one two" and made.output_text == "three"
-        assert made.usage.output_tokens_details.reasoning_tokens > 0
-        sent = {
+        response = client.responses.create(input="hi", include=["reasoning.encrypted_content"])
+        reasoning, message = response.output
+        assert reasoning.content[0].text == "one two" and response.output_text == "three"
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        item = {
             "type": "reasoning",
             "summary": [],
             "encrypted_content": reasoning.encrypted_content,
         }
-        client.responses.create(input=[sent, message, {"role": "user", "content": "x"}])
+        client.responses.create(input=[item, message, {"role": "user", "content": "x"}])
         assert "assistant\none two<|end|>" in c.prompt()
         with client.responses.stream(model="tiny", input="hi") as stream:
             kinds = dict.fromkeys([event.type for event in stream])
@@ -220,12 +227,12 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
         turns.append({"role": "user", "content": "last"})
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             client.responses.create(input=turns, max_output_tokens=50)
-        made = client.responses.create(
+        response = client.responses.create(
             input=turns, truncation="auto", max_output_tokens=50, instructions="be brief"
         )
-        shown = c.prompt()
-        assert "be brief" in shown and "last" in shown and "question 8" in shown
-        assert "question 0" not in shown and made.truncation == "auto"
+        text = c.prompt()
+        assert "be brief" in text and "last" in text and "question 8" in text
+        assert "question 0" not in text and response.truncation == "auto"
         room = CONTEXT - 50 - len(c.node.requests[-1].prompt)
         assert 0 <= room < 80  # not one turn more fits
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
@@ -258,22 +265,22 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 def test_errors_name_the_fields_of_this_api() -> None:
     with openai_client() as (c, _):
         for fields, param in WRONG:
-            answer = c.post("/v1/responses", **{"input": "hi", **fields})
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
+            response = c.post("/v1/responses", **{"input": "hi", **fields})
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
             assert error["param"] == param, error
             assert "function.name" not in error["message"]
 
 
 def test_calls_that_the_router_ran_are_calls_and_results_of_one_turn() -> None:
-    ran: dict[str, Any] = {
+    item: dict[str, Any] = {
         "type": "mcp_call", "id": "m", "server_label": "s", "name": "t", "arguments": "{bad",
     }  # fmt: skip
-    read = read_input([ran | {"arguments": "{}", "output": "r"}], set())
+    read = read_input([item | {"arguments": "{}", "output": "r"}], set())
     items: list[dict[str, Any]] = [
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
         *read,
-        ran | {"output": None, "error": {"type": "x"}},
+        item | {"output": None, "error": {"type": "x"}},
         {"type": "message", "role": "assistant", "content": [{"text": "done"}]},
     ]
     first, *results, last = as_messages(items)

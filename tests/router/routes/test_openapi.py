@@ -1,4 +1,4 @@
-"""/openapi.json says what the routes take and answer."""
+"""/openapi.json documents requests and responses of every route."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
     Draft202012Validator({**schema, "components": document["components"]}).validate(value)
 
 
-def answer_schema(
+def response_schema(
     document: dict[str, Any], path: str, method: str, kind: str = "application/json"
 ) -> dict[str, Any]:
     content = document["paths"][path][method]["responses"]["200"]["content"]
@@ -108,17 +108,17 @@ async def test_every_route_is_documented_and_every_documented_route_exists(tmp_p
         assert routes - documented == {("/openapi.json", "get"), ("/web/{path}", "get")}
         assert documented <= routes
         for path, method in documented:
-            answer = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert answer.status_code != 405 and "unknown_url" not in answer.text, path
+            response = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert response.status_code != 405 and "unknown_url" not in response.text, path
 
 
 async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c:
-        given = {"authorization": "Bearer secret"}
-        document = (await c.client.get("/openapi.json", headers=given)).json()
+        headers = {"authorization": "Bearer secret"}
+        document = (await c.client.get("/openapi.json", headers=headers)).json()
         for path, method, operation in operations(document):
-            answer = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert ("security" in operation) == (answer.status_code == 401), path
+            response = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert ("security" in operation) == (response.status_code == 401), path
         assert (await c.client.get("/openapi.json")).status_code == 401
 
 
@@ -164,7 +164,7 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
-async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
+async def test_responses_match_their_schema(tmp_path: Path, reasoning_parser: str) -> None:
     options: dict[str, Any] = {
         "reasoning_parser": reasoning_parser,
         "enable_tokenizer_info_endpoint": True,
@@ -173,23 +173,23 @@ async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) 
     async with cluster(tmp_path, **options) as c:
         document = await document_of(c)
         for path in GETS:
-            schema = answer_schema(document, path.replace("tiny", "{model}"), "get")
+            schema = response_schema(document, path.replace("tiny", "{model}"), "get")
             check(document, schema, (await c.client.get(path)).json())
         for path, body in POSTS:
-            asked = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-            check(document, asked["schema"], body)
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            check(document, answer_schema(document, path, "post"), answer.json())
+            content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+            check(document, content["schema"], body)
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            check(document, response_schema(document, path, "post"), response.json())
 
 
-async def test_labels_are_as_documented(tmp_path: Path) -> None:
+async def test_labels_match_their_schema(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="labels", labels=("no", "yes"))
         document = await document_of(c)
         for path in ("/classify", "/v1/classify"):
-            answer = await c.client.post(path, json={"input": ["a", "hi"]})
-            check(document, answer_schema(document, path, "post"), answer.json())
+            response = await c.client.post(path, json={"input": ["a", "hi"]})
+            check(document, response_schema(document, path, "post"), response.json())
 
 
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -204,7 +204,7 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
 def check_events(document: dict[str, Any], path: str, stream: str) -> int:
     """Check each event of a stream, and its data, which only in the last one need not be JSON.
     Returns their number."""
-    schema = answer_schema(document, path, "post", "text/event-stream")
+    schema = response_schema(document, path, "post", "text/event-stream")
     data = schema["properties"]["data"]
     *last, of_json = data.get("anyOf", (data,))
     events = [
@@ -242,14 +242,14 @@ async def test_the_errors_of_streams_are_as_documented(tmp_path: Path) -> None:
             assert check_events(document, path, stream.text) > 1, path
 
 
-async def test_errors_are_as_documented(tmp_path: Path) -> None:
+async def test_errors_match_their_schema(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         document = await document_of(c)
         for path, _ in POSTS:
-            answer = await c.client.post(path, json={"model": 5})
-            assert answer.status_code == 400
+            response = await c.client.post(path, json={"model": 5})
+            assert response.status_code == 400
             default = document["paths"][path]["post"]["responses"]["default"]
-            check(document, default["content"]["application/json"]["schema"], answer.json())
+            check(document, default["content"]["application/json"]["schema"], response.json())
 
 
 # -- fields of requests ---------------------------------------------------------------------------
@@ -261,7 +261,7 @@ BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/messages", MessagesRequest, {**MESSAGE, "tool_choice": {"type": "auto"}}),
 )
 # Values that a field takes, where its schema's default is none, and what they need beside them.
-TAKEN: dict[str, Any] = {
+EXAMPLES: dict[str, Any] = {
     "include_reasoning": True,
     "max_completion_tokens": 5,
     "best_of": 1,
@@ -295,7 +295,7 @@ def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("path", "model", "valid"), BODIES)
-def test_documented_fields_are_taken_and_no_others(
+def test_only_documented_fields_are_accepted(
     path: str, model: type[BodyModel], valid: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     allowed: dict[str, Any] = {"reasoning_parser": "qwen3", "trust_request_chat_template": True}
@@ -305,7 +305,7 @@ def test_documented_fields_are_taken_and_no_others(
         for name, schema in fields.items():
             if name == "previous_response_id":
                 continue  # there is none
-            value = valid.get(name, TAKEN.get(name, example(schema, document)))
+            value = valid.get(name, EXAMPLES.get(name, example(schema, document)))
             if name == "model":
                 value = "tiny"
             beside: dict[str, Any] = {"stream": True} if name == "stream_options" else {}
@@ -337,7 +337,7 @@ def test_documented_ranges_are_those_that_hold(
         if side in kind
     ]
     assert len(limits) > 4
-    # 0 tokens may be asked for with the prompt's echo.
+    # 'max_tokens' may be 0 with 'echo'.
     valid = {**valid, "echo": True} if path == "/v1/completions" else valid
     with InProcessResponses() as c:
         for name, side, limit, step in limits:

@@ -25,9 +25,9 @@ async def hold(c: Cluster) -> asyncio.Task[Any]:
         await asyncio.Event().wait()
 
     c.node.script = never
-    asking = asyncio.create_task(c.complete("x"))
+    task = asyncio.create_task(c.complete("x"))
     await until(lambda: c.node.active == 1)
-    return asking
+    return task
 
 
 async def test_the_names_of_probes(tmp_path: Path) -> None:
@@ -47,13 +47,13 @@ async def test_the_names_of_probes(tmp_path: Path) -> None:
 
 async def test_details_and_load(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        asking = await hold(c)
+        task = await hold(c)
         details = (await c.client.get("/health/details")).json()
         assert details.pop("uptime_seconds") >= 0 and details.pop("version")
         nodes = {"decode/ready": 1}
         assert details == {"status": "ready", "model": "tiny", "requests": 1, "nodes": nodes}
         assert (await c.client.get("/load")).json() == {"server_load": 1}
-        asking.cancel()
+        task.cancel()
         await until(lambda: c.router.app.handler.active == 0)
         c.router.app.services.draining = True
         assert (await c.client.get("/health/details")).json()["status"] == "draining"
@@ -129,8 +129,8 @@ async def test_an_invocation_is_a_chat_or_a_completion(tmp_path: Path, stream: b
             assert json.loads(first)["object"].removesuffix(".chunk") == kind
         bad: tuple[Any, ...] = ({"stream": stream}, [], {"prompt": "x", "n": 0})
         for wrong in bad:
-            refused = await c.client.post("/invocations", json=wrong)
-            assert refused.status_code == 400 and refused.json()["error"]["message"]
+            rejection = await c.client.post("/invocations", json=wrong)
+            assert rejection.status_code == 400 and rejection.json()["error"]["message"]
 
 
 async def test_nodes_are_listed_drained_and_switched(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ async def test_nodes_are_listed_drained_and_switched(tmp_path: Path) -> None:
             response = await c.client.post(f"/admin/nodes/{path}", headers=ROOT, **fields)
             return response.status_code, response.json()
 
-        listed = (await c.client.get("/admin/nodes", headers=ROOT)).json()
-        assert [node["node_id"] for node in listed["nodes"]] == ["decode-0", "decode-1"]
-        assert listed["absent"] == []
+        nodes = (await c.client.get("/admin/nodes", headers=ROOT)).json()
+        assert [node["node_id"] for node in nodes["nodes"]] == ["decode-0", "decode-1"]
+        assert nodes["absent"] == []
         assert (await post("decode-0/drain"))[0] == 200
         node = c.router.nodes.find("decode-0")
         assert node is not None and node.to_drain and node.drain_seconds is None

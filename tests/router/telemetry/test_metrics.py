@@ -216,14 +216,14 @@ async def test_a_request_waits_while_nodes_say_so_and_runs_with_its_first_token(
             c.router.metrics.render().decode()
         ), "before the first request"
         c.node.script = script
-        asking = [asyncio.create_task(c.complete("x")) for _ in range(3)]
+        requests = [asyncio.create_task(c.complete("x")) for _ in range(3)]
         await until(lambda: c.node.active == 3)
         assert states() == (3, 0), "all are being prefilled"
         c.load = pb.Load(waiting=2)
         await until(lambda: states() == (1, 2))
         talks.set()
         await until(lambda: states() == (3, 0))
-        for each in asking:
+        for each in requests:
             each.cancel()
         await until(lambda: states() == (0, 0))
         assert not c.router.metrics.unstarted.total()

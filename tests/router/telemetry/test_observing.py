@@ -30,8 +30,8 @@ async def test_metrics_have_a_port_of_their_own_without_a_key(tmp_path: Path) ->
         text = await page(f"http://127.0.0.1:{c.router.metrics_port}/metrics")
         assert text.status_code == 200 and "tandem_nodes{" in text.text
         headers = {"authorization": "Bearer secret"}
-        refused = await c.client.get("/metrics", headers=headers)
-        assert refused.status_code == 404 and "--metrics-port" in refused.text
+        response = await c.client.get("/metrics", headers=headers)
+        assert response.status_code == 404 and "--metrics-port" in response.text
         ready = await page(f"http://127.0.0.1:{c.router.metrics_port}/ready")
         assert ready.status_code == 200
 
@@ -39,13 +39,13 @@ async def test_metrics_have_a_port_of_their_own_without_a_key(tmp_path: Path) ->
 async def test_without_a_port_of_their_own_a_key_hides_them(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c:
         for headers in ({}, {"authorization": "Bearer secret"}):
-            refused = await c.client.get("/metrics", headers=headers)
-            assert refused.status_code == 404 and "--metrics-port" in refused.text
+            response = await c.client.get("/metrics", headers=headers)
+            assert response.status_code == 404 and "--metrics-port" in response.text
     async with cluster(tmp_path) as c:
         assert (await c.client.get("/metrics")).status_code == 200
 
 
-async def test_a_taken_metrics_port_is_named(tmp_path: Path) -> None:
+async def test_a_metrics_port_in_use_is_named(tmp_path: Path) -> None:
     async with cluster(tmp_path, metrics_port=0) as c:
         options = RouterOptions(port=0, registry_port=0, metrics_port=c.router.metrics_port)
         with pytest.raises(StartupError, match="--metrics-port"):

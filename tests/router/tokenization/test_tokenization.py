@@ -27,8 +27,8 @@ def test_a_text(c: InProcess) -> None:
         "tokens": tokens,
         "token_strs": None,
     }
-    named = c.post("/tokenize", prompt="hello world", return_token_strs=True).json()
-    assert named["token_strs"] == ["hello", "Ġworld"]
+    token_body = c.post("/tokenize", prompt="hello world", return_token_strs=True).json()
+    assert token_body["token_strs"] == ["hello", "Ġworld"]
     empty = c.post("/tokenize", prompt="").json()
     assert (empty["count"], empty["tokens"]) == (0, [])
 
@@ -54,7 +54,7 @@ def test_tokens_become_text_again(c: InProcess) -> None:
     assert "320 is out of vocabulary; the model's token ids are 0 to 319" in error["message"]
 
 
-def test_a_text_as_llama_cpp_asks_for_it(c: InProcess) -> None:
+def test_the_request_format_of_llama_cpp_is_accepted(c: InProcess) -> None:
     def tokens(content: str, **fields: Any) -> Any:
         response = c.post("/tokenize", content=content, **fields)
         return response.json()["tokens"] if response.status_code == 200 else response.status_code
@@ -74,8 +74,8 @@ def test_a_text_as_llama_cpp_asks_for_it(c: InProcess) -> None:
 
 
 def test_a_text_longer_than_the_context_is_counted(c: InProcess) -> None:
-    counted = c.post("/tokenize", prompt=" world" * (CONTEXT + 1)).json()
-    assert counted["count"] > counted["max_model_len"]
+    count = c.post("/tokenize", prompt=" world" * (CONTEXT + 1)).json()
+    assert count["count"] > count["max_model_len"]
     far = c.post("/tokenize", prompt=" world" * (40 * CONTEXT))
     assert (far.status_code, far.json()["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -122,14 +122,14 @@ def test_invalid_bodies_name_their_field(c: InProcess) -> None:
 
 async def test_a_long_text_does_not_hold_the_loop(tmp_path: Path) -> None:
     async with cluster(tmp_path, context=100_000) as c:
-        asked = {"prompt": " world" * 90_000, "return_token_strs": True}
-        answer = await held_briefly(
-            lambda: httpx.post(f"{c.url}/tokenize", json=asked, timeout=60, verify=False)
+        body = {"prompt": " world" * 90_000, "return_token_strs": True}
+        response = await held_briefly(
+            lambda: httpx.post(f"{c.url}/tokenize", json=body, timeout=60, verify=False)
         )
-        assert answer.json()["count"] == 90_000
+        assert response.json()["count"] == 90_000
 
 
-async def test_requests_are_counted_and_answers_are_bounded(tmp_path: Path) -> None:
+async def test_requests_are_counted_and_responses_are_bounded(tmp_path: Path) -> None:
     async with cluster(tmp_path, max_concurrent_requests=0) as c:
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
     async with cluster(tmp_path, max_held_response_bytes=20) as c:

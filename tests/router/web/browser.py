@@ -29,9 +29,9 @@ def playwright() -> Any:
 @asynccontextmanager
 async def browser() -> AsyncIterator[Any]:
     """A running chromium."""
-    async with playwright().async_playwright() as started:
+    async with playwright().async_playwright() as driver:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        chromium = await started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
         try:
             yield chromium
         finally:
@@ -80,12 +80,12 @@ class Tab:
         await self.page.fill("#message", text)
         await self.page.press("#message", "Enter")
 
-    async def ask(self, text: str) -> str:
-        """Send a message. Returns the text of the answer at its end."""
+    async def send_and_read(self, text: str) -> str:
+        """Send a message. Returns the complete reply."""
         await self.send(text)
-        return await self.answer()
+        return await self.reply()
 
-    async def answer(self) -> str:
+    async def reply(self) -> str:
         last = "article.assistant:last-child:not(.running)"
         await self.page.wait_for_selector(f"{last} .figures, {last} .error")
         assert await self.page.locator(f"{last} .error").all_inner_texts() == []

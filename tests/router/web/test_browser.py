@@ -16,42 +16,40 @@ from tandem.tests.router.web.scripts import goes_on
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_chat_is_edited_answered_again_and_still_there_after_a_reload(
-    t: Tab, c: Cluster
-) -> None:
-    assert await t.ask("first question") == "hello world"
+async def test_a_chat_is_edited_regenerated_and_restored_after_a_reload(t: Tab, c: Cluster) -> None:
+    assert await t.send_and_read("first question") == "hello world"
     figures = await t.page.inner_text(".figures")
     assert "first token" in figures and "tokens" in figures
     says(c, "another answer")
     await t.click("[aria-label='Answer again']")
     await t.has(".versions:has-text('2/2')")
-    assert await t.answer() == "another answer"
+    assert await t.reply() == "another answer"
     await t.click("[aria-label='Version before']")
-    assert await t.answer() == "hello world"
+    assert await t.reply() == "hello world"
     await t.page.press("#message", "ArrowUp")
     assert await t.page.input_value("#message") == "first question"
-    await t.ask("second question")
+    await t.send_and_read("second question")
     await t.page.reload()
-    assert await t.answer() == "another answer"
+    assert await t.reply() == "another answer"
     assert await t.page.inner_text(".bubble") == "second question"
     await t.click("article.user [aria-label='Version before']")
     assert await t.page.inner_text(".bubble") == "first question"
-    assert await t.answer() == "hello world"
+    assert await t.reply() == "hello world"
     prompts = [len(request.prompt) for request in c.node.requests]
     assert prompts[0] == prompts[1], "an answer is no part of the prompt of its sibling"
 
 
-async def test_an_answer_is_stopped_and_what_has_come_stays(t: Tab, c: Cluster) -> None:
+async def test_a_stopped_reply_keeps_its_partial_text(t: Tab, c: Cluster) -> None:
     goes_on(c, asyncio.Event())
     await t.send("go on")
     await t.has("article.running .markdown:has-text('goes on')")
     await t.page.keyboard.press("Escape")
     await t.has("article:not(.running) .note:has-text('Stopped')")
-    assert "it goes on" in await t.answer()
+    assert "it goes on" in await t.reply()
     await until(lambda: c.node.active == 0)
 
 
-async def test_an_answer_goes_on_while_another_chat_is_shown(t: Tab, c: Cluster) -> None:
+async def test_a_reply_continues_while_another_chat_is_open(t: Tab, c: Cluster) -> None:
     end = asyncio.Event()
     goes_on(c, end)
     await t.send("one")
@@ -71,14 +69,14 @@ async def test_an_answer_goes_on_while_another_chat_is_shown(t: Tab, c: Cluster)
     end.set()
     await t.has(".chats li:has-text('two') .mark:not(.running)")
     await t.click(".chats .title:has-text('two')")
-    assert await t.answer() == "it goes on to the end"
+    assert await t.reply() == "it goes on to the end"
     assert await t.page.input_value("#message") == "a draft"
     await t.page.wait_for_selector(".mark", state="detached")
     await t.page.reload()
-    assert await t.answer() == "it goes on to the end", "it is kept"
+    assert await t.reply() == "it goes on to the end", "it is kept"
 
 
-async def test_answers_at_once_are_bounded(t: Tab, c: Cluster) -> None:
+async def test_concurrent_replies_are_bounded(t: Tab, c: Cluster) -> None:
     goes_on(c, asyncio.Event())
     for text in ("one", "two", "three"):
         await t.page.keyboard.press("Control+Shift+O")
@@ -100,9 +98,7 @@ async def test_answers_at_once_are_bounded(t: Tab, c: Cluster) -> None:
     await t.has("article.user:has-text('four') + article.running")
 
 
-async def test_a_chat_that_is_deleted_while_it_is_answered_does_not_come_back(
-    t: Tab, c: Cluster
-) -> None:
+async def test_a_chat_deleted_during_its_reply_does_not_come_back(t: Tab, c: Cluster) -> None:
     goes_on(c, asyncio.Event())
     await t.send("gone")
     await t.has("article.running .markdown:has-text('goes on')")
@@ -117,7 +113,7 @@ async def test_a_chat_that_is_deleted_while_it_is_answered_does_not_come_back(
     assert await t.page.locator(".chats .title").count() == 0
 
 
-async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Cluster) -> None:
+async def test_a_reply_cut_off_by_a_closed_page_is_marked(t: Tab, c: Cluster) -> None:
     goes_on(c, asyncio.Event())
     await t.send("go on")
     await t.has("article.running .markdown:has-text('goes on')")
@@ -126,7 +122,7 @@ async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Clust
     c.node.script = None
     await t.click("[aria-label='Answer again']")
     await t.has(".versions:has-text('2/2')")
-    assert await t.answer() == "hello world"
+    assert await t.reply() == "hello world"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +146,7 @@ async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, expect
     await t.send("hi")
     await t.has(f".error:has-text('{expected}')")
     await t.click(".error button:enabled")
-    assert await t.answer() == "hello world"
+    assert await t.reply() == "hello world"
     assert await t.page.locator("article.assistant").count() == 1
     goes_on(c, asyncio.Event())
     failed.clear()
@@ -159,13 +155,13 @@ async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, expect
     await t.has("article.assistant.running .markdown:has-text('goes on')")
 
 
-async def test_an_answer_that_ended_early_is_continued(t: Tab, c: Cluster) -> None:
+async def test_a_reply_that_ended_early_is_continued(t: Tab, c: Cluster) -> None:
     goes_on(c, asyncio.Event())
     await t.send("go on")
     await t.has("article.running .markdown:has-text('goes on')")
     await t.page.keyboard.press("Escape")
     await t.has(".note:has-text('Stopped')")
-    before = await t.answer()
+    before = await t.reply()
     c.node.script = None
     says(c, " and on")
     await t.click("button:has-text('Continue')")
@@ -175,7 +171,7 @@ async def test_an_answer_that_ended_early_is_continued(t: Tab, c: Cluster) -> No
 
 
 @pytest.mark.parametrize("reason", ["length", ""])
-async def test_an_answer_that_was_cut_off_is_continued(t: Tab, reason: str) -> None:
+async def test_a_reply_that_was_cut_off_is_continued(t: Tab, reason: str) -> None:
     bodies: list[Any] = []
 
     async def cut(route: Any) -> None:
@@ -208,7 +204,7 @@ async def test_a_chat_longer_than_the_context_goes_on_without_its_oldest_message
         assert await t.page.locator(".shortened").count() == 0
         await t.click("button:has-text('Answer without the oldest messages')")
         await t.has(".shortened")
-        assert await t.answer() == "hello world"
+        assert await t.reply() == "hello world"
         assert await t.page.locator("article").count() == 8, "nothing is gone from the chat"
         await t.has("article:has-text('hello') ~ .shortened ~ article.user:has-text('message 3')")
         assert len(c.node.requests) == 4 and len(c.node.requests[-1].prompt) < 256
@@ -245,7 +241,7 @@ async def test_text_files_are_attached_and_no_others(t: Tab, tmp_path: Path) -> 
     assert await t.page.evaluate(drop, "header")
     await t.has(".attached li:has-text('dropped.txt')")
     bodies = await streams(t, "chat/completions", [{"content": "read"}])
-    assert await t.ask("what is this?") == "read"
+    assert await t.send_and_read("what is this?") == "read"
     [message] = bodies[0]["messages"]
     assert message["content"] == (
         "what is this?\n\nnotes.txt:\n````\none\n```two```\n\n````\n\n"
@@ -314,7 +310,7 @@ async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
     await t.page.keyboard.press("Escape")
     await t.page.select_option("#model", "other")
     before = len(c.encode("be brief"))
-    await t.ask("hi")
+    await t.send_and_read("hi")
     assert (await t.page.get_attribute(".figures", "title") or "").startswith("other: ")
     sampling = c.node.requests[-1].sampling
     assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (7, 5, 3)
@@ -360,11 +356,11 @@ FILES = """async files => {
 
 async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> None:
     call = {"id": "c", "name": "f", "text": "{}"}
-    ran = call | {"server": "s", "output": "o", "failed": False, "approval": "a"}
+    mcp_call = call | {"server": "s", "output": "o", "failed": False, "approval": "a"}
     user = {"role": "user", "text": "hi", "files": [{"name": "n", "text": "t"}]}
     amounts = ("first", "total", "rate", "tokens", "prompt", "cached", "remote")
     stats = dict.fromkeys(amounts, 2) | {"prefill": "p", "decode": "d"}
-    response = {"role": "assistant", "text": "", "reasoning": "r", "calls": [call], "ran": [ran],
+    reply = {"role": "assistant", "text": "", "reasoning": "r", "calls": [call], "ran": [mcp_call],
               "approvals": [call | {"server": "s"}], "stats": stats}  # fmt: skip
     result = {"role": "tool", "text": "x", "name": "f", "callId": "c"}
     decision = {
@@ -373,7 +369,7 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
         "decisions": [call | {"server": "s", "approve": True}],
     }
     places = [("1", ""), ("2", "1"), ("3", "2"), ("4", "2")]
-    all_messages: list[dict[str, Any]] = [user, response, result, decision]
+    all_messages: list[dict[str, Any]] = [user, reply, result, decision]
     messages = {
         f"m{id}": {"id": f"m{id}", "parent": f"m{parent}" if parent else "", "other": 1} | message
         for (id, parent), message in zip(places, all_messages, strict=True)
@@ -404,9 +400,9 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
 async def test_chats_are_found_renamed_exported_deleted_and_imported(
     t: Tab, tmp_path: Path
 ) -> None:
-    await t.ask("about apples")
+    await t.send_and_read("about apples")
     await t.page.keyboard.press("Control+Shift+O")
-    await t.ask("about pears")
+    await t.send_and_read("about pears")
     await t.has(".chats li:has-text('pears') + li:has-text('apples')")
     await t.page.keyboard.press("Control+k")
     await t.page.keyboard.type("apples")
@@ -444,7 +440,7 @@ async def test_a_long_chat_shows_its_end_and_more_on_demand(t: Tab, tmp_path: Pa
     await t.has("article:last-child:has-text('message 129')")
     assert await t.page.locator("article").count() == 50
     await streams(t, "chat/completions", [{"content": "the answer"}])  # too long for the model
-    assert await t.ask("one more") == "the answer"
+    assert await t.send_and_read("one more") == "the answer"
     assert await t.page.locator("article").count() == 52
     before = t.page.locator("article:has-text('message 80')")
     place = (await before.bounding_box())["y"]
@@ -456,7 +452,7 @@ async def test_a_long_chat_shows_its_end_and_more_on_demand(t: Tab, tmp_path: Pa
     await t.page.wait_for_selector(".earlier", state="hidden")
 
 
-async def test_a_key_is_asked_for(chromium: Any, tmp_path: Path) -> None:
+async def test_the_page_requests_an_api_key(chromium: Any, tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c, tab(chromium, c) as t:
         await t.page.goto(c.url)
         await t.page.fill("dialog input[type=password]", "wrong")
@@ -468,4 +464,4 @@ async def test_a_key_is_asked_for(chromium: Any, tmp_path: Path) -> None:
         await t.page.fill("dialog input[type=password]", "secret")
         await t.page.keyboard.press("Enter")
         await t.has("#model:enabled")
-        assert await t.ask("hi") == "hello world"
+        assert await t.send_and_read("hi") == "hello world"

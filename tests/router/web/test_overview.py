@@ -43,9 +43,9 @@ async def test_nodes_have_their_load_and_state() -> None:
     assert (first.requests, first.prompt_tokens, first.generated_tokens) == (3, 7, 9)
     assert overview_now.now() is first, "pages share it for a moment"
     now[0] = 5.0
-    named = nodes.find("p")
-    assert named is not None
-    named.drain()
+    prefill_node = nodes.find("p")
+    assert prefill_node is not None
+    prefill_node.drain()
     nodes.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_DECODE, reason="fell silent"))
     later = overview_now.now()
     assert [node.state for node in later.nodes] == ["draining", "late"]
@@ -94,14 +94,14 @@ async def test_a_request_moves_from_its_prefill_node_to_its_decode_node(tmp_path
     async with cluster(tmp_path) as c:
         await c.add("prefill-0", role=pb.ROLE_PREFILL)
         c.node.script = handed_over
-        asking = asyncio.create_task(c.complete("a prompt"))
+        task = asyncio.create_task(c.complete("a prompt"))
         await until(lambda: c.node.active == 1)
         [moving] = (await c.client.get("/cluster/state")).json()["prefills"]
         tokens = len(c.encode("a prompt"))
         assert (moving["prefill_node"], moving["decode_node"]) == ("prefill-0", "decode-0")
         assert moving["tokens"] == tokens and moving["ended_seconds_ago"] is None
         computed.set()
-        assert (await asking).status_code == 200
+        assert (await task).status_code == 200
         prefills = c.router.nodes.prefills
         assert prefills.prompts_moved == 1 and prefills.tokens_moved == tokens - 1
         assert list(prefills.running()) == []

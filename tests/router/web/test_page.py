@@ -110,5 +110,5 @@ async def test_the_page_needs_no_key_and_its_data_does(tmp_path: Path) -> None:
         assert (await c.client.get("/cluster/state", headers=headers)).status_code == 200
         for path in ("/cluster", "/web/main.js"):
             assert (await c.client.get(path)).status_code == 200
-        counted = c.router.app.services.usage.all()
-        assert not any(counts.requests for counts in counted.values()), "none of these is counted"
+        key_usage = c.router.app.services.usage.all()
+        assert not any(counts.requests for counts in key_usage.values()), "none of these is counted"

@@ -26,6 +26,6 @@ async def test_a_call_runs_once_it_is_allowed(chromium: Any, tmp_path: Path) -> 
         await t.has(f"[aria-label='Allow {REAL}: add']")
         assert len(replies) == 1, "nothing runs before the decision"
         await t.click(f"[aria-label='Allow {REAL}: add']")
-        assert await t.answer() == "It is five."
+        assert await t.reply() == "It is five."
         await t.click(f".call summary:has-text('Ran {REAL}: add')")
         await t.has(".call pre:has-text('5')")

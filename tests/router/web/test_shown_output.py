@@ -42,7 +42,7 @@ def answer(): return 42
 
 async def test_markdown_is_shown(t: Tab, c: Cluster) -> None:
     says(c, RICH)
-    await t.ask("show me")
+    await t.send_and_read("show me")
     for selector in ("h2", "strong", "em", "math msup", "figure .hl-keyword", "td.to-right",
                      "li li", "figcaption button"):  # fmt: skip
         await t.has(f".markdown {selector}")
@@ -63,7 +63,7 @@ async def test_on_a_phone_numbers_are_whole_and_icons_in_their_buttons(
     says(c, WIDE)
     async with tab(chromium, c, viewport={"width": 390, "height": 844}) as t:
         await t.load()
-        await t.ask("show me")
+        await t.send_and_read("show me")
         heights = "[...document.querySelectorAll('td, th')].map(e => e.offsetHeight)"
         assert max(await t.page.evaluate(heights)) < 50, "a number or a word is broken"
         assert await t.page.evaluate(OUTSIDE) == []
@@ -74,7 +74,7 @@ async def test_on_a_phone_numbers_are_whole_and_icons_in_their_buttons(
 
 async def test_hostile_output_stays_text(t: Tab, c: Cluster) -> None:
     says(c, HOSTILE)
-    text = await t.ask("attack")
+    text = await t.send_and_read("attack")
     assert "<img src=x" in text and "<iframe" in text
     count = "document.querySelectorAll('.log :is(img, script, iframe, style, object, form)').length"
     assert await t.page.evaluate(count) == 0
@@ -109,8 +109,8 @@ async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
                          "function": {"name": "weather", "arguments": '{"city": '}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]},
     ]  # fmt: skip
-    ran = {"server_label": "clock", "name": "now", "arguments": "{}", "output": "noon"}
-    deltas.append({"mcp_calls": [{"type": "mcp_call", "id": "m1", "error": None} | ran]})
+    result = {"server_label": "clock", "name": "now", "arguments": "{}", "output": "noon"}
+    deltas.append({"mcp_calls": [{"type": "mcp_call", "id": "m1", "error": None} | result]})
     events = [
         {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
     ]
@@ -151,9 +151,9 @@ async def test_calls_of_mcp_servers_wait_for_an_approval(t: Tab) -> None:
         {"type": "mcp_approval_request", "id": f"a-{name}", "name": name} | names
         for name in ("list", "delete")
     ]
-    ran = {"type": "mcp_call", "id": "m1", "name": "list", "output": "a.txt", "error": None}
-    ran |= names | {"approval_request_id": "a-list"}
-    done = [{"type": "response.output_item.done", "item": item} for item in (*calls, ran)]
+    result = {"type": "mcp_call", "id": "m1", "name": "list", "output": "a.txt", "error": None}
+    result |= names | {"approval_request_id": "a-list"}
+    done = [{"type": "response.output_item.done", "item": item} for item in (*calls, result)]
     usage = {"input_tokens": 3, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 1}}
     last = {"type": "response.completed", "response": {"status": "completed", "usage": usage}}
     text = {"type": "response.output_text.delta", "delta": "One file."}
@@ -166,13 +166,13 @@ async def test_calls_of_mcp_servers_wait_for_an_approval(t: Tab) -> None:
     await t.click("[aria-label='Allow files: list']")
     assert len(requests) == 1, "each call needs a decision"
     await t.click("[aria-label='Deny files: delete']")
-    assert await t.answer() == "One file."
+    assert await t.reply() == "One file."
     await t.has(".note:has-text('Allowed files: list; Denied files: delete')")
     await t.has(".call summary:has-text('Ran files: list')")
     assert requests[0]["tools"][0]["require_approval"] == "always" and requests[0]["store"] is False
     decisions = {item["approval_request_id"]: item["approve"] for item in requests[1]["input"][3:]}
     assert decisions == {"a-list": True, "a-delete": False}
-    await t.ask("thanks")
+    await t.send_and_read("thanks")
     kinds = [item["type"].removeprefix("mcp_") for item in requests[2]["input"]]
     assert kinds == ["message", *["approval_request"] * 2, *["approval_response"] * 2, "call",
                      "message", "message"]  # fmt: skip
@@ -184,7 +184,7 @@ async def test_axe_finds_nothing(chromium: Any, c: Cluster) -> None:
     for scheme in ("light", "dark"):
         async with tab(chromium, c, color_scheme=scheme) as t:
             await t.load()
-            await t.ask("show me")
+            await t.send_and_read("show me")
             for path in ("", "Control+,", "?"):
                 await t.page.keyboard.press("Escape")
                 if path:

@@ -31,7 +31,7 @@ async def t(chromium: Any, c: Cluster) -> AsyncIterator[Tab]:
         yield t
 
 
-async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c: Cluster) -> None:
+async def test_a_reply_is_followed_stopped_and_ended_in_another_tab(t: Tab, c: Cluster) -> None:
     end = asyncio.Event()
     goes_on(c, end)
     await t.send("one")
@@ -42,7 +42,7 @@ async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c:
     await other.has("article.running .markdown:has-text('goes on')")
     await other.has(".chats .mark.running")
     end.set()
-    assert await other.answer() == "it goes on to the end"
+    assert await other.reply() == "it goes on to the end"
     await other.page.wait_for_selector(".mark", state="detached")
     assert await other.page.locator(".note:has-text('Incomplete')").count() == 0
     goes_on(c, asyncio.Event())
@@ -54,7 +54,7 @@ async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c:
         await each.has("article:not(.running) .note:has-text('Stopped')")
 
 
-async def test_what_a_closed_tab_was_writing_is_kept_and_said_to_be_incomplete(
+async def test_the_partial_reply_of_a_closed_tab_is_kept_and_marked_incomplete(
     t: Tab, c: Cluster
 ) -> None:
     goes_on(c, asyncio.Event())
@@ -70,7 +70,7 @@ async def test_what_a_closed_tab_was_writing_is_kept_and_said_to_be_incomplete(
 
 
 async def test_messages_of_two_tabs_in_one_chat_are_all_kept(t: Tab, c: Cluster) -> None:
-    await t.ask("begin")
+    await t.send_and_read("begin")
     other = await t.beside()
     await other.click(".chats .title:has-text('begin')")
     end = asyncio.Event()
@@ -80,23 +80,23 @@ async def test_messages_of_two_tabs_in_one_chat_are_all_kept(t: Tab, c: Cluster)
     await other.page.press("#message", "ArrowUp")  # another version
     assert await other.page.input_value("#message") == "of the first tab"
     c.node.script = None
-    await other.ask("of the second tab")
+    await other.send_and_read("of the second tab")
     end.set()
     for each in (t, other):
         await each.has(".bubble:has-text('of the second tab')")
         await each.click("article.user:has-text('second') [aria-label='Version before']")
-        assert await each.answer() == "it goes on to the end"
+        assert await each.reply() == "it goes on to the end"
 
 
 async def test_a_chat_that_another_tab_deletes_or_renames(t: Tab, c: Cluster) -> None:
-    await t.ask("first name")
+    await t.send_and_read("first name")
     other = await t.beside()
     await other.click(".chats .title:has-text('first name')")
     await t.menu("Rename")
     await t.page.fill("dialog input", "Second name")
     await t.page.keyboard.press("Enter")
     await other.has(".chats .title:has-text('Second name')")
-    await other.ask("more")
+    await other.send_and_read("more")
     await t.has(".bubble:has-text('more')")
     await t.has(".chats .title:has-text('Second name')")
     await t.menu("Delete")
