@@ -63,7 +63,7 @@ class Greeted:
 
 
 @FEWER
-@given(changed(HELLO, most=2) | st.builds(_at, st.text(max_size=20)))
+@given(changed(HELLO, max_changes=2) | st.builds(_at, st.text(max_size=20)))
 @example(_at("tcp://["))
 @example(_at("tcp://*:x"))
 @example(_at("tcp://*:99999"))
@@ -140,7 +140,7 @@ def _generate(**changes: Any) -> pb.GenerateRequest:
 
 @st.composite
 def requests(draw: st.DrawFn) -> pb.GenerateRequest:
-    request = draw(changed(GENERATE, most=1))
+    request = draw(changed(GENERATE, max_changes=1))
     request.sampling.CopyFrom(draw(changed(GENERATE.sampling)))
     return request
 

@@ -162,7 +162,7 @@ def attention(
     **params: Any,
 ) -> Case:
     """Attention of a decoding row."""
-    given = AttentionParams(dim**-0.5, **params)
+    attention_params = AttentionParams(dim**-0.5, **params)
 
     def launch() -> None:
         cache = torch.empty(kv_heads, 64, dim, dtype=cache_dtype, device=META)
@@ -171,10 +171,12 @@ def attention(
         q = torch.empty(1, heads, dim, dtype=q_dtype, device=META)
         decodes = decode_metadata([SequenceMetadata(slice(0, 1), 40, [0, 1, 2], 16)], META)
         assert decodes is not None
-        sinks = torch.empty(heads, device=META) if given.sinks else None
-        paged_decode.paged_decode(q, kv, kv, decodes, given, torch.empty_like(q), sinks)
+        sinks = torch.empty(heads, device=META) if attention_params.sinks else None
+        paged_decode.paged_decode(q, kv, kv, decodes, attention_params, torch.empty_like(q), sinks)
 
-    constants, _ = paged_decode.constants(q_dtype, cache_dtype, heads, kv_heads, dim, given, 16)
+    constants, _ = paged_decode.constants(
+        q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16
+    )
     token = dim * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     kinds = [_short(q_dtype), _short(cache_dtype), *(f"{name}" for name in params)]
     return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
@@ -212,17 +214,17 @@ def experts(kind: BlockFormat | None, rows: int) -> Case:
         moved = {"_multiply_plain": 2.0 * outputs * inputs}
 
     def launch() -> None:
-        chosen = torch.empty(rows, 2, dtype=torch.int64, device=META)
-        plan = row_blocks(chosen, 3, grouped_product.ROWS)
+        expert_ids = torch.empty(rows, 2, dtype=torch.int64, device=META)
+        plan = row_blocks(expert_ids, 3, grouped_product.ROWS)
         assert plan.rows == rows
         x = torch.empty(rows, 2048, dtype=bf16, device=META)
         if weight is None:
             stacked = torch.empty(3, 64, 2048, dtype=bf16, device=META)
-            found = grouped_product.multiply_experts(x, stacked, plan)
+            products = grouped_product.multiply_experts(x, stacked, plan)
         else:
-            found = quantized_linear.multiply_grouped(x, stack_packed([weight] * 3, 3), plan)
+            products = quantized_linear.multiply_grouped(x, stack_packed([weight] * 3, 3), plan)
         shares = torch.empty(rows, 2, device=META)
-        grouped_product.add_weighted(found, shares, plan, torch.empty_like(x[:, :64]))
+        grouped_product.add_weighted(products, shares, plan, torch.empty_like(x[:, :64]))
 
     name = "experts" if kind is None else f"experts {kind.name}"
     return Case(f"{name} bf16 {rows}", launch, moved)
@@ -232,8 +234,8 @@ def plan(count: int) -> Case:
     """The plan of rows for so many experts."""
 
     def launch() -> None:
-        chosen = torch.empty(64, 8, dtype=torch.int64, device=META)
-        row_plan.plan_rows(chosen, count, grouped_product.ROWS)
+        expert_ids = torch.empty(64, 8, dtype=torch.int64, device=META)
+        row_plan.plan_rows(expert_ids, count, grouped_product.ROWS)
 
     return Case(f"{count} experts", launch, {})
 
@@ -254,23 +256,23 @@ def _weight(kind: BlockFormat) -> PackedCodes:
 def _distinct_formats() -> Iterable[BlockFormat]:
     """A format for each kernel that one of them needs."""
     others = group_format("e4m3", 8, 128, "F32"), group_format("int", 4, 128, "F16", "zero")
-    found: dict[tuple[object, ...], BlockFormat] = {}
+    formats: dict[tuple[object, ...], BlockFormat] = {}
     for kind in (*BLOCK_FORMATS.values(), *others):
         if takes(kind):
             constants = quantized_linear.constants(_weight(kind), 1)
             constants["ZERO"] = None  # the number that is subtracted makes no other instructions
-            found.setdefault(tuple(constants.values()), kind)
-    return found.values()
+            formats.setdefault(tuple(constants.values()), kind)
+    return formats.values()
 
 
 def copy(words: int, *, scatter: bool) -> Case:
     """The copy of tokens of so many words to or from the cache."""
 
     def launch() -> None:
-        held = torch.empty(2, 64, words, dtype=torch.int32, device=META)
+        cache = torch.empty(2, 64, words, dtype=torch.int32, device=META)
         slots = torch.empty(40, dtype=torch.int64, device=META)
         rows = torch.empty(2, 40, words, dtype=torch.int32, device=META)
-        slot_copy.copy_slots(held, slots, rows, scatter=scatter)
+        slot_copy.copy_slots(cache, slots, rows, scatter=scatter)
 
     fixed = slot_copy.constants(words, scatter=scatter)
     moved = 2 * 4 * fixed["TOKENS"] * words
@@ -295,8 +297,8 @@ def cases(generation: int) -> Iterator[Case]:
     yield attention("Llama-3-8B", fp32, fp32, 32, 8, 128)
     yield attention("SmolLM2-135M", fp16, fp16, 9, 3, 64)
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
-    for kept in (bf16, INT8) if every else (bf16,):
-        yield attention("gpt-oss-20b", bf16, kept, 64, 8, 64, window=128, sinks=True)
+    for kv_dtype in (bf16, INT8) if every else (bf16,):
+        yield attention("gpt-oss-20b", bf16, kv_dtype, 64, 8, 64, window=128, sinks=True)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
@@ -327,51 +329,51 @@ class Kernel:
 
     name: str
     case: Case
-    made: Any
+    binary: Any
 
     @property
     def moved(self) -> float:
         return self.case.moved.get(self.name, 0.0)
 
 
-def compiled(cases: Iterable[Case], generation: int) -> Iterator[tuple[Case, Compiled]]:
+def compile_cases(cases: Iterable[Case], generation: int) -> Iterator[tuple[Case, Compiled]]:
     """The kernels that each case launches."""
-    found = []
+    kernels = []
     for case in cases:
 
-        def keep(name: str, made: Any, case: Case = case) -> None:
-            found.append(Kernel(name, case, made))
+        def keep(name: str, binary: Any, case: Case = case) -> None:
+            kernels.append(Kernel(name, case, binary))
 
         with compiled_for(generation, keep):
             case.launch()
-    loops = iter(_loops([kernel for kernel in found if kernel.moved], generation))
-    for kernel in found:
+    loops = iter(_loops([kernel for kernel in kernels if kernel.moved], generation))
+    for kernel in kernels:
         counts = kernel.moved and generation == COUNTED
         yield kernel.case, _measured(kernel, next(loops) if counts else 0)
 
 
 def _measured(kernel: Kernel, instructions: int) -> Compiled:
-    made = kernel.made
-    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x10,", made.asm["ptx"])
+    binary = kernel.binary
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x10,", binary.asm["ptx"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
+        file.write(binary.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
     slots = 0.0
     if instructions:
-        issued = instructions * made.metadata.num_warps
+        issued = instructions * binary.metadata.num_warps
         slots = issued / ISSUED_A_CLOCK / (kernel.moved / BYTES_A_CLOCK)
-    vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", made.asm["ptx"]))
-    taken = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", binary.asm["ptx"]))
+    counts = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return Compiled(
         kernel.name,
-        registers=taken["REG"],
-        stack=taken["STACK"],
-        local=taken["LOCAL"],
-        shared=made.metadata.shared,
+        registers=counts["REG"],
+        stack=counts["STACK"],
+        local=counts["LOCAL"],
+        shared=binary.metadata.shared,
         asynchronous=len(copies),
         moved=kernel.moved,
-        vectors=vectors * 16 * 32 * made.metadata.num_warps,
+        vectors=vectors * 16 * 32 * binary.metadata.num_warps,
         slots=slots,
     )
 
@@ -379,7 +381,7 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
 def _loops(kernels: Sequence[Kernel], generation: int) -> Iterator[int]:
     """The instructions of each kernel's loop. All are disassembled at once, one behind the other:
     the tool takes a quarter of a second to start."""
-    codes = [_code(kernel.made.asm["cubin"]) for kernel in kernels]
+    codes = [_code(kernel.binary.asm["cubin"]) for kernel in kernels]
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"".join(codes))
         file.flush()
@@ -388,7 +390,7 @@ def _loops(kernels: Sequence[Kernel], generation: int) -> Iterator[int]:
     start = 0
     for code in codes:
         end = start + len(code)
-        yield counted("\n".join(line for at, line in addressed if start <= at < end))
+        yield count_instructions("\n".join(line for at, line in addressed if start <= at < end))
         start = end
 
 
@@ -403,12 +405,12 @@ def _code(cubin: bytes) -> bytes:
     )
     headers = [struct.unpack_from("<2I4Q", cubin, sections + size * n) for n in range(count)]
     texts = headers[names][4]
-    found = [
+    machine_code = [
         cubin[offset : offset + length]
         for name, _, _, _, offset, length in headers
         if cubin.startswith(b".text.", texts + name)
     ]
-    (code,) = found
+    (code,) = machine_code
     return code
 
 
@@ -417,18 +419,18 @@ def _run(tool: str, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def counted(sass: str) -> int:
+def count_instructions(sass: str) -> int:
     """The instructions of the longest loop, which are those between a branch backwards and its
     target; of a kernel without a loop, all before its end."""
-    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
-    places = {int(address, 16): index for index, (address, _) in enumerate(found)}
+    instructions = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
+    places = {int(address, 16): index for index, (address, _) in enumerate(instructions)}
     longest = 0
-    for index, (_, text) in enumerate(found):
+    for index, (_, text) in enumerate(instructions):
         target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
         if target is not None and (start := places.get(int(target[1], 16))) is not None:
             # The end of each kernel is a branch to itself.
             longest = max(longest, index + 1 - start if start < index else 0)
-    ends = [index for index, (_, text) in enumerate(found) if text.strip() == "EXIT"]
+    ends = [index for index, (_, text) in enumerate(instructions) if text.strip() == "EXIT"]
     return longest or ends[-1] + 1
 
 
@@ -439,16 +441,16 @@ def check(name: str, usage: Compiled) -> list[str]:
     small = words & {"float32", "int8"} or usage.kernel == "_multiply"
     if usage.stack > (SMALL_STACK if small else 0) or usage.local:
         wrong.append("spills registers")
-    most = 65_536 // 128 // PROGRAMS[usage.kernel]
-    if usage.registers > most:
-        wrong.append(f"more than {most} registers a thread")
+    max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
+    if usage.registers > max_registers:
+        wrong.append(f"more than {max_registers} registers a thread")
     if usage.shared > SHARED_BYTES:
         wrong.append(f"more than {SHARED_BYTES} bytes of shared memory")
     if usage.kernel == "_copy" and usage.vectors != usage.moved:
         wrong.append("moves less than 16 bytes at a time")
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
-    bar = next((most for named, most in SLOW if words.issuperset(named.split())), MAX_SLOTS)
+    bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
     shuffled = usage.kernel == "_multiply" or "int8" in words
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
@@ -457,17 +459,17 @@ def check(name: str, usage: Compiled) -> list[str]:
 
 def main(generations: Sequence[int]) -> int:
     print("Triton", triton.__version__)
-    failed, seen = False, set()
+    failed, reported = False, set()
     for generation in generations or GENERATIONS:
-        for case, usage in compiled(cases(generation), generation):
+        for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
-            if usage.kernel in ("_combine", "_add") and (generation, usage) in seen:
+            if usage.kernel in ("_combine", "_add") and (generation, usage) in reported:
                 continue  # it is the same for most
-            seen.add((generation, usage))
+            reported.add((generation, usage))
             wrong = check(name, usage)
             failed = failed or bool(wrong)
-            told = (f"FAILED: {each}" for each in wrong)
-            print(generation, f"{name}: {usage}", *told, sep="  ", flush=True)
+            messages = (f"FAILED: {each}" for each in wrong)
+            print(generation, f"{name}: {usage}", *messages, sep="  ", flush=True)
     return int(failed)
 
 

@@ -54,8 +54,8 @@ def compiled_for(generation: int, on_compiled: Callable[[str, Any], None]) -> It
     kernel, and the kernel."""
     run = JITFunction.run
 
-    def compile_only(kernel: Any, *arguments: Any, **named: Any) -> None:
-        on_compiled(kernel.fn.__name__, run(kernel, *arguments, **named | {"warmup": True}))
+    def compile_only(kernel: Any, *arguments: Any, **kwargs: Any) -> None:
+        on_compiled(kernel.fn.__name__, run(kernel, *arguments, **kwargs | {"warmup": True}))
 
     with _on_gpu(generation, compile_only):
         yield
@@ -74,7 +74,7 @@ def recorded(generation: int) -> Iterator[list[str]]:
 
     hook, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, record
     try:
-        with _on_gpu(generation, lambda *a, **named: run(*a, **named | {"warmup": True})):
+        with _on_gpu(generation, lambda *a, **kwargs: run(*a, **kwargs | {"warmup": True})):
             yield keys
     finally:
         triton.knobs.runtime.jit_cache_hook = hook

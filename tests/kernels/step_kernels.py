@@ -55,8 +55,8 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     for shape in shapes(small=False):
         # All of their layers are alike.
         folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
-        for kept in ("auto", "fp8", "int8"):
-            yield shape.name, folder, "dummy", kept
+        for kv_dtype in ("auto", "fp8", "int8"):
+            yield shape.name, folder, "dummy", kv_dtype
     for name in ("mistral", "gemma2", "gemma3"):
         yield name, tiny_models.cached(name, root), "auto", "auto"
     whole = root / "whole"
@@ -88,9 +88,9 @@ def hand_over(runner: ModelRunner) -> None:
     """KV out of scattered blocks and into them, as the data plane moves it."""
     cache, blocks = runner.cache, [*range(0, 40, 2), *range(99, 80, -1)]
     for first, end in ((0, 600), (3, 500), (17, 599)):
-        packed = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
-        cache.pack(0, blocks, first, end, packed)
-        cache.scatter(0, blocks, first, end, packed)
+        buffer = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
+        cache.pack(0, blocks, first, end, buffer)
+        cache.scatter(0, blocks, first, end, buffer)
 
 
 def main() -> int:
@@ -100,7 +100,7 @@ def main() -> int:
         torch.inference_mode(),
         recorded(GENERATION) as keys,
     ):
-        for name, path, load_format, kept in models(Path(root)):
+        for name, path, load_format, kv_dtype in models(Path(root)):
             decode_trial.problem.cache_clear()
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
@@ -109,21 +109,21 @@ def main() -> int:
             runner = build_runner(
                 path,
                 dtype="bfloat16",
-                kv_dtype=kept,
+                kv_dtype=kv_dtype,
                 device=META,
                 num_blocks=400,
                 load_format=load_format,
             )
             assert isinstance(runner.model.place.operators, GpuOperators) and runner.batched_decode
-            started = set(keys)
+            startup = set(keys)
             keys.clear()
             for rows in STEPS:
                 run(runner, rows)
             hand_over(runner)
-            late = sorted(set(keys) - started)
+            late = sorted(set(keys) - startup)
             print(
-                f"{name}, KV {kept}: {len(started)} kernels at the start, {len(keys)} launches in "
-                f"steps, {len(late)} keys first seen in a step",
+                f"{name}, KV {kv_dtype}: {len(startup)} kernels at the start, {len(keys)} launches "
+                f"in steps, {len(late)} keys first seen in a step",
                 *late,
                 sep="\n  ",
                 flush=True,

@@ -90,7 +90,7 @@ def test_a_model_gives_the_same_with_batched_decode(
 ) -> None:
     folder = tiny_models.cached(name, tmp_path)
     kernels = FakeKernels(monkeypatch)
-    answers = []
+    outputs = []
     for at_once in (False, True):
         runner = build_runner(
             folder, dtype="float32", block_size=4, num_blocks=64, operators=GpuOperators()
@@ -104,16 +104,16 @@ def test_a_model_gives_the_same_with_batched_decode(
         tables = [[1, 40, 2], list(range(3, 13)), [50, 20, 30, 21, 22]]
         parts = zip(prompts, tables, strict=True)
         first = [SequenceStep(i, p, 0, t, True) for i, (p, t) in enumerate(parts)]
-        drawn = runner.execute(StepPlan(0, first, specs)).sampled
+        samples = runner.execute(StepPlan(0, first, specs)).sampled
         # One goes on with a chunk, the others decode.
         second = [
             replace(s, tokens=d.tokens, start=len(s.tokens))
-            for s, d in zip(first, drawn, strict=True)
+            for s, d in zip(first, samples, strict=True)
         ]
-        second[1] = replace(second[1], tokens=[drawn[1].tokens[0], 1, 2])
-        drawn += runner.execute(StepPlan(1, second)).sampled
-        answers.append([each.tokens[0] for each in drawn])
-    assert answers[0] == answers[1]
+        second[1] = replace(second[1], tokens=[samples[1].tokens[0], 1, 2])
+        samples += runner.execute(StepPlan(1, second)).sampled
+        outputs.append([each.tokens[0] for each in samples])
+    assert outputs[0] == outputs[1]
     assert kernels.seen and set(kernels.seen) == {2}
 
 
@@ -122,7 +122,7 @@ def test_on_a_cpu_nothing_is_batched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("outcome", "message"),
     [
         (0.01, ""),
         (0.2, "its results are 0.2 off"),
@@ -130,20 +130,20 @@ def test_on_a_cpu_nothing_is_batched() -> None:
     ],
 )
 def test_kernels_that_fail_or_err_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: Any, said: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, outcome: Any, message: str
 ) -> None:
     def largest_error(config: AttentionConfig) -> float:
-        if isinstance(found, Exception):
-            raise found
-        return float(found)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return float(outcome)
 
     monkeypatch.setattr(decode_trial, "largest_error", largest_error)
     decode_trial.problem.cache_clear()
-    assert decode_trial.works(CONFIG) == (said == "")
-    assert said in caplog.text and bool(caplog.text) == bool(said)
+    assert decode_trial.works(CONFIG) == (message == "")
+    assert message in caplog.text and bool(caplog.text) == bool(message)
     caplog.clear()
-    if said:
-        with pytest.raises(KernelUnavailableError, match=said):
+    if message:
+        with pytest.raises(KernelUnavailableError, match=message):
             GpuOperators(triton_required=True).prepare_batched_decode(CONFIG)
     else:
         assert GpuOperators(triton_required=True).prepare_batched_decode(CONFIG)
@@ -158,14 +158,14 @@ def test_a_layer_without_a_kernel_leaves_it_to_the_others(
     """Its sequences are attended one by one, with the same result."""
     kernels = FakeKernels(monkeypatch)
     folder = tiny_models.cached("gemma2", tmp_path)
-    asked: list[AttentionConfig] = []
+    configs: list[AttentionConfig] = []
 
     class WithoutWindows(GpuOperators):
         def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-            asked.append(config)
+            configs.append(config)
             return config.params.window is None
 
-    drawn = []
+    outputs = []
     for operators in (Operators(), WithoutWindows()):
         runner = build_runner(
             folder, dtype="float32", block_size=4, num_blocks=8, operators=operators
@@ -174,13 +174,13 @@ def test_a_layer_without_a_kernel_leaves_it_to_the_others(
         prompt = SequenceStep(0, list(range(9)), 0, [3, 1, 2], True)
         first = runner.execute(StepPlan(0, [prompt], specs)).sampled[0].tokens
         second = SequenceStep(0, first, 9, [3, 1, 2], True)
-        drawn.append(first + runner.execute(StepPlan(1, [second])).sampled[0].tokens)
-    assert drawn[0] == drawn[1]
+        outputs.append(first + runner.execute(StepPlan(1, [second])).sampled[0].tokens)
+    assert outputs[0] == outputs[1]
     batched = [getattr(layer.attention, "batched_decode", None) for layer in runner.model.layers]
     windows = [layer.attention.params.window for layer in runner.model.layers]  # type: ignore[union-attr]
     assert batched == [window is None for window in windows] and runner.batched_decode
     assert len(kernels.seen) == sum(batched) and 0 < sum(batched) < len(batched)
-    assert len(asked) == 2  # once for each kind
+    assert len(configs) == 2  # once for each kind
 
 
 def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ ERRORS = {"Q2_K": 29.7007, "Q3_K": 15.0245, "Q4_K": 7.1486, "Q5_K": 3.5978, "Q6_
 
 
 def weights(seed: int = 0) -> torch.Tensor:
-    made = torch.randn(64, 1024, generator=torch.Generator().manual_seed(seed)) * 0.02
-    made[3], made[4, :256], made[5, 256:512] = 0, 0.01, 0
-    return made
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(seed)) * 0.02
+    weight[3], weight[4, :256], weight[5, 256:512] = 0, 0.01, 0
+    return weight
 
 
-def relative_error(found: torch.Tensor, weight: torch.Tensor) -> float:
+def relative_error(result: torch.Tensor, weight: torch.Tensor) -> float:
     """In percent, without the rows that are not random."""
-    return 100 * float((found - weight)[6:].norm() / weight[6:].norm())
+    return 100 * float((result - weight)[6:].norm() / weight[6:].norm())
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
@@ -39,9 +39,9 @@ def test_the_error_is_that_of_llama_cpp(name: str) -> None:
     """Ratios when they were last compared: Q2_K 1.0057, Q3_K 1.0000, Q4_K 1.0051, Q5_K 1.0020,
     Q6_K 0.9999."""
     format, weight = BLOCK_FORMATS[name], weights()
-    found = QuantizedWeight(format, encode(format, weight)).values()
-    assert relative_error(found, weight) < 1.01 * ERRORS[name]
-    assert not found[3].any() and not found[5, 256:512].any()
+    result = QuantizedWeight(format, encode(format, weight)).values()
+    assert relative_error(result, weight) < 1.01 * ERRORS[name]
+    assert not result[3].any() and not result[5, 256:512].any()
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -57,7 +57,7 @@ def test_compiled_searches_find_the_same_bits(name: str) -> None:
 
 def test_fp8_is_rounded_to_its_nearest_numbers() -> None:
     format, weight = group_format("e4m3", 8, 128, "F32"), weights()
-    found = QuantizedWeight(format, encode(format, weight)).values()
+    result = QuantizedWeight(format, encode(format, weight)).values()
     largest = weight.unflatten(1, (-1, 128)).abs().amax(-1).repeat_interleave(128, dim=1)
     # Half a step of three bits, or of the smallest numbers.
-    assert ((found - weight).abs() <= weight.abs() / 16 * 1.001 + largest / 448 * 2**-10).all()
+    assert ((result - weight).abs() <= weight.abs() / 16 * 1.001 + largest / 448 * 2**-10).all()

@@ -104,9 +104,9 @@ def test_rows_of_panels_are_those_of_the_blocks(
 ) -> None:
     weight, panels = weight_of(name, outputs), panels_of(name, outputs)
     fill(panels, weight)
-    chosen = torch.arange(outputs).flip(0).repeat(2)
-    for rows in (panels.rows(chosen), PanelRows(panels)(chosen)):
-        assert torch.equal(rows, dequantize(weight)[chosen])
+    row_ids = torch.arange(outputs).flip(0).repeat(2)
+    for rows in (panels.rows(row_ids), PanelRows(panels)(row_ids)):
+        assert torch.equal(rows, dequantize(weight)[row_ids])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -118,10 +118,10 @@ def test_packing_is_that_of_torch(name: str, outputs: int) -> None:
     if supers and KINDS[name] not in CODEBOOK_FORMATS:
         blocks = weight.blocks.view(outputs, -1, weight.format.nbytes)
         blocks[..., [at + 1 for at in supers]] |= 4
-    found, expected = panels_of(name, outputs), panels_of(name, outputs)
-    pack(found, weight)
+    result, expected = panels_of(name, outputs), panels_of(name, outputs)
+    pack(result, weight)
     expected.fill(weight)
-    for ours, theirs in zip(found.sections(), expected.sections(), strict=True):
+    for ours, theirs in zip(result.sections(), expected.sections(), strict=True):
         whole = outputs // LANES
         assert torch.equal(ours[:whole], theirs[:whole])
         assert torch.equal(ours[whole:, :, : outputs % LANES], theirs[whole:, :, : outputs % LANES])
@@ -129,17 +129,17 @@ def test_packing_is_that_of_torch(name: str, outputs: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_only_what_has_to_be_computed_is_left_to_torch(name: str) -> None:
-    left = [moves is None for moves in tables_of(KINDS[name], known_layout(name)).sections]
-    assert left == [name == "TQ1_0", name == "NVFP4", False, False]
+    is_plain = [moves is None for moves in tables_of(KINDS[name], known_layout(name)).sections]
+    assert is_plain == [name == "TQ1_0", name == "NVFP4", False, False]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_panels_are_no_larger_than_the_file(name: str) -> None:
     kind = KINDS[name]
     layout = known_layout(name)
-    found = layout.sections(4096 // LANES, 4096 // BLOCK)[-1]
-    wanted = kind.bytes_of(4096 * 4096) * (1 + WIDER.get(name, 0))
-    assert found <= round(wanted) + 64 * layout.level_bytes + 2 * layout.book
+    size = layout.sections(4096 // LANES, 4096 // BLOCK)[-1]
+    limit = kind.bytes_of(4096 * 4096) * (1 + WIDER.get(name, 0))
+    assert size <= round(limit) + 64 * layout.level_bytes + 2 * layout.book
 
 
 @multiplies
@@ -148,15 +148,15 @@ def test_products_are_those_of_the_rounded_rows(name: str) -> None:
     values, bias = dequantize(weight_of(name)).double(), torch.linspace(-1, 1, OUTPUTS).double()
     for count in (1, 2, 3, 5, 7, 11, 13, 37):
         x = rows(count, seed=count)
-        found = product(name)(x).double()
-        given = rounded_for(weight_of(name), x)
-        expected = given @ values.T + bias
-        size = given.abs() @ values.abs().T + bias.abs()
+        result = product(name)(x).double()
+        inputs = rounded_for(weight_of(name), x)
+        expected = inputs @ values.T + bias
+        size = inputs.abs() @ values.abs().T + bias.abs()
         # The numbers of nf4 are rounded to 16 bits.
-        allowed = 2.0**-15 if name.startswith("NF4") else 1e-6
-        assert ((found - expected).abs() <= allowed * size).all()
+        tolerance = 2.0**-15 if name.startswith("NF4") else 1e-6
+        assert ((result - expected).abs() <= tolerance * size).all()
         exact = x.double() @ values.T + bias
-        assert ((found - exact).norm(dim=1) <= 0.03 * (exact - bias).norm(dim=1) + 1e-6).all()
+        assert ((result - exact).norm(dim=1) <= 0.03 * (exact - bias).norm(dim=1) + 1e-6).all()
 
 
 @multiplies
@@ -178,11 +178,11 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(
     x = rows(count)
     clean = product(name)(x)
     x[count // 2, 77] = bad
-    found = product(name)(x)
+    result = product(name)(x)
     wrong = torch.zeros(count, dtype=torch.bool)
     wrong[count // 2] = True
-    assert not found[wrong].isfinite().any()
-    assert torch.equal(found[~wrong], clean[~wrong])
+    assert not result[wrong].isfinite().any()
+    assert torch.equal(result[~wrong], clean[~wrong])
 
 
 @multiplies
@@ -203,9 +203,9 @@ def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.Monkey
     blocks = torch.cat([torch.cat([scales, half.expand(2, -1)], 1) for half in codes.split(128)], 1)
     blocks[1, 7] = 0x7F
     product = PanelLinear(QuantizedWeight(group_format("e4m3", 8, 128, "F32"), blocks), None)
-    found = product(torch.eye(256))
-    assert torch.equal(found[:, 0], codes.view(torch.float8_e4m3fn).float())
-    assert found[:, 1].isnan().any()
+    result = product(torch.eye(256))
+    assert torch.equal(result[:, 0], codes.view(torch.float8_e4m3fn).float())
+    assert result[:, 1].isnan().any()
     x = torch.randn(7, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = x.double() @ codes.view(torch.float8_e4m3fn).double()
     torch.testing.assert_close(product(x.float())[:, 0].double(), expected, atol=0.01, rtol=1e-5)
@@ -231,16 +231,16 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
     layout = layout_of(BF16)
     assert layout is not None
     size = layout.sections(-(-outputs // LANES), 2)[-1]
-    found, expected = (
+    result, expected = (
         Panels(layout, torch.zeros(size, dtype=torch.uint8), outputs, 2 * BLOCK) for _ in range(2)
     )
-    pack(found, weight)
+    pack(result, weight)
     expected.fill(weight)
-    assert torch.equal(found.sections()[0], expected.sections()[0])
+    assert torch.equal(result.sections()[0], expected.sections()[0])
     bias = torch.linspace(-1, 1, outputs)
     product = PanelLinear(weight, bias)
-    chosen = torch.arange(outputs).flip(0)
-    assert torch.equal(product.rows(chosen), numbers[chosen].float())
+    row_ids = torch.arange(outputs).flip(0)
+    assert torch.equal(product.rows(row_ids), numbers[row_ids].float())
     x = torch.randn(37, 2 * BLOCK, generator=generator)
     values = x.bfloat16().double() @ numbers.double().T + bias.double()
     whole = product(x)
@@ -276,8 +276,8 @@ def test_other_widths_have_no_panels() -> None:
 
 @multiplies
 def test_rows_are_looked_up_in_panels() -> None:
-    chosen = torch.tensor([98, 0, 0, 17])
-    assert torch.equal(product("Q6_K").rows(chosen), dequantize(weight_of("Q6_K"))[chosen])
+    row_ids = torch.tensor([98, 0, 0, 17])
+    assert torch.equal(product("Q6_K").rows(row_ids), dequantize(weight_of("Q6_K"))[row_ids])
 
 
 @multiplies
@@ -285,9 +285,9 @@ def test_zeros_and_denormals_are_multiplied() -> None:
     x = torch.zeros(3, INPUTS)
     x[1] = 1e-40
     x[2] = 3e38
-    found = product("Q4_0")(x)
-    assert torch.equal(found[:2], torch.linspace(-1, 1, OUTPUTS).expand(2, -1))
-    assert (found[2].abs() > 1e30).any()
+    result = product("Q4_0")(x)
+    assert torch.equal(result[:2], torch.linspace(-1, 1, OUTPUTS).expand(2, -1))
+    assert (result[2].abs() > 1e30).any()
 
 
 @multiplies
@@ -295,18 +295,18 @@ def test_zeros_and_denormals_are_multiplied() -> None:
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 40])
 def test_any_number_of_outputs(kind: object, outputs: int) -> None:
     weight = weight_of(kind.name, outputs)  # type: ignore[attr-defined]
-    found = PanelLinear(weight, None)(rows(3))
+    result = PanelLinear(weight, None)(rows(3))
     expected = rounded(rows(3)) @ dequantize(weight).double().T
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6 * 1e6)
-    assert found.shape == (3, outputs)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-6 * 1e6)
+    assert result.shape == (3, outputs)
 
 
 @multiplies
 def test_no_rows_and_other_types() -> None:
     assert product("Q4_0")(torch.empty(0, INPUTS)).shape == (0, OUTPUTS)
     x = rows(5).bfloat16()
-    found = product("Q4_0")(x)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, product("Q4_0")(x.float()).bfloat16())
+    result = product("Q4_0")(x)
+    assert result.dtype == torch.bfloat16
+    assert torch.equal(result, product("Q4_0")(x.float()).bfloat16())
     wide = torch.randn(3, 2 * INPUTS)[:, ::2]
     assert torch.equal(product("Q4_0")(wide), product("Q4_0")(wide.contiguous()))

@@ -36,12 +36,12 @@ COMPILE_ADDRESS = jit.compile_address.__name__
 SOURCES = Path(code_store.__file__).parent
 
 
-def compiled(store: KernelStore) -> Any:
+def compile_function(store: KernelStore) -> Any:
     """A kernel that has nothing in memory."""
     function = exponential.exp.py_func
-    made = numba.njit(function)
-    made._cache = KernelCache(function, store)
-    return made
+    dispatcher = numba.njit(function)
+    dispatcher._cache = KernelCache(function, store)
+    return dispatcher
 
 
 def test_installations_with_the_same_sources_share_their_kernels(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_installations_with_the_same_sources_share_their_kernels(tmp_path: Path)
     one, two = stores
     one.files.create()
     assert one.files.path.stat().st_mode & 0o777 == 0o700
-    first, second, third = map(compiled, (one, two, two))
+    first, second, third = map(compile_function, (one, two, two))
     assert first(np.float32(1)) == second(np.float32(1)) == pytest.approx(np.e)
     assert [sum(each.stats.cache_hits.values()) for each in (first, second)] == [0, 1]
     # Any source may be part of a kernel.
@@ -128,9 +128,9 @@ def test_a_new_folder_replaces_those_that_have_fallen_out_of_use(
     used.create()  # as at each start, which removes nothing
     assert unused.files.read("x") == b"code"
     new.create()
-    left = {path.name for path in root.iterdir()}
-    kept = {used.files.path.name, new.files.path.name, "others", "kernels-elsewhere"}
-    assert left == kept
+    names = {path.name for path in root.iterdir()}
+    expected = {used.files.path.name, new.files.path.name, "others", "kernels-elsewhere"}
+    assert names == expected
     assert used.files.read("x") == b"code" and unused.files.read("x") is None
     unused.files.write("x", b"code")  # by a process that has begun with it
     assert not unused.files.path.exists()
@@ -232,7 +232,7 @@ def test_a_full_disk_keeps_nothing_and_says_so_once(
         for name in "ab":
             files.write(name, b"code")
     assert list(files.path.iterdir()) == [] and files.read("a") is None
-    [told] = [record.getMessage() for record in caplog.records]
-    assert str(files.path) in told and "No space left" in told and "XDG_CACHE_HOME" in told
+    [message] = [record.getMessage() for record in caplog.records]
+    assert str(files.path) in message and "No space left" in message and "XDG_CACHE_HOME" in message
     files.write("a", b"code")
     assert files.read("a") == b"code"

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tandem.tests.kernels.compile_ahead import Compiled, check, counted
+from tandem.tests.kernels.compile_ahead import Compiled, check, count_instructions
 from tandem.tests.kernels.triton_process import check_compiled, check_steps
 
 SASS = """
@@ -32,12 +32,12 @@ def test_no_step_compiles_a_kernel() -> None:
 
 
 def test_the_longest_loop_is_counted() -> None:
-    assert counted(SASS) == 4
-    assert counted("/*0000*/ MOV R1, R2 ; /*0010*/ EXIT ; /*0020*/ BRA 0x20 ;") == 2
+    assert count_instructions(SASS) == 4
+    assert count_instructions("/*0000*/ MOV R1, R2 ; /*0010*/ EXIT ; /*0020*/ BRA 0x20 ;") == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "expected"),
     [
         ("attend M bfloat16 fp8", {}, []),
         ("attend M bfloat16 fp8", {"stack": 8}, ["spills registers"]),
@@ -53,13 +53,13 @@ def test_the_longest_loop_is_counted() -> None:
         ("multiply IQ3_S bfloat16 8", {"slots": 1.4}, ["issues too many instructions"]),
     ],
 )
-def test_what_is_wrong_with_a_kernel_is_told(
-    name: str, changes: dict[str, int], said: list[str]
+def test_problems_of_a_kernel_are_reported(
+    name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
     good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
     others = {"moved": 64, "vectors": 32, "slots": 0.5}
     kernel = "_" + name.split()[0]
     usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
-    told = check(name, usage)
-    assert len(told) == len(said)
-    assert all(each.startswith(start) for each, start in zip(told, said, strict=True))
+    problems = check(name, usage)
+    assert len(problems) == len(expected)
+    assert all(each.startswith(start) for each, start in zip(problems, expected, strict=True))

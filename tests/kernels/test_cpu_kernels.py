@@ -127,10 +127,10 @@ def test_a_bias_is_added(compiled: CompiledOperators, monkeypatch: pytest.Monkey
 
 def test_nan_and_infinity_are_not_lost() -> None:
     x = torch.tensor([[1.0, torch.nan], [torch.inf, 1.0], [1.0, 1.0]])
-    got = PackedWeight(torch.ones(3, 2))(x)
-    assert got[0].isnan().all()
-    assert got[1].isposinf().all()
-    assert (got[2] == 2).all()
+    result = PackedWeight(torch.ones(3, 2))(x)
+    assert result[0].isnan().all()
+    assert result[1].isposinf().all()
+    assert (result[2] == 2).all()
 
 
 @ACTIVATIONS
@@ -150,8 +150,8 @@ def test_norms(compiled: CompiledOperators, rows: int, dtype: torch.dtype) -> No
 
 def test_a_norm_of_a_part_of_a_row(compiled: CompiledOperators) -> None:
     x, weight = torch.randn(7, 20), torch.randn(13)
-    got = compiled.rms_norm(x[:, 5:18], weight, 1e-6)
-    torch.testing.assert_close(got, reference.rms_norm(x[:, 5:18], weight, 1e-6))
+    result = compiled.rms_norm(x[:, 5:18], weight, 1e-6)
+    torch.testing.assert_close(result, reference.rms_norm(x[:, 5:18], weight, 1e-6))
 
 
 @ACTIVATIONS
@@ -191,10 +191,10 @@ def test_rope_and_cache_kv(
     cos_sin = turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
     slots = torch.randperm(120)[:rows]
     caches = torch.zeros(2, 2, kv_heads, 120, dim).to(dtype)
-    got = compiled.rope_and_cache_kv(qkv, weight, 1e-6, cos_sin, tuple(caches[0]), slots)
+    result = compiled.rope_and_cache_kv(qkv, weight, 1e-6, cos_sin, tuple(caches[0]), slots)
     wide = qkv.float(), None if weight is None else weight.float()
     expected = reference.rope_and_cache_kv(*wide, 1e-6, cos_sin, tuple(caches[1]), slots)
-    torch.testing.assert_close(got, expected.to(activations))
+    torch.testing.assert_close(result, expected.to(activations))
     # A sum in another order may round to the next value.
     torch.testing.assert_close(caches[0], caches[1])
 
@@ -244,14 +244,14 @@ def test_paged_attention_of_decoding_and_other_rows(
     q = torch.randn(row, heads * group, dim)
     params = AttentionParams(dim**-0.5, window)
     metadata = batched(contexts, decode_metadata(contexts, q.device))
-    got = compiled.paged_attention(q, keys, values, metadata, params)
+    result = compiled.paged_attention(q, keys, values, metadata, params)
     wide = keys.float(), values.float()
     expected = paged_attention(q, *wide, contexts, params)
     for context in contexts:
         # Torch takes the products of other rows in the cache's type.
         exact = context.num_rows == 1 or dtype == torch.float32
         torch.testing.assert_close(
-            got[context.rows], expected[context.rows], atol=1e-5 if exact else 0.05, rtol=1e-5
+            result[context.rows], expected[context.rows], atol=1e-5 if exact else 0.05, rtol=1e-5
         )
 
 
@@ -277,10 +277,10 @@ def test_chunks_over_several_blocks_of_tokens(
     params = AttentionParams(dim**-0.5, window)
     for group in (1, 3):
         q = (torch.randn(count + 3, heads * group, dim) * 3).to(activations)
-        got = chunk_attention(q, keys, values, [context], params)
+        result = chunk_attention(q, keys, values, [context], params)
         wide = q.float(), keys.float(), values.float()
         expected = paged_attention(*wide, [context], params)
-        torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
+        torch.testing.assert_close(result[context.rows], expected[context.rows].to(activations))
 
 
 @pytest.mark.parametrize(
@@ -309,11 +309,11 @@ def test_capped_scores_sinks_and_later_tokens(
     expected = paged_attention(q, keys, values, contexts, params, sinks_H=sinks)
     for decodes in (None, decode_metadata(contexts, q.device)):
         metadata = batched(contexts, decodes)
-        got = compiled.paged_attention(q, keys, values, metadata, params, sinks)
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        result = compiled.paged_attention(q, keys, values, metadata, params, sinks)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_capped_scores_that_are_no_numbers_stay_none(compiled: CompiledOperators) -> None:
+def test_capped_scores_that_are_nan_stay_nan(compiled: CompiledOperators) -> None:
     keys, values = torch.randn(2, 1, 40, 8)
     keys[0, 7] = torch.nan
     contexts = [
@@ -322,9 +322,9 @@ def test_capped_scores_that_are_no_numbers_stay_none(compiled: CompiledOperators
     ]
     params = AttentionParams(0.4, soft_cap=1.5)
     metadata = batched(contexts, decode_metadata(contexts, keys.device))
-    got = compiled.paged_attention(torch.randn(21, 1, 8), keys, values, metadata, params)
-    assert not got[:7].isnan().any()
-    assert got[7:].isnan().all()
+    result = compiled.paged_attention(torch.randn(21, 1, 8), keys, values, metadata, params)
+    assert not result[:7].isnan().any()
+    assert result[7:].isnan().all()
 
 
 Coded = tuple[CachedKV, CachedKV]
@@ -387,8 +387,8 @@ def test_attention_over_a_cache_in_eight_bits(
     wide = numbers_of(cache[0]), numbers_of(cache[1])
     expected = paged_attention(q, *wide, contexts, params)
     metadata = batched(contexts, decode_metadata(contexts, q.device))
-    got = compiled.paged_attention(q, *cache, metadata, params)
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    result = compiled.paged_attention(q, *cache, metadata, params)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
@@ -400,8 +400,8 @@ def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
     ]
     expected = paged_attention(q, keys, values, contexts, PARAMS)
     for decodes in (None, decode_metadata(contexts, q.device)):
-        got = compiled.paged_attention(q, keys, values, batched(contexts, decodes), PARAMS)
-        torch.testing.assert_close(got, expected)
+        result = compiled.paged_attention(q, keys, values, batched(contexts, decodes), PARAMS)
+        torch.testing.assert_close(result, expected)
 
 
 def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
@@ -409,9 +409,9 @@ def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
     keys[0, 7] = torch.nan
     q = torch.randn(20, 1, 8)
     context = SequenceMetadata(slice(0, 20), 0, list(range(5)), BLOCK)
-    got = chunk_attention(q, keys, values, [context], PARAMS)
-    assert not got[:7].isnan().any()
-    assert got[7:].isnan().all()
+    result = chunk_attention(q, keys, values, [context], PARAMS)
+    assert not result[:7].isnan().any()
+    assert result[7:].isnan().all()
 
 
 def config_of(cache_dtype: torch.dtype) -> AttentionConfig:
@@ -460,9 +460,9 @@ def test_decoding_rows_of_either_type(
     ]
     q = torch.randn(5, 6, dim).to(dtype)
     metadata = batched(contexts, decode_metadata(contexts, q.device))
-    got = compiled.paged_attention(q, keys, values, metadata, PARAMS)
+    result = compiled.paged_attention(q, keys, values, metadata, PARAMS)
     wide = q.float(), keys.float(), values.float()
-    torch.testing.assert_close(got, paged_attention(*wide, contexts, PARAMS).to(dtype))
+    torch.testing.assert_close(result, paged_attention(*wide, contexts, PARAMS).to(dtype))
 
 
 def test_without_numba_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,18 +478,18 @@ def test_copies_of_blocks(compiled: CompiledOperators, size: int, shift: int) ->
     random = np.random.default_rng(0)
     memory = random.integers(0, 256, 4 * 9 * size + 128, np.uint8)
     start = -memory.ctypes.data % 64 + shift
-    held = memory[start : start + 4 * 9 * size].reshape(4, 9, size)
+    cache = memory[start : start + 4 * 9 * size].reshape(4, 9, size)
     copies, indices = compiled.prepare_block_copies(), np.array([7, 0, 8, 3, 3])
     buffer = np.zeros((2, 6 * size), np.uint8)
-    copies.gather(held[1:3], indices, buffer[:, size:].reshape(2, 5, size))
-    expected = held[1:3, indices]
+    copies.gather(cache[1:3], indices, buffer[:, size:].reshape(2, 5, size))
+    expected = cache[1:3, indices]
     assert (buffer[:, size:].reshape(2, 5, size) == expected).all()
     assert not buffer[:, :size].any()
-    arrived = random.integers(0, 256, (2, 4, size), np.uint8)
-    expected = held.copy()
-    expected[1:3, indices[:4]] = arrived
-    copies.scatter(held[1:3], indices[:4], arrived)
-    assert (held == expected).all()
+    source = random.integers(0, 256, (2, 4, size), np.uint8)
+    expected = cache.copy()
+    expected[1:3, indices[:4]] = source
+    copies.scatter(cache[1:3], indices[:4], source)
+    assert (cache == expected).all()
 
 
 def test_a_cache_with_compiled_copies_packs_the_same(compiled: CompiledOperators) -> None:
@@ -498,8 +498,8 @@ def test_a_cache_with_compiled_copies_packs_the_same(compiled: CompiledOperators
         for operators in (compiled, reference)
     ]
     table, values = [11, 2, 3, 7], torch.randn(2, KV_HEADS, 30 - 3, DIM)
-    packed = [bytearray(values.nbytes) for _ in caches]
-    for cache, out in zip(caches, packed, strict=True):
+    buffers = [bytearray(values.nbytes) for _ in caches]
+    for cache, out in zip(caches, buffers, strict=True):
         cache.scatter(1, table, 3, 30, values.numpy())
         cache.pack(1, table, 3, 30, out)
-    assert packed[0] == packed[1] == values.numpy().tobytes()
+    assert buffers[0] == buffers[1] == values.numpy().tobytes()

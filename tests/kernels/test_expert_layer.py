@@ -22,11 +22,11 @@ from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 # As of test_layer_parts.py.
 ATTENDED, HIDDEN = 64, 96
-WIDTH, EXPERTS, CHOSEN = 32, 21, 3
+WIDTH, EXPERTS, TOP_K = 32, 21, 3
 ROUTINGS = (
-    Routing("softmax", CHOSEN, None, True, 1.0),
-    Routing("softmax", CHOSEN, None, False, 2.5),
-    Routing("sigmoid", CHOSEN, torch.linspace(-0.2, 0.2, EXPERTS), True, 1.5),
+    Routing("softmax", TOP_K, None, True, 1.0),
+    Routing("softmax", TOP_K, None, False, 2.5),
+    Routing("sigmoid", TOP_K, torch.linspace(-0.2, 0.2, EXPERTS), True, 1.5),
 )
 
 
@@ -50,45 +50,45 @@ def both(routing: Routing) -> tuple[FeedForward, FeedForward]:
     layer = operators.prepare_expert_feed_forward([o], norm, 1e-5, router, routing, experts)
     assert isinstance(layer, CompiledExpertLayer)
 
-    def composed(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        normed, out = operators.add_rms_norm(o(attended), x, norm, 1e-5)
+    def reference(attention_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        normed, out = operators.add_rms_norm(o(attention_out), x, norm, 1e-5)
         logits = router(normed)
         scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
         ranked = scores if routing.correction is None else scores + routing.correction
-        chosen = ranked.topk(CHOSEN).indices
-        weights = scores.gather(1, chosen)
+        expert_ids = ranked.topk(TOP_K).indices
+        weights = scores.gather(1, expert_ids)
         if routing.normalise:
             weights = weights / weights.sum(-1, keepdim=True)
-        experts(normed, weights * routing.scale, chosen, out)
+        experts(normed, weights * routing.scale, expert_ids, out)
         return out
 
-    return layer, composed
+    return layer, reference
 
 
 def rows_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    made = (torch.randn(count, width, generator=generator) for width in (ATTENDED, HIDDEN))
-    return next(made), next(made)
+    tensors = (torch.randn(count, width, generator=generator) for width in (ATTENDED, HIDDEN))
+    return next(tensors), next(tensors)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=["plain", "scaled", "corrected"])
 @pytest.mark.parametrize("rows", [1, 4, 7, PACKED + 3])
 def test_the_layer_is_its_operators(routing: Routing, rows: int) -> None:
-    layer, composed = both(routing)
-    found, expected = (each(*rows_of(rows)) for each in (layer, composed))
+    layer, reference = both(routing)
+    result, expected = (each(*rows_of(rows)) for each in (layer, reference))
     # Weights differ in the last places, and with them what is rounded.
-    assert (found - expected).norm() <= 1e-5 * expected.norm()
+    assert (result - expected).norm() <= 1e-5 * expected.norm()
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=["plain", "scaled", "corrected"])
 def test_a_row_is_the_same_in_any_batch(routing: Routing) -> None:
     layer, _ = both(routing)
-    attended, x = rows_of(PACKED + 30)
+    attention_out, x = rows_of(PACKED + 30)
     x[7, 2] = torch.nan
-    whole = layer(attended, x)
+    whole = layer(attention_out, x)
     assert whole[7].isnan().all() and whole[8:].isfinite().all()
     for first, end in ((0, 1), (1, 6), (6, 30)):
-        part = layer(attended[first:end], x[first:end])
+        part = layer(attention_out[first:end], x[first:end])
         assert torch.equal(part.nan_to_num(7), whole[first:end].nan_to_num(7))
 
 

@@ -26,26 +26,26 @@ from tandem.kernels.gpu import grouped_product, quantized_linear, row_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SILU: Activation = "silu"
-HIDDEN, WIDTH, EXPERTS, CHOSEN = 64, 48, 5, 3
+HIDDEN, WIDTH, EXPERTS, TOP_K = 64, 48, 5, 3
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40])
-@pytest.mark.parametrize("chosen", [1, 2, 5])
-def test_each_row_is_in_a_block_of_each_of_its_experts(rows: int, chosen: int) -> None:
+@pytest.mark.parametrize("top_k", [1, 2, 5])
+def test_each_row_is_in_a_block_of_each_of_its_experts(rows: int, top_k: int) -> None:
     torch.manual_seed(0)
-    choices = torch.rand(rows, EXPERTS).topk(chosen).indices
+    choices = torch.rand(rows, EXPERTS).topk(top_k).indices
     plan = row_blocks(choices, EXPERTS, [8, 32])
-    found = set()
+    pairs = set()
     for expert, first, count in plan.blocks.tolist():
         assert 0 <= count <= plan.rows
         for place in range(first, first + count):
             row = int(plan.sources[place])
-            found.add((row, expert))
+            pairs.add((row, expert))
             assert plan.owners[place] == expert
             assert place in plan.places[row]
             assert choices[row, plan.places[row].tolist().index(place)] == expert
-    assert found == {(row, int(expert)) for row in range(rows) for expert in choices[row]}
-    assert plan.of_products().sources.tolist() == list(range(rows * chosen))
+    assert pairs == {(row, int(expert)) for row in range(rows) for expert in choices[row]}
+    assert plan.of_products().sources.tolist() == list(range(rows * top_k))
 
 
 def test_blocks_have_more_rows_where_experts_do() -> None:
@@ -60,19 +60,19 @@ def test_numbers_of_blocks_depend_on_numbers_of_rows_alone() -> None:
 
 @pytest.mark.parametrize("experts", [EXPERTS, 70])
 @pytest.mark.parametrize("rows", [1, 30, 700])
-@pytest.mark.parametrize("most", [row_plan._PROGRAMS, 2])
+@pytest.mark.parametrize("max_programs", [row_plan._PROGRAMS, 2])
 def test_a_plan_in_one_launch_is_the_one_of_many(
-    rows: int, experts: int, most: int, monkeypatch: pytest.MonkeyPatch
+    rows: int, experts: int, max_programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one program or several, which take one step or several; rows keep their order."""
     torch.manual_seed(0)
-    monkeypatch.setattr(row_plan, "_PROGRAMS", most)
+    monkeypatch.setattr(row_plan, "_PROGRAMS", max_programs)
     scores = torch.rand(rows, experts) * torch.linspace(0.5, 1, experts)
-    choices = scores.topk(CHOSEN + 1, sorted=False).indices[:, 1:].to(DEVICE)
-    found = row_plan.plan_rows(choices, experts, [8, 32, 64])
+    choices = scores.topk(TOP_K + 1, sorted=False).indices[:, 1:].to(DEVICE)
+    result = row_plan.plan_rows(choices, experts, [8, 32, 64])
     expected = row_blocks(choices, experts, [8, 32, 64])
     for name in RowBlocks.__slots__:
-        one, other = getattr(found, name), getattr(expected, name)
+        one, other = getattr(result, name), getattr(expected, name)
         if isinstance(other, torch.Tensor):
             torch.testing.assert_close(one, other, atol=0, rtol=0)
         else:
@@ -83,8 +83,8 @@ def test_a_plan_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_experts, "_TRIAL_ROWS", (3, 30))
     assert grouped_experts.first_difference(EXPERTS, DEVICE) == ""
     monkeypatch.setattr(row_plan, "rows_of_a_block", lambda *_: 7)
-    told = grouped_experts.first_difference(EXPERTS, DEVICE)
-    assert told == "blocks of their rows differ"
+    difference = grouped_experts.first_difference(EXPERTS, DEVICE)
+    assert difference == "blocks of their rows differ"
 
 
 def test_sizes_have_kernels_of_both_kinds() -> None:
@@ -103,8 +103,8 @@ def weights_of(name: str | None, outputs: int, inputs: int) -> list[Weight]:
         shape = (EXPERTS, outputs, inputs)
         return [(each.half().to(DEVICE),) for each in torch.randn(shape) * scale]
     kind = BLOCK_FORMATS[name]
-    found = random_weight(kind, EXPERTS * outputs, inputs // kind.values).blocks.to(DEVICE)
-    return [(QuantizedWeight(kind, each),) for each in found.view(EXPERTS, outputs, -1)]
+    blocks = random_weight(kind, EXPERTS * outputs, inputs // kind.values).blocks.to(DEVICE)
+    return [(QuantizedWeight(kind, each),) for each in blocks.view(EXPERTS, outputs, -1)]
 
 
 def dense(weights: list[Weight]) -> list[Weight]:
@@ -128,35 +128,35 @@ def test_experts_are_those_of_the_loop(
     one_by_one = Operators().prepare_experts(dense_up, dense_down, SILU, torch.float16, *biases)
     assert isinstance(together, TritonExperts) and not gate_up and not down
     x = (torch.randn(rows, HIDDEN) * 0.1).half().to(DEVICE)
-    shares = torch.rand(rows, CHOSEN, device=DEVICE)
-    chosen = torch.rand(rows, EXPERTS).topk(CHOSEN).indices.to(DEVICE)
-    found, expected = (torch.ones(rows, HIDDEN, device=DEVICE).half() for _ in range(2))
-    together(x, shares, chosen, found)
-    one_by_one(x, shares, chosen, expected)
+    shares = torch.rand(rows, TOP_K, device=DEVICE)
+    expert_ids = torch.rand(rows, EXPERTS).topk(TOP_K).indices.to(DEVICE)
+    result, expected = (torch.ones(rows, HIDDEN, device=DEVICE).half() for _ in range(2))
+    together(x, shares, expert_ids, result)
+    one_by_one(x, shares, expert_ids, expected)
     if rows:
         size = expected.abs().max()
-        torch.testing.assert_close(found, expected, atol=float(size) * 4e-3, rtol=0)
+        torch.testing.assert_close(result, expected, atol=float(size) * 4e-3, rtol=0)
 
 
 def test_experts_have_rows_of_a_codebook() -> None:
     weights = [run for (run,) in weights_of("IQ2_XS", 20, 256) if isinstance(run, QuantizedWeight)]
     x = torch.randn(4, 256, device=DEVICE).half()
-    chosen = torch.rand(4, EXPERTS).topk(CHOSEN).indices.to(DEVICE)
-    plan = row_blocks(chosen, EXPERTS, [8])
-    found = quantized_linear.multiply_grouped(x, stack_packed(map(pack, weights), EXPERTS), plan)
+    expert_ids = torch.rand(4, EXPERTS).topk(TOP_K).indices.to(DEVICE)
+    plan = row_blocks(expert_ids, EXPERTS, [8])
+    result = quantized_linear.multiply_grouped(x, stack_packed(map(pack, weights), EXPERTS), plan)
     values = torch.stack([dequantize(each) for each in weights])
     each = torch.einsum("ti,eoi->teo", x.float(), values)
-    expected = each.gather(1, chosen[..., None].expand(-1, -1, 20))
+    expected = each.gather(1, expert_ids[..., None].expand(-1, -1, 20))
     size = float(expected.abs().max())
-    torch.testing.assert_close(found[plan.places].float(), expected, atol=size * 1e-3, rtol=0)
+    torch.testing.assert_close(result[plan.places].float(), expected, atol=size * 1e-3, rtol=0)
 
 
 def test_experts_that_differ_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_experts, "works", lambda *_: True)
     mixed = [*weights_of(None, 2 * WIDTH, HIDDEN)[1:], *weights_of("Q8_0", 2 * WIDTH, HIDDEN)[:1]]
     down = weights_of(None, HIDDEN, WIDTH)
-    made = GpuOperators().prepare_experts(mixed, down, SILU, torch.float16)
-    assert isinstance(made, LoopedExperts)
+    experts = GpuOperators().prepare_experts(mixed, down, SILU, torch.float16)
+    assert isinstance(experts, LoopedExperts)
 
 
 def test_experts_that_are_wrong_are_not_relied_on(

@@ -15,9 +15,11 @@ WIDE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.fl
 @WIDE
 @pytest.mark.parametrize("codes", [CODES, NUMBERS], ids=["with NaN", "numbers"])
 def test_every_code_is_read_as_torch_reads_it(codes: torch.Tensor, dtype: torch.dtype) -> None:
-    got = castable(codes, dtype).to(dtype)
-    torch.testing.assert_close(got, codes.to(dtype), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(got.signbit() | got.isnan(), codes.to(dtype).signbit() | got.isnan())
+    result = castable(codes, dtype).to(dtype)
+    torch.testing.assert_close(result, codes.to(dtype), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(
+        result.signbit() | result.isnan(), codes.to(dtype).signbit() | result.isnan()
+    )
 
 
 @WIDE
@@ -30,16 +32,16 @@ def test_every_code_survives_the_way_there_and_back(dtype: torch.dtype) -> None:
 def test_what_it_cannot_hold_becomes_the_largest_value(dtype: torch.dtype) -> None:
     x = torch.tensor([447.0, 500.0, -6e4, torch.inf, torch.nan, 0.25]).to(dtype)
     expected = torch.tensor([448.0, 448.0, -448.0, 448.0, torch.nan, 0.25])
-    got = castable(x, FP8).to(FP8).float()
-    torch.testing.assert_close(got, expected, equal_nan=True)
+    result = castable(x, FP8).to(FP8).float()
+    torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 def test_views_that_are_not_contiguous_are_read_and_left_as_they_are() -> None:
     cache = torch.randn(3, 50, 8).to(FP8)
     for part in (cache[:, 7:19], cache[1:, ::5], cache.transpose(0, 1), cache[:, :0]):
-        kept = part.float()
-        assert torch.equal(castable(part, torch.float32), kept)
-        assert torch.equal(part.float(), kept)
+        expected = part.float()
+        assert torch.equal(castable(part, torch.float32), expected)
+        assert torch.equal(part.float(), expected)
 
 
 def test_other_formats_are_not_touched() -> None:

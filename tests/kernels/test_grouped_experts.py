@@ -21,7 +21,7 @@ jit.prepare()
 from tandem.kernels.cpu.grouped_experts import GroupedExperts  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
-HIDDEN, WIDTH, EXPERTS, CHOSEN = 512, 256, 9, 3
+HIDDEN, WIDTH, EXPERTS, TOP_K = 512, 256, 9, 3
 multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 # Formats of gate, up and down.
 ALIKE = Q4_0, Q4_0, Q4_0
@@ -69,18 +69,18 @@ def routed(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, HIDDEN, generator=generator)
     scores = torch.rand(rows, EXPERTS, generator=generator)
     scores[:, 4] = 0  # an expert without rows
-    weights, chosen = scores.topk(CHOSEN, sorted=False)
-    return x, weights, chosen
+    weights, expert_ids = scores.topk(TOP_K, sorted=False)
+    return x, weights, expert_ids
 
 
 def expected(kinds: tuple[BlockFormat, ...], rows: int) -> torch.Tensor:
     gate_up, down = weights_of(kinds)
     nothing = [torch.zeros(1)] * EXPERTS
     first, second = biases_of(kinds) or (nothing, nothing)
-    x, weights, chosen = routed(rows)
+    x, weights, expert_ids = routed(rows)
     out = torch.zeros(rows, HIDDEN)
     for row in range(rows):
-        for weight, expert in zip(weights[row], chosen[row], strict=True):
+        for weight, expert in zip(weights[row], expert_ids[row], strict=True):
             both = torch.cat([dequantize(run) for run in gate_up[expert]])
             gate, up = (both @ x[row] + first[expert]).chunk(2)
             hidden = torch.nn.functional.silu(gate) * up
@@ -99,10 +99,10 @@ def test_results_are_weighted_and_added(
 ) -> None:
     experts = prepared(operators(), kinds, torch.float32)
     for rows in (1, 3, 70):
-        begun = torch.linspace(-1, 1, HIDDEN).repeat(rows, 1)
-        out, wanted = begun.clone(), expected(kinds, rows)
+        start = torch.linspace(-1, 1, HIDDEN).repeat(rows, 1)
+        out, change = start.clone(), expected(kinds, rows)
         experts(*routed(rows), out)
-        assert ((out - begun - wanted).norm(dim=1) <= error * wanted.norm(dim=1)).all()
+        assert ((out - start - change).norm(dim=1) <= error * change.norm(dim=1)).all()
 
 
 @multiplies
@@ -110,16 +110,16 @@ def test_results_are_weighted_and_added(
 def test_a_row_has_the_same_result_in_any_batch(kinds: tuple[BlockFormat, ...]) -> None:
     experts = prepared(CompiledOperators(), kinds, torch.float32)
     assert isinstance(experts, GroupedExperts)
-    x, weights, chosen = routed(70)
+    x, weights, expert_ids = routed(70)
     whole = torch.zeros_like(x)
-    experts(x, weights, chosen, whole)
+    experts(x, weights, expert_ids, whole)
     for first, end in ((0, 1), (1, 4), (4, 30), (30, 70)):
         part = torch.zeros(end - first, HIDDEN)
-        experts(x[first:end], weights[first:end], chosen[first:end], part)
+        experts(x[first:end], weights[first:end], expert_ids[first:end], part)
         assert torch.equal(part, whole[first:end])
     x[33, 5] = torch.nan
     out = torch.zeros_like(x)
-    experts(x, weights, chosen, out)
+    experts(x, weights, expert_ids, out)
     assert out[33].isnan().all()
     others = torch.arange(70) != 33
     assert torch.equal(out[others], whole[others])
@@ -128,12 +128,12 @@ def test_a_row_has_the_same_result_in_any_batch(kinds: tuple[BlockFormat, ...]) 
 @multiplies
 def test_activations_of_half_types_and_no_rows() -> None:
     experts = prepared(CompiledOperators(), ALIKE, torch.bfloat16)
-    x, weights, chosen = routed(7)
+    x, weights, expert_ids = routed(7)
     wide, narrow = torch.zeros_like(x), torch.zeros_like(x).bfloat16()
-    experts(x.bfloat16().float(), weights, chosen, wide)
-    experts(x.bfloat16(), weights, chosen, narrow)
+    experts(x.bfloat16().float(), weights, expert_ids, wide)
+    experts(x.bfloat16(), weights, expert_ids, narrow)
     assert torch.equal(narrow, wide.bfloat16())
-    experts(x[:0], weights[:0], chosen[:0], wide[:0])
+    experts(x[:0], weights[:0], expert_ids[:0], wide[:0])
 
 
 @multiplies
@@ -143,9 +143,9 @@ def test_experts_of_different_formats_are_computed_one_by_one() -> None:
     down[5] = (dequantize(down[5][0]),)
     experts = CompiledOperators().prepare_experts(gate_up, down, "silu", torch.float32)
     assert isinstance(experts, LoopedExperts)
-    out, wanted = torch.zeros(3, HIDDEN), torch.zeros(3, HIDDEN)
+    out, reference = torch.zeros(3, HIDDEN), torch.zeros(3, HIDDEN)
     experts(*routed(3), out)
     gate_up, down = weights_of(ALIKE)
     gate_up[2] = weights_of((Q8_0, Q8_0, Q4_0))[0][2]
-    Operators().prepare_experts(gate_up, down, "silu", torch.float32)(*routed(3), wanted)
-    assert ((out - wanted).norm(dim=1) <= 0.03 * wanted.norm(dim=1)).all()
+    Operators().prepare_experts(gate_up, down, "silu", torch.float32)(*routed(3), reference)
+    assert ((out - reference).norm(dim=1) <= 0.03 * reference.norm(dim=1)).all()

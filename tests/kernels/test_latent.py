@@ -20,7 +20,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def scattered(tokens: int, first: int = 0) -> list[int]:
+def scattered_slots(tokens: int, first: int = 0) -> list[int]:
     """Every second block, backwards."""
     return [first + 2 * index for index in range(-(-tokens // BLOCK))][::-1]
 
@@ -50,20 +50,22 @@ class LatentCase:
         """In float64."""
         rows = []
         for context in self.contexts:
-            held = context.gather(self.latents.double(), 0, context.end)[0]
+            latents = context.gather(self.latents.double(), 0, context.end)[0]
             q = self.q[context.rows].double()
-            k = torch.einsum("hnc,lc->hln", self.k_up.double(), held[:, :WIDTH])
-            v = torch.einsum("hvc,lc->hlv", self.v_up.double(), held[:, :WIDTH])
-            k = torch.cat([k, held[None, :, WIDTH:].expand(HEADS, -1, -1)], dim=-1)
+            k = torch.einsum("hnc,lc->hln", self.k_up.double(), latents[:, :WIDTH])
+            v = torch.einsum("hvc,lc->hlv", self.v_up.double(), latents[:, :WIDTH])
+            k = torch.cat([k, latents[None, :, WIDTH:].expand(HEADS, -1, -1)], dim=-1)
             scores = torch.einsum("thd,hld->htl", q, k) * SCALE
             later = torch.ones(scores.shape[1:]).triu(context.start + 1).bool()
             weights = scores.masked_fill(later, -torch.inf).softmax(-1)
             rows.append(torch.einsum("htl,hlv->thv", weights, v))
         return torch.cat(rows)
 
-    def close(self, got: torch.Tensor) -> None:
+    def close(self, result: torch.Tensor) -> None:
         tolerance = TOLERANCE[self.latents.dtype]
-        torch.testing.assert_close(got.double(), self.written_out(), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            result.double(), self.written_out(), atol=tolerance, rtol=tolerance
+        )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -73,7 +75,7 @@ def test_both_ways_give_what_keys_and_values_do(
     dtype: torch.dtype, value_dim: int, rows: int, start: int
 ) -> None:
     """600 rows are more than a tile."""
-    for blocks in (list(range(9, 170)), scattered(start + rows)):
+    for blocks in (list(range(9, 170)), scattered_slots(start + rows)):
         case = LatentCase(
             dtype, value_dim, [SequenceMetadata(slice(0, rows), start, blocks, BLOCK)]
         )
@@ -83,7 +85,9 @@ def test_both_ways_give_what_keys_and_values_do(
 
 
 def test_heads_are_expanded_in_any_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = LatentCase(torch.float32, 5, [SequenceMetadata(slice(0, 40), 3, scattered(43), BLOCK)])
+    case = LatentCase(
+        torch.float32, 5, [SequenceMetadata(slice(0, 40), 3, scattered_slots(43), BLOCK)]
+    )
     inputs = case.q, case.latents, case.k_up, case.v_up
     for size in (1, 2 * 4 * 43 * 16 * 4, 1 << 30):
         monkeypatch.setattr(latent, "_EXPANDED_BYTES", size)
@@ -96,7 +100,7 @@ def test_a_batch_is_attended_in_the_way_that_is_cheaper_for_each_sequence(
     """Decoding rows, a long chunk between them, and a short one over a long context."""
     contexts, row = [], 0
     for index, (rows, start) in enumerate([(1, 30), (1, 0), (120, 20), (1, 9), (3, 130), (90, 0)]):
-        table = scattered(start + rows, first=index % 2 + 70 * (index // 2))
+        table = scattered_slots(start + rows, first=index % 2 + 70 * (index // 2))
         contexts.append(SequenceMetadata(slice(row, row + rows), start, table, BLOCK))
         row += rows
     case = LatentCase(torch.float32, 12, contexts)

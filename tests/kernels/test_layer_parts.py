@@ -45,7 +45,7 @@ from .test_expert_layer import both as with_experts  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 HIDDEN, WIDTH, HEADS, KV_HEADS, DIM = 96, 160, 4, 2, 16
-MOST = 20
+MAX_ROWS = 20
 # The cache's dtype, and whether there are experts. Each pair is compiled, which takes five seconds;
 # the feed-forward does not read the cache.
 LAYERS = selected(
@@ -63,20 +63,20 @@ def seeded() -> Iterator[None]:
 
 
 def runs_of(inputs: int, *runs: tuple[str, int], biased: bool = False) -> list[Linear]:
-    made: list[Linear] = []
+    linears: list[Linear] = []
     for name, outputs in runs:
         kind = BLOCK_FORMATS[name]
         weight = random_weight(kind, outputs, inputs // kind.values)
-        made.append(PanelLinear(weight, torch.randn(outputs) if biased else None))
-    return made
+        linears.append(PanelLinear(weight, torch.randn(outputs) if biased else None))
+    return linears
 
 
 def queries(*, head_norm: bool) -> tuple[Queries, Queries]:
     """In one call, and composed."""
     qkv = runs_of(HIDDEN, ("Q4_0", 5 * DIM), ("Q8_0", 3 * DIM), biased=True)
     weight = torch.randn(HEADS + KV_HEADS, DIM) if head_norm else None
-    given = torch.randn(HIDDEN), 1e-5, qkv, weight, 1e-6
-    return compiled.prepare_queries(*given), Operators.prepare_queries(compiled, *given)
+    args = torch.randn(HIDDEN), 1e-5, qkv, weight, 1e-6
+    return compiled.prepare_queries(*args), Operators.prepare_queries(compiled, *args)
 
 
 def feed_forward() -> tuple[FeedForward, FeedForward]:
@@ -84,10 +84,10 @@ def feed_forward() -> tuple[FeedForward, FeedForward]:
     o = runs_of(HEADS * DIM, ("Q5_0", HIDDEN))
     up = runs_of(HIDDEN, ("Q4_1", 2 * WIDTH))
     down = runs_of(WIDTH, ("Q8_0", 37), ("Q4_0", HIDDEN - 37))
-    given = o, torch.randn(HIDDEN), 1e-5, up, down
+    args = o, torch.randn(HIDDEN), 1e-5, up, down
     return (
-        compiled.prepare_feed_forward(*given, "silu"),
-        Operators.prepare_feed_forward(compiled, *given, "silu"),
+        compiled.prepare_feed_forward(*args, "silu"),
+        Operators.prepare_feed_forward(compiled, *args, "silu"),
     )
 
 
@@ -103,53 +103,54 @@ def empty_cache(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_norm", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 5, MOST])
+@pytest.mark.parametrize("rows", [1, 3, 5, MAX_ROWS])
 def test_queries_are_those_of_the_operators(rows: int, head_norm: bool, dtype: torch.dtype) -> None:
-    ours, composed = queries(head_norm=head_norm)
+    ours, reference = queries(head_norm=head_norm)
     x, cos_sin, slots = torch.randn(rows, HIDDEN), angles(rows), torch.randperm(120)[:rows]
     caches = empty_cache(dtype), empty_cache(dtype)
-    found, expected = (
-        each(x, cos_sin, cache, slots) for each, cache in zip((ours, composed), caches, strict=True)
+    result, expected = (
+        each(x, cos_sin, cache, slots)
+        for each, cache in zip((ours, reference), caches, strict=True)
     )
-    assert found.shape == (rows, HEADS, DIM)
-    assert torch.equal(found, expected)
+    assert result.shape == (rows, HEADS, DIM)
+    assert torch.equal(result, expected)
     for one, other in zip(*caches, strict=True):
         assert torch.equal(one, other) and one.any()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5, MOST])
+@pytest.mark.parametrize("rows", [1, 3, 5, MAX_ROWS])
 def test_feed_forwards_are_those_of_the_operators(rows: int) -> None:
-    ours, composed = feed_forward()
-    attended, x = torch.randn(rows, HEADS * DIM), torch.randn(rows, HIDDEN)
-    assert torch.equal(ours(attended, x), composed(attended, x))
+    ours, reference = feed_forward()
+    attention_out, x = torch.randn(rows, HEADS * DIM), torch.randn(rows, HIDDEN)
+    assert torch.equal(ours(attention_out, x), reference(attention_out, x))
 
 
 def test_a_row_is_the_same_in_any_batch() -> None:
-    cos_sin, slots = angles(MOST), torch.arange(MOST)
+    cos_sin, slots = angles(MAX_ROWS), torch.arange(MAX_ROWS)
     project, _ = queries(head_norm=True)
     ours, _ = feed_forward()
-    attended, x = torch.randn(MOST, HEADS * DIM), torch.randn(MOST, HIDDEN)
-    out, q = ours(attended, x), project(x, cos_sin, empty_cache(torch.float32), slots)
-    for first, end in ((0, 1), (1, 3), (3, 8), (2, MOST)):
+    attention_out, x = torch.randn(MAX_ROWS, HEADS * DIM), torch.randn(MAX_ROWS, HIDDEN)
+    out, q = ours(attention_out, x), project(x, cos_sin, empty_cache(torch.float32), slots)
+    for first, end in ((0, 1), (1, 3), (3, 8), (2, MAX_ROWS)):
         some = slice(first, end)
-        assert torch.equal(ours(attended[some], x[some]), out[some])
+        assert torch.equal(ours(attention_out[some], x[some]), out[some])
         turns = cos_sin[0][some], cos_sin[1][some]
         cache = empty_cache(torch.float32)
         assert torch.equal(project(x[some], turns, cache, slots[some]), q[some])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("rows", [3, MOST])
+@pytest.mark.parametrize("rows", [3, MAX_ROWS])
 def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float) -> None:
     cos_sin, slots = angles(rows), torch.arange(rows)
     project, _ = queries(head_norm=False)
     ours, _ = feed_forward()
-    attended, x = torch.randn(rows, HEADS * DIM), torch.randn(rows, HIDDEN)
-    clean = ours(attended, x), project(x, cos_sin, empty_cache(torch.float32), slots)
+    attention_out, x = torch.randn(rows, HEADS * DIM), torch.randn(rows, HIDDEN)
+    clean = ours(attention_out, x), project(x, cos_sin, empty_cache(torch.float32), slots)
     x[1, 7] = bad
-    found = ours(attended, x), project(x, cos_sin, empty_cache(torch.float32), slots)
+    result = ours(attention_out, x), project(x, cos_sin, empty_cache(torch.float32), slots)
     others = torch.arange(rows) != 1
-    for before, after in zip(clean, found, strict=True):
+    for before, after in zip(clean, result, strict=True):
         assert torch.equal(after[others], before[others])
         assert not after[1].isfinite().all()
 
@@ -200,16 +201,16 @@ def test_decoding_layers_are_those_of_the_operators(
     for _ in range(2):  # other caches than before
         numbers = [torch.randn(2, KV_HEADS, 120, DIM) for _ in layers]
         ours, theirs = ([filled_cache(dtype, kv) for kv in numbers] for _ in range(2))
-        given = x.clone()
-        found = whole(given, cos_sin, ours, slots, metadata.decodes)
+        inputs = x.clone()
+        result = whole(inputs, cos_sin, ours, slots, metadata.decodes)
         expected = x
         for layer, cache in zip(layers, theirs, strict=True):
             q = layer.queries(expected, cos_sin, cache, slots)
             keys, values = cache
-            attended = compiled.paged_attention(q, keys, values, metadata, layer.params, sinks)
-            expected = layer.feed_forward(attended.view(rows, -1), expected)
-        assert found is not None
-        assert torch.equal(found, expected) and torch.equal(given, x)
+            attention_out = compiled.paged_attention(q, keys, values, metadata, layer.params, sinks)
+            expected = layer.feed_forward(attention_out.view(rows, -1), expected)
+        assert result is not None
+        assert torch.equal(result, expected) and torch.equal(inputs, x)
         for one, other in zip(ours, theirs, strict=True):
             for left, right in zip(one, other, strict=True):
                 assert torch.equal(numbers_of(left), numbers_of(right))
@@ -256,7 +257,7 @@ def test_no_step_waits_for_the_compiler() -> None:
     assert operators.prepare_batched_decode(config_of(torch.bfloat16))
     kernels = [layer_parts.project, layer_parts.feed_forward, decoding_layers._decode_layers]
     before = [len(kernel.signatures) for kernel in kernels]
-    test_queries_are_those_of_the_operators(MOST, True, torch.bfloat16)
+    test_queries_are_those_of_the_operators(MAX_ROWS, True, torch.bfloat16)
     test_feed_forwards_are_those_of_the_operators(1)
     params = AttentionParams(scale=0.3, window=9, soft_cap=2.0, sinks=True)
     test_decoding_layers_are_those_of_the_operators(False, 6, params, torch.bfloat16)

@@ -105,7 +105,7 @@ def whole_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def poisoned(
+def poisoned_case(
     shape: tuple[int, ...], dtype: torch.dtype, whole_scale: float | None = None
 ) -> CachedKV:
     """A cache that nothing was written to."""
@@ -132,7 +132,7 @@ class PagedCase:
     ) -> None:
         q_dtype, dtype = kind
         shape = (kv, BLOCKS * BLOCK, dim)
-        self.keys, self.values = (poisoned(shape, dtype, scale) for scale in whole_scales)
+        self.keys, self.values = (poisoned_case(shape, dtype, scale) for scale in whole_scales)
         free = torch.randperm(BLOCKS).tolist()
         self.contexts = []
         for row, length in enumerate(lengths):
@@ -180,10 +180,10 @@ def check_rows(
     kind: tuple[torch.dtype, torch.dtype], window: int | None, cap: float | None
 ) -> None:
     case = PagedCase([1, 19, SPLIT, SPLIT + 1], kind, 6, 2, 24)
-    got, expected = case.run(window, cap), case.expected(window, cap)
-    assert got.dtype == kind[0]
-    least = max(TOLERANCE[got.dtype], TOLERANCE[case.q.dtype])
-    torch.testing.assert_close(got.float(), expected.float(), atol=least, rtol=least)
+    result, expected = case.run(window, cap), case.expected(window, cap)
+    assert result.dtype == kind[0]
+    tolerance = max(TOLERANCE[result.dtype], TOLERANCE[case.q.dtype])
+    torch.testing.assert_close(result.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(("kind", "window", "cap"), CASES, ids=str)
@@ -200,9 +200,9 @@ def test_a_sink_counts_once_however_many_parts_there_are(
     """Sinks of any size: one that counts for nothing, and one beside which all tokens do."""
     case = PagedCase([1, 19, SPLIT, 2 * SPLIT + 1], (torch.float32, torch.float32), 6, 2, 24)
     case.sinks = torch.tensor([-1e4, -3.0, 0.0, 3.0, 60.0, 1e4], device=DEVICE)
-    got, expected = case.run(window, cap), case.expected(window, cap)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    assert not got[:, 5].any() and got[:, 0].any()
+    result, expected = case.run(window, cap), case.expected(window, cap)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    assert not result[:, 5].any() and result[:, 0].any()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[1] == FP8], ids=str)
@@ -213,9 +213,9 @@ def test_fp8_is_widened_either_way(kind: tuple[torch.dtype, torch.dtype], conver
 @pytest.mark.parametrize("cap", [None, CAP])
 def test_keys_and_values_of_fp8_may_have_a_scale_each(cap: float | None, converts: bool) -> None:
     case = PagedCase([300, SPLIT + 1], (torch.float32, FP8), 4, 2, 24, (0.013, 3.7e-3))
-    got, expected = case.run(cap=cap), case.expected(cap=cap)
+    result, expected = case.run(cap=cap), case.expected(cap=cap)
     # Products with codes of fp16 hardware are exact; the reference multiplies K and V first.
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12, 1e35])
@@ -242,8 +242,8 @@ def test_values_of_int8_may_have_scales_of_any_size(size: float) -> None:
     case = PagedCase([300], (torch.bfloat16, INT8), 4, 2, 32)
     assert isinstance(case.values, ScaledKV)
     case.values.scales.mul_(size)
-    got, expected = (each.float() / size for each in (case.run(), case.expected()))
-    torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
+    result, expected = (each.float() / size for each in (case.run(), case.expected()))
+    torch.testing.assert_close(result, expected, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(1, 1, 8), (3, 3, 64), (20, 1, 80), (4, 2, 256)])

@@ -53,18 +53,18 @@ def test_values_are_those_of_the_library_to_the_last_bit(name: str) -> None:
         expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name])
     weight = QuantizedWeight(kind, torch.from_numpy(data))
     assert (weight.outputs, weight.inputs) == expected.shape
-    for found in (dequantize(weight), grouped_codes(weight).values()):
-        same = found.numpy().view(np.int32) == expected.view(np.int32)
+    for result in (dequantize(weight), grouped_codes(weight).values()):
+        same = result.numpy().view(np.int32) == expected.view(np.int32)
         assert (same | np.isnan(expected)).all()
-        assert (np.isnan(found.numpy()) == np.isnan(expected)).all()
+        assert (np.isnan(result.numpy()) == np.isnan(expected)).all()
 
 
 @pytest.mark.parametrize("name", sorted({*FORMATS} - {*IN_LIBRARY}))
 def test_formats_that_the_library_only_names_are_those_of_their_definition(name: str) -> None:
     weight = random_weight(BLOCK_FORMATS[name], 5, 3)
     expected = torch.from_numpy(decoded(name, weight.blocks.numpy()))
-    for found in (dequantize(weight), grouped_codes(weight).values()):
-        assert torch.equal(found, expected)
+    for result in (dequantize(weight), grouped_codes(weight).values()):
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -81,8 +81,8 @@ def test_no_outputs_are_no_outputs(name: str) -> None:
     kind = BLOCK_FORMATS[name]
     weight = QuantizedWeight(kind, torch.empty(0, 2 * kind.nbytes, dtype=torch.uint8))
     assert dequantize(weight).shape == (0, 2 * kind.values)
-    found = Operators().prepare_quantized(weight, None, torch.float32)
-    assert found(torch.ones(3, 2 * kind.values)).shape == (3, 0)
+    linear = Operators().prepare_quantized(weight, None, torch.float32)
+    assert linear(torch.ones(3, 2 * kind.values)).shape == (3, 0)
 
 
 def test_codes_of_few_bits_are_kept_in_halves_of_bytes() -> None:
@@ -108,12 +108,12 @@ def test_a_product_is_that_of_the_values(
     weight = random_weight(BLOCK_FORMATS[name], 99, 2)
     bias = torch.linspace(-1, 1, 99)
     x = torch.randn(rows, weight.inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
-    for given in (None, bias):
-        found = operators().prepare_quantized(weight, given, x.dtype)(x)
-        expected = torch.nn.functional.linear(x.float(), dequantize(weight), given)
-        assert found.dtype == dtype
+    for maybe_bias in (None, bias):
+        result = operators().prepare_quantized(weight, maybe_bias, x.dtype)(x)
+        expected = torch.nn.functional.linear(x.float(), dequantize(weight), maybe_bias)
+        assert result.dtype == dtype
         tolerance = TOLERANCE[dtype]
-        torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(result.float(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -125,20 +125,20 @@ def test_a_product_with_groups_of_another_method_is_that_of_the_values(
     assert torch.allclose(grouped_codes(weight).values(), dequantize(weight), atol=1e-6)
     x = torch.randn(5, weight.inputs, generator=torch.Generator().manual_seed(0))
     order = torch.randperm(weight.inputs, generator=torch.Generator().manual_seed(1))
-    for given in (weight, replace(weight, order=order)):
-        found = operators().prepare_ordered(given, torch.linspace(-1, 1, 37), torch.float32)
-        expected = torch.nn.functional.linear(x, dequantize(given), torch.linspace(-1, 1, 37))
-        torch.testing.assert_close(found(x), expected, atol=1e-4, rtol=1e-4)
+    for source in (weight, replace(weight, order=order)):
+        linear = operators().prepare_ordered(source, torch.linspace(-1, 1, 37), torch.float32)
+        expected = torch.nn.functional.linear(x, dequantize(source), torch.linspace(-1, 1, 37))
+        torch.testing.assert_close(linear(x), expected, atol=1e-4, rtol=1e-4)
         rows = torch.tensor([36, 0, 5])
-        torch.testing.assert_close(found.rows(rows), dequantize(given)[rows])
+        torch.testing.assert_close(linear.rows(rows), dequantize(source)[rows])
 
 
 @pytest.mark.parametrize("operators", [Operators, compiled_operators, GpuOperators])
 def test_rows_are_looked_up_in_what_is_multiplied(operators: Callable[[], Operators]) -> None:
     weight = random_weight(Q6_K, 37, 2)
-    chosen = torch.tensor([36, 0, 0, 5])
-    found = operators().prepare_quantized(weight, None, torch.float32).rows(chosen)
-    assert torch.equal(found, dequantize(weight)[chosen])
+    row_ids = torch.tensor([36, 0, 0, 5])
+    result = operators().prepare_quantized(weight, None, torch.float32).rows(row_ids)
+    assert torch.equal(result, dequantize(weight)[row_ids])
 
 
 def test_outputs_are_decoded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,5 +153,5 @@ def test_outputs_are_decoded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_of_strided_input_are_multiplied(name: str) -> None:
     weight = random_weight(BLOCK_FORMATS[name], 40, 1)
     wide = torch.randn(3, 2 * weight.inputs)[:, ::2]
-    found = compiled_operators().prepare_quantized(weight, None, wide.dtype)(wide)
-    torch.testing.assert_close(found, wide @ dequantize(weight).T, atol=1e-4, rtol=1e-4)
+    result = compiled_operators().prepare_quantized(weight, None, wide.dtype)(wide)
+    torch.testing.assert_close(result, wide @ dequantize(weight).T, atol=1e-4, rtol=1e-4)

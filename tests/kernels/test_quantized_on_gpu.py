@@ -40,24 +40,24 @@ ROUNDED = 1e-3
 
 def weight_of(name: str, outputs: int = 45, blocks: int | None = None) -> QuantizedWeight:
     kind = ALL[name]
-    found = random_weight(kind, outputs, blocks or (3 if kind.values < 128 else 1))
-    return QuantizedWeight(kind, found.blocks.to(DEVICE))
+    weight = random_weight(kind, outputs, blocks or (3 if kind.values < 128 else 1))
+    return QuantizedWeight(kind, weight.blocks.to(DEVICE))
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference in results whose largest is one."""
-    return float((found.double() - expected).abs().max() / expected.abs().max())
+    return float((result.double() - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_codes_are_those_of_the_blocks(name: str) -> None:
     weight = weight_of(name)
     packed, values = pack(weight), dequantize(weight)
-    chosen = torch.tensor([[3, 44], [3, 16]], device=DEVICE)
+    row_ids = torch.tensor([[3, 44], [3, 16]], device=DEVICE)
     assert (packed.outputs, packed.inputs) == (45, weight.inputs)
     assert error(packed.part(slice(16, 45)).values(), values[16:]) < ROUNDED
     assert torch.equal(
-        packed.part(chosen.flatten()).values(), packed.part(slice(45)).values()[chosen.flatten()]
+        packed.part(row_ids.flatten()).values(), packed.part(slice(45)).values()[row_ids.flatten()]
     )
 
 
@@ -79,9 +79,9 @@ def test_a_weight_is_decoded_to_its_values(name: str) -> None:
     small = INTERPRETED and packed.numbers == "e2m1"
     wide = name in IN_BFLOAT16 and not small
     for dtype in (torch.float16, torch.bfloat16) if wide else (torch.float16,):
-        found = torch.cat([decode(packed, part, dtype) for part in (slice(16), slice(16, 99))])
-        assert found.dtype == dtype
-        assert error(found, values) < (ROUNDED if dtype == torch.float16 else 8e-3)
+        result = torch.cat([decode(packed, part, dtype) for part in (slice(16), slice(16, 99))])
+        assert result.dtype == dtype
+        assert error(result, values) < (ROUNDED if dtype == torch.float16 else 8e-3)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_floats_of_4_bits_are_bfloat16_but_for_a_factor() -> None:
     """Of which the interpreter does not have the smallest."""
     codes = torch.arange(16, dtype=torch.int16)
     bits = (codes & 7) << 6 | (codes >> 3) * -(1 << 15)
-    found = bits.view(torch.bfloat16).float() * 2.0**126
+    result = bits.view(torch.bfloat16).float() * 2.0**126
     magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    assert torch.equal(found, torch.cat([magnitudes, -magnitudes]))
+    assert torch.equal(result, torch.cat([magnitudes, -magnitudes]))
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def _place_all(words: tl.tensor, out: tl.tensor, BFLOAT: tl.constexpr) -> None:
 def test_two_floats_of_4_bits_are_placed_from_each_part_of_a_word(dtype: torch.dtype) -> None:
     """All 256 pairs, among codes of other bits."""
     low, high = torch.arange(16).repeat(16), torch.arange(16).repeat_interleave(16)
-    found = torch.empty(4, 256, dtype=torch.int32, device=DEVICE)
+    result = torch.empty(4, 256, dtype=torch.int32, device=DEVICE)
     others = torch.randint(0, 16, (8, 256))
     exponent = 7 if dtype == torch.bfloat16 else 10
     for place in range(4):
@@ -137,9 +137,9 @@ def test_two_floats_of_4_bits_are_placed_from_each_part_of_a_word(dtype: torch.d
         words = word.to(torch.uint32).view(torch.int32)
         moved = _moved_bits(words)
         assert torch.equal(_moved_bits(moved, back=True), words)
-        _place_all[(1,)](moved.to(DEVICE), found, dtype == torch.bfloat16)
+        _place_all[(1,)](moved.to(DEVICE), result, dtype == torch.bfloat16)
         expected = [(code & 7) << exponent - 1 | code >> 3 << 15 for code in (low, high)]
-        halves = found[place].cpu().view(torch.uint16).view(256, 2).long().T
+        halves = result[place].cpu().view(torch.uint16).view(256, 2).long().T
         assert torch.equal(halves, torch.stack(expected))
 
 
@@ -157,8 +157,8 @@ def test_bytes_are_chosen_as_the_instruction_of_ptx_does() -> None:
     assert isinstance(selectors, torch.Tensor)
     out = torch.empty(4096, dtype=torch.int32, device=DEVICE)
     _permute[(1,)](low.to(DEVICE), high.to(DEVICE), selectors.int().to(DEVICE), out)
-    held = torch.stack([low, high], dim=1).view(torch.uint8)
-    expected = torch.stack([held.gather(1, each[:, None])[:, 0] for each in digits], dim=1)
+    source = torch.stack([low, high], dim=1).view(torch.uint8)
+    expected = torch.stack([source.gather(1, each[:, None])[:, 0] for each in digits], dim=1)
     assert torch.equal(out.cpu(), expected.contiguous().view(torch.int32)[:, 0])
 
 
@@ -207,10 +207,10 @@ def test_a_product_that_is_wrong_is_not_relied_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind = BLOCK_FORMATS["Q8_0"]
-    tried: list[tuple[str, int]] = []
+    attempts: list[tuple[str, int]] = []
 
     def some(kind: BlockFormat, dtype: torch.dtype, device: torch.device, rows: int) -> float:
-        tried.append((kind.name, rows))
+        attempts.append((kind.name, rows))
         return 0.9 if rows == wrong else 0.0
 
     monkeypatch.setattr(quantized_trial, "largest_error", some)
@@ -219,7 +219,7 @@ def test_a_product_that_is_wrong_is_not_relied_on(
         assert works(kind, torch.float16, torch.device("cuda")) == (wrong == 0)
         assert bool(caplog.text) == (wrong != 0)
     assert "Q8_0 is decoded for each product, because of Triton: its results are" in caplog.text
-    assert tried == 2 * [(kind.name, rows) for rows in (*ROWS, MAX_ROWS + 1)]
+    assert attempts == 2 * [(kind.name, rows) for rows in (*ROWS, MAX_ROWS + 1)]
     assert not works(kind, torch.float16, torch.device("cpu"))
     assert not works(kind, torch.float32, torch.device("cuda"))
     assert not works(GROUPS["FP8-40-F32-none"], torch.float16, torch.device("cuda"))
@@ -238,9 +238,9 @@ def test_operators_take_any_number_of_rows(
     product = GpuOperators().prepare_quantized(weight, bias, x.dtype)
     expected = torch.nn.functional.linear(x.float(), dequantize(weight), bias)
     torch.testing.assert_close(product(x).float(), expected, atol=2e-2, rtol=5e-3)
-    chosen = torch.tensor([7, 44, 7], device=DEVICE)
+    row_ids = torch.tensor([7, 44, 7], device=DEVICE)
     torch.testing.assert_close(
-        product.rows(chosen), dequantize(weight)[chosen], atol=1e-3, rtol=1e-3
+        product.rows(row_ids), dequantize(weight)[row_ids], atol=1e-3, rtol=1e-3
     )
 
 

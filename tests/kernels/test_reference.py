@@ -28,9 +28,9 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    tolerance = TOLERANCE[got.dtype]
-    torch.testing.assert_close(got.double(), expected.double(), atol=tolerance, rtol=tolerance)
+def close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[result.dtype]
+    torch.testing.assert_close(result.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
 @DTYPES
@@ -63,9 +63,9 @@ def test_dimensions_beyond_the_rotated_ones_are_unchanged(dim: int, dtype: torch
     x = torch.randn(19, 3, 8).to(dtype)
     angles = torch.rand(19, 1, dim // 2) * 100
     cos_sin = angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
-    got = apply_rotary(x, cos_sin)
-    assert torch.equal(got[..., dim:], x[..., dim:])
-    assert torch.equal(got[..., :dim], apply_rotary(x[..., :dim], cos_sin))
+    result = apply_rotary(x, cos_sin)
+    assert torch.equal(result[..., dim:], x[..., dim:])
+    assert torch.equal(result[..., :dim], apply_rotary(x[..., :dim], cos_sin))
 
 
 @DTYPES
@@ -151,8 +151,8 @@ def test_paged_attention(
         expected.append(exact_attention(q, k, v, start, window, soft_cap))
         row += count
     params = AttentionParams(dim**-0.5, window, soft_cap)
-    got = attention.paged_attention(torch.cat(q_parts), keys, values, contexts, params)
-    close(got, torch.cat(expected))
+    result = attention.paged_attention(torch.cat(q_parts), keys, values, contexts, params)
+    close(result, torch.cat(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -162,13 +162,13 @@ def test_an_fp8_cache_is_attended_in_the_type_of_the_queries(dtype: torch.dtype)
     table = [9, 2, 17, 4, 11, 0, 19, 7]
     slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(30)])
     write_kv(keys, values, slots, k, v)
-    kept = [x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v)]
+    kv = [x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v)]
     for start, count in ((29, 1), (11, 19), (0, 30)):
         q = torch.randn(count, 4, 8).to(dtype)
         context = SequenceMetadata(slice(0, count), start, table, BLOCK)
-        got = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
-        assert got.dtype == dtype
-        close(got, exact_attention(q, kept[0], kept[1], start, None))
+        result = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
+        assert result.dtype == dtype
+        close(result, exact_attention(q, kv[0], kv[1], start, None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -182,25 +182,25 @@ def test_keys_and_values_of_fp8_have_a_scale_each(dtype: torch.dtype) -> None:
     v *= 0.1  # so that the largest are beyond 448 times the scale
     table = [9, 2, 17, 4, 11, 0, 19, 7]
     slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(30)])
-    turned = torch.ones(30, 1, 0), torch.zeros(30, 1, 0)
+    cos_sin = torch.ones(30, 1, 0), torch.zeros(30, 1, 0)
     rows = torch.cat([k, k, v], dim=1).to(dtype)
-    operators.rope_and_cache_kv(rows, None, 1e-6, turned, (keys, values), slots)
+    operators.rope_and_cache_kv(rows, None, 1e-6, cos_sin, (keys, values), slots)
     codes = [
         (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         for x, scale in zip((k, v), scales, strict=True)
     ]
     assert (codes[1].float().abs() == 448).any()
-    for held, each in zip((keys, values), codes, strict=True):
-        written = held.values.view(torch.uint8)[:, slots]
-        assert torch.equal(written, each.view(torch.uint8).transpose(0, 1))
-    kept = [(x.float() * scale).to(dtype) for x, scale in zip(codes, scales, strict=True)]
+    for side, each in zip((keys, values), codes, strict=True):
+        actual = side.values.view(torch.uint8)[:, slots]
+        assert torch.equal(actual, each.view(torch.uint8).transpose(0, 1))
+    kv = [(x.float() * scale).to(dtype) for x, scale in zip(codes, scales, strict=True)]
     for start, count in ((29, 1), (11, 19), (0, 30)):
         q = torch.randn(count, 4, 8).to(dtype)
         sequences = [SequenceMetadata(slice(0, count), start, table, BLOCK)]
         metadata, params = AttentionMetadata(sequences, slots), AttentionParams(8**-0.5)
-        got = operators.paged_attention(q, keys, values, metadata, params)
-        assert got.dtype == dtype
-        close(got, exact_attention(q, kept[0], kept[1], start, None))
+        result = operators.paged_attention(q, keys, values, metadata, params)
+        assert result.dtype == dtype
+        close(result, exact_attention(q, kv[0], kv[1], start, None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -213,12 +213,12 @@ def test_what_fp8_cannot_hold_becomes_its_largest_value(dtype: torch.dtype) -> N
     torch.testing.assert_close(cache[1].float().view(-1), -expected, equal_nan=True)
 
 
-def test_a_long_chunk_is_taken_in_tiles() -> None:
+def test_a_long_chunk_is_computed_in_tiles() -> None:
     keys, values = torch.randn(2, 1, 1200, 8)
     q = torch.randn(1101, 2, 8)
     context = SequenceMetadata(slice(0, 1101), 99, list(range(300)), BLOCK)
-    got = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
-    close(got, exact_attention(q, keys.transpose(0, 1), values.transpose(0, 1), 99, None))
+    result = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
+    close(result, exact_attention(q, keys.transpose(0, 1), values.transpose(0, 1), 99, None))
 
 
 @DTYPES
@@ -277,15 +277,15 @@ def test_each_packing(packer: linear.Packer, rows: int, bias: bool, dtype: torch
     weight, x = torch.randn(1037, 64).to(dtype), torch.randn(rows, 64).to(dtype)
     offset = torch.randn(1037).to(dtype) if bias else None
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-    got = packer(weight, offset)(x)
-    assert got.dtype == dtype
-    close(got, expected)
+    result = packer(weight, offset)(x)
+    assert result.dtype == dtype
+    close(result, expected)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_weights_beyond_fp16_are_not_squeezed_into_it(scale: float) -> None:
     weight, x = (torch.randn(64, 32) * scale).bfloat16(), torch.randn(3, 32).bfloat16()
-    got = linear.prepare_linear(weight, None)(x)
+    result = linear.prepare_linear(weight, None)(x)
     torch.testing.assert_close(
-        got.float() / scale, x.float() @ (weight.float().T / scale), rtol=0.02, atol=0.1
+        result.float() / scale, x.float() @ (weight.float().T / scale), rtol=0.02, atol=0.1
     )

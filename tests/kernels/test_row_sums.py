@@ -25,7 +25,7 @@ def expected(data: bytes) -> list[int]:
     ]
 
 
-def found(data: bytes, device: str = "cpu") -> list[int]:
+def sums_of(data: bytes, device: str = "cpu") -> list[int]:
     tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
     return [int(each) % 2**64 for each in row_sums(tensor.to(device))]
 
@@ -34,42 +34,42 @@ def found(data: bytes, device: str = "cpu") -> list[int]:
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 19, 989, ROW - 1, ROW, ROW + 1, 3 * ROW + 4093])
 def test_the_sums_are_those_of_the_definition(size: int, device: str) -> None:
     data = random.Random(size).randbytes(size)
-    assert found(data, device) == expected(data)
+    assert sums_of(data, device) == expected(data)
 
 
 def test_the_keys_are_those_of_splitmix64() -> None:
     # The first three numbers that Vigna's program prints for the seed 0.
-    known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [splitmix64(number) for number in (1, 2, 3)] == known
+    expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [splitmix64(number) for number in (1, 2, 3)] == expected
 
 
 def test_sums_wrap_around_and_extreme_words_count() -> None:
     for word in (b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80"):
-        assert found(word * COLUMNS) == expected(word * COLUMNS)
+        assert sums_of(word * COLUMNS) == expected(word * COLUMNS)
 
 
 def test_every_flipped_bit_changes_the_sum_of_its_row_alone() -> None:
     source = random.Random(3)
     data = bytearray(source.randbytes(2 * ROW + 50))
-    before = found(bytes(data))
+    before = sums_of(bytes(data))
     bits = [*range(64), *source.sample(range(8 * len(data)), 100), 8 * len(data) - 1]
     for bit in bits:
         data[bit // 8] ^= 1 << bit % 8
-        after = found(bytes(data))
-        changed = [row for row, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-        assert changed == [bit // 8 // ROW]
+        after = sums_of(bytes(data))
+        rows = [row for row, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        assert rows == [bit // 8 // ROW]
         data[bit // 8] ^= 1 << bit % 8
 
 
 def test_two_flipped_signs_do_not_cancel_out() -> None:
     """A sum of 64-bit words times odd keys would lose any two top bits."""
     data = bytearray(random.Random(4).randbytes(ROW))
-    before = found(bytes(data))
+    before = sums_of(bytes(data))
     for first, second in [(3, 7), (7, 15), (3, ROW - 1), (4095, 4099)]:
-        changed = bytearray(data)
-        changed[first] ^= 0x80
-        changed[second] ^= 0x80
-        assert found(bytes(changed)) != before
+        copy = bytearray(data)
+        copy[first] ^= 0x80
+        copy[second] ^= 0x80
+        assert sums_of(bytes(copy)) != before
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 256, ROW])
@@ -81,10 +81,10 @@ def test_what_has_changed_places_is_found(width: int) -> None:
         first, second = source.sample(range(len(pieces)), 2)
         swapped = list(pieces)
         swapped[first], swapped[second] = pieces[second], pieces[first]
-        assert pieces[first] == pieces[second] or found(b"".join(swapped)) != found(data)
+        assert pieces[first] == pieces[second] or sums_of(b"".join(swapped)) != sums_of(data)
 
 
 def test_a_missing_end_is_found_unless_it_is_zeros() -> None:
     data = random.Random(5).randbytes(ROW + 7) + b"\x01"
-    assert all(found(data[:-missing]) != found(data) for missing in (1, 2, 3, 4, 8, ROW))
-    assert found(data + bytes(3)) == found(data)
+    assert all(sums_of(data[:-missing]) != sums_of(data) for missing in (1, 2, 3, 4, 8, ROW))
+    assert sums_of(data + bytes(3)) == sums_of(data)

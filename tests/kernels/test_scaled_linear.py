@@ -81,19 +81,19 @@ def test_a_product_is_that_of_the_rounded_numbers(rows: int) -> None:
     linear = ScaledLinear(codes, "rows", None)
     sizes = torch.logspace(-3, 3, rows)[:, None]
     x = (torch.randn(rows, 256) * sizes).to(DEVICE, torch.bfloat16)
-    got = linear(x)
-    assert got.dtype == torch.bfloat16
+    result = linear(x)
+    assert result.dtype == torch.bfloat16
     # As vLLM rounds activations: by the largest of each row.
     scale = x.float().abs().amax(1, keepdim=True) / 448
     rounded = (x.float() / scale).clamp(-448, 448).to(FP8).float() * scale
     exact = rounded @ codes.values().t()
-    worst = (got.float() - exact).abs().amax(1) / exact.abs().amax(1)
+    worst = (result.float() - exact).abs().amax(1) / exact.abs().amax(1)
     assert worst.max() < 2**-6
     # e4m3 rounds a number by 3% in the mean, and so a product.
     error = (exact - x.float() @ codes.values().t()).norm() / exact.norm()
     assert 0.01 < error < 0.04
     biased = ScaledLinear(codes, "rows", bias)
-    assert torch.equal(biased(x), got + bias.bfloat16())
+    assert torch.equal(biased(x), result + bias.bfloat16())
     assert torch.equal(linear.rows(torch.tensor([3, 5])), codes.values()[[3, 5]])
     assert linear(x[:0]).shape == (0, 80)
 
@@ -102,8 +102,8 @@ def test_rows_of_zeros_stay_zeros_and_those_that_are_not_numbers_do_not_become_a
     codes = codes_of(32, 128, "rows")
     x = torch.randn(3, 128).to(DEVICE, torch.bfloat16)
     x[0], x[1, 5] = 0, torch.nan
-    got = ScaledLinear(codes, "rows", None)(x)
-    assert not got[0].any() and got[1].isnan().all() and got[2].isfinite().all()
+    result = ScaledLinear(codes, "rows", None)(x)
+    assert not result[0].any() and result[1].isnan().all() and result[2].isfinite().all()
 
 
 def test_a_product_of_blocks_has_a_scale_for_each_block_of_both(
@@ -114,11 +114,11 @@ def test_a_product_of_blocks_has_a_scale_for_each_block_of_both(
     assert scaling_of(codes) == "blocks"
     x = torch.randn(70, 640).to(DEVICE, torch.bfloat16)
     x[:, 128:256] *= 100
-    got = ScaledLinear(codes, "blocks", None)(x).float()
+    result = ScaledLinear(codes, "blocks", None)(x).float()
     groups = x.float().unflatten(1, (-1, 128))
     scale = groups.abs().amax(2, keepdim=True) / 448
     rounded = ((groups / scale).to(FP8).float() * scale).flatten(1)
-    torch.testing.assert_close(got, rounded @ codes.values().t(), atol=2, rtol=2**-7)
+    torch.testing.assert_close(result, rounded @ codes.values().t(), atol=2, rtol=2**-7)
     assert largest_error("blocks", CPU, even=False) < 0.02
 
 
@@ -131,8 +131,8 @@ def test_torch_takes_the_shapes_of_each_kind(scaling: Scaling) -> None:
         each.to("meta")
         for each in (rounded, codes.codes.t(), scales, weight_scales(codes, scaling))
     )
-    got = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
-    assert got.shape == (70, 272)
+    result = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
+    assert result.shape == (70, 272)
 
 
 def test_only_scales_of_outputs_and_of_whole_blocks_have_a_product() -> None:
@@ -228,5 +228,5 @@ def test_a_gpu_multiplies_codes(scaling: Scaling) -> None:
     codes = codes_of(272, 512, scaling)
     x = torch.randn(67, 512).to(device, torch.bfloat16)
     exact = x.float() @ codes.values().t()
-    got = ScaledLinear(codes, scaling, None)(x).float()
-    assert got.shape == exact.shape and (got - exact).norm() / exact.norm() < 0.05
+    result = ScaledLinear(codes, scaling, None)(x).float()
+    assert result.shape == exact.shape and (result - exact).norm() / exact.norm() < 0.05

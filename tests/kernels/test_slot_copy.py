@@ -41,15 +41,15 @@ def test_rows_are_those_of_the_slots(
     """By the kernel alone: torch would be another implementation."""
     monkeypatch.setattr(IndexedCopies, "gather", None)
     monkeypatch.setattr(IndexedCopies, "scatter", None)
-    copies, held = TritonSlotCopies(), anything((3, 400, dim), dtype)[1:]
+    copies, cache = TritonSlotCopies(), anything((3, 400, dim), dtype)[1:]
     slots = torch.randperm(401, device=DEVICE)[1 : 1 + count].clamp(max=399)
     rows = anything((2, count, dim), dtype)
-    copies.gather(held, slots, rows)
-    plain, found = held.view(torch.uint8), rows.view(torch.uint8)
-    assert torch.equal(found, plain[:, slots])
+    copies.gather(cache, slots, rows)
+    plain, result = cache.view(torch.uint8), rows.view(torch.uint8)
+    assert torch.equal(result, plain[:, slots])
     back = anything((2, 400, dim), dtype)
     expected = back.view(torch.uint8).clone()
-    expected[:, slots] = found
+    expected[:, slots] = result
     copies.scatter(back, slots, rows)
     assert torch.equal(back.view(torch.uint8), expected)
 
@@ -70,11 +70,11 @@ def test_nothing_is_copied_for_no_slot() -> None:
 def test_what_does_not_suit_the_kernel_is_left_to_torch(rows: object) -> None:
     target = rows()  # type: ignore[operator]
     assert not takes(target)
-    held = torch.randn(2, 9, target.shape[2], device=DEVICE)
+    cache = torch.randn(2, 9, target.shape[2], device=DEVICE)
     slots = torch.tensor([7, 0, 3], device=DEVICE)
-    TritonSlotCopies().gather(held, slots, target)
-    assert torch.equal(target, held[:, slots])
-    empty = torch.zeros_like(held)
+    TritonSlotCopies().gather(cache, slots, target)
+    assert torch.equal(target, cache[:, slots])
+    empty = torch.zeros_like(cache)
     TritonSlotCopies().scatter(empty, slots, target)
     assert torch.equal(empty[:, slots], target)
 
@@ -111,11 +111,11 @@ def test_wrong_copies_are_found(monkeypatch: pytest.MonkeyPatch, wrong: str) -> 
     copy = slot_copy.copy_slots
 
     def careless(
-        held: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, *, scatter: bool
+        cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, *, scatter: bool
     ) -> None:
-        copy(held, slots, rows, scatter=scatter)
+        copy(cache, slots, rows, scatter=scatter)
         if scatter == (wrong == "scattered"):
-            (held if scatter else rows)[1, 5] += 1
+            (cache if scatter else rows)[1, 5] += 1
 
     monkeypatch.setattr(slot_copy, "copy_slots", careless)
     assert first_difference(16, DEVICE) == f"{wrong} rows differ"

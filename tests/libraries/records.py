@@ -14,6 +14,6 @@ RECORDS = Path(__file__).parent / "recorded"
 
 def read_record(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors of a record, and what it says about them."""
-    with safe_open(RECORDS / f"{name}.safetensors", "pt") as opened:
-        about = json.loads(opened.metadata()["about"])
-        return {name: opened.get_tensor(name) for name in opened.keys()}, about  # noqa: SIM118
+    with safe_open(RECORDS / f"{name}.safetensors", "pt") as file:
+        about = json.loads(file.metadata()["about"])
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118

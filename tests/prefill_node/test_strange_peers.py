@@ -87,7 +87,7 @@ async def _open(request: pb.OpenRequest) -> None:
 
 
 @FEWER
-@given(changed(introduction(FakeNode("d", 7).engine, FakeNode("d", 7).identity), most=4))
+@given(changed(introduction(FakeNode("d", 7).engine, FakeNode("d", 7).identity), max_changes=4))
 def test_any_greeting_gets_a_reply_or_a_rejection(request: pb.Introduction) -> None:
     async def greet() -> None:
         async with serving() as (service, node):

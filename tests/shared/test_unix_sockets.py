@@ -13,10 +13,10 @@ from tandem.shared.unix_sockets import folder_of, kv_endpoint, reserved_folder
 
 
 def test_a_folder_stands_beside_addresses() -> None:
-    given = "10.0.0.7:8100, file:///run/tandem/ ,file:///with%20space"
-    told = ("10.0.0.7:8100", "unix:/run/tandem/control.sock", "unix:/with space/control.sock")
-    assert prefill_addresses(given) == told
-    assert [folder_of(address) for address in told] == ["", "/run/tandem", "/with space"]
+    setting = "10.0.0.7:8100, file:///run/tandem/ ,file:///with%20space"
+    expected = ("10.0.0.7:8100", "unix:/run/tandem/control.sock", "unix:/with space/control.sock")
+    assert prefill_addresses(setting) == expected
+    assert [folder_of(address) for address in expected] == ["", "/run/tandem", "/with space"]
     assert prefill_addresses(None) == ()
 
 
@@ -27,8 +27,8 @@ def test_an_unsuitable_folder_for_sockets_is_refused(url: str) -> None:
 
 
 def test_each_side_calls_the_folder_by_its_own_name() -> None:
-    told = kv_endpoint("/volume/there", 3, "bulk")
-    assert reachable(told, "unix:/mnt/here/control.sock") == "ipc:///mnt/here/kv-3-bulk.sock"
+    endpoint = kv_endpoint("/volume/there", 3, "bulk")
+    assert reachable(endpoint, "unix:/mnt/here/control.sock") == "ipc:///mnt/here/kv-3-bulk.sock"
 
 
 @pytest.mark.parametrize(

@@ -35,24 +35,26 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def shown_commands() -> list[ShownCommand]:
     """The commands of all blocks of shell."""
-    return [made for document, body in blocks("sh") for made in _commands(document, body)]
+    return [command for document, body in blocks("sh") for command in _commands(document, body)]
 
 
 def _commands(document: str, body: str) -> list[ShownCommand]:
-    made: list[ShownCommand] = []
-    begun = ""
+    commands: list[ShownCommand] = []
+    command = ""
     for line in body.replace("\\\n", " ").splitlines():
-        if not begun and line.startswith("# "):
-            made[-1].shown.append(line.removeprefix("# ").removeprefix("...").removesuffix("..."))
+        if not command and line.startswith("# "):
+            commands[-1].shown.append(
+                line.removeprefix("# ").removeprefix("...").removesuffix("...")
+            )
             continue
-        begun += line
+        command += line
         try:
-            shlex.split(begun)
+            shlex.split(command)
         except ValueError:  # a quotation goes on
-            begun += "\n"
+            command += "\n"
             continue
-        if begun.strip():
-            made.append(ShownCommand(document, begun))
-        begun = ""
-    assert not begun, f"{document}: a quotation without an end"
-    return made
+        if command.strip():
+            commands.append(ShownCommand(document, command))
+        command = ""
+    assert not command, f"{document}: a quotation without an end"
+    return commands

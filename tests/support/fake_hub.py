@@ -90,12 +90,12 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self) -> None:
-        self._answer(with_body=False)
+        self._respond(with_body=False)
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        self._respond(with_body=True)
 
-    def _answer(self, *, with_body: bool) -> None:
+    def _respond(self, *, with_body: bool) -> None:
         hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
         parts = unquote(self.path.split("?")[0]).strip("/").split("/")
         stored = parts[:1] == ["lfs"]
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = parts[2:] if parts[:2] == ["api", "models"] else parts
         name, rest = "/".join(parts[:2]), parts[2:]
         file = "/".join(rest[2:])
-        known = {*hub.revisions, *hub.revisions.values()}
+        revisions = {*hub.revisions, *hub.revisions.values()}
         if f"{name}/{file}" in hub.refusals:
             self._refuse(*hub.refusals[f"{name}/{file}"])
         elif name in hub.refusals or name not in hub.repositories:
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             branches = [{"name": each, "ref": f"refs/heads/{each}"} for each in hub.revisions]
             branches = [each | {"targetCommit": COMMIT} for each in branches]
             self._send(json.dumps({"branches": branches, "tags": [], "converts": []}).encode())
-        elif len(rest) > 1 and rest[1] not in known:
+        elif len(rest) > 1 and rest[1] not in revisions:
             self._refuse(404, "RevisionNotFound")
         elif rest[:1] == ["resolve"]:
             self._give(hub, name, rest[1], file, with_body=with_body, stored=stored)
@@ -144,17 +144,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"", headers | linked | {"Location": where}, status=302)
             return
         status, begin, end = 200, 0, len(content)
-        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            begin, end = int(found[1]), min(int(found[2] or len(content)) + 1, len(content))
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            begin, end = int(match[1]), min(int(match[2] or len(content)) + 1, len(content))
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
             status = 206
-        if with_body and status == 206 and found and found[2]:
+        if with_body and status == 206 and match and match[2]:
             hub.ranges.append((file, end - begin))
         elif with_body:
             hub.given.append(file)
             hub.resumed += [begin] if begin else []
-        breaks = hub.breaks_after if stored and with_body and not (found and found[2]) else None
-        self._send(content[begin:end], headers, status=status, with_body=with_body, most=breaks)
+        breaks = hub.breaks_after if stored and with_body and not (match and match[2]) else None
+        self._send(content[begin:end], headers, status=status, with_body=with_body, limit=breaks)
         if breaks is not None and end - begin > breaks:
             hub.refusals[f"{name}/{file}"] = (500, "")
             self.connection.shutdown(SHUT_RDWR)
@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         *,
         status: int = 200,
         with_body: bool = True,
-        most: int | None = None,
+        limit: int | None = None,
     ) -> None:
         self.send_response(status)
         for key, value in (headers or {}).items():
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not with_body or self.command == "HEAD":
             return
-        self.wfile.write(content[:most])
+        self.wfile.write(content[:limit])
         self.wfile.flush()
 
 

@@ -43,20 +43,20 @@ class _Handler(BaseHTTPRequestHandler):
         hub: FakeModelScope = self.server.hub  # type: ignore[attr-defined]
         address = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        found = re.fullmatch(r"/(?:api|openapi)/v1/models/([^/]+/[^/]+)(/.*)?", address.path)
+        match = re.fullmatch(r"/(?:api|openapi)/v1/models/([^/]+/[^/]+)(/.*)?", address.path)
         if token := re.search(r"m_session_id=(\w+)", self.headers.get("Cookie", "")):
             hub.tokens.add(token[1])
-        name = found[1] if found else ""
+        name = match[1] if match else ""
         if name in hub.refusals or name not in hub.repositories:
             self._tell(None, status=hub.refusals.get(name, 404))
         elif query.get("Revision", "master") not in hub.revisions:
             self._tell(None, status=404)
-        elif found and found[2] == "/repo/files":
+        elif match and match[2] == "/repo/files":
             self._tell({"Files": self._listed(hub.repositories[name])})
-        elif found and found[2] == "/revisions":
+        elif match and match[2] == "/revisions":
             tags = [{"Revision": each} for each in hub.revisions]
             self._tell({"RevisionMap": {"Tags": tags, "Branches": []}})
-        elif found and found[2] == "/repo":
+        elif match and match[2] == "/repo":
             self._give(hub, hub.repositories[name], query["FilePath"])
         else:
             self._tell({"Path": name.split("/")[0], "Name": name.split("/")[1], "Id": 1})
@@ -79,8 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._tell(None, status=404)
             return
         begin, end, status = 0, len(content), 200
-        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            begin, end = int(found[1]), min(int(found[2] or len(content)) + 1, len(content))
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            begin, end = int(match[1]), min(int(match[2] or len(content)) + 1, len(content))
             status = 206
         if self.command == "GET":
             (hub.ranges if end - begin < len(content) else hub.given).append(file)

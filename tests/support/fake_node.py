@@ -67,7 +67,7 @@ def spec_of(layers: tuple[LayerSpec, ...]) -> DecoderSpec:
 
 
 class FakeRanks:
-    """All ranks of a node. They run steps, and answer commands for the data plane at once."""
+    """All ranks of a node. They run steps, and complete commands for the data plane at once."""
 
     def __init__(self) -> None:
         self.computes = asyncio.Event()  # while it is clear, no step ends
@@ -75,7 +75,7 @@ class FakeRanks:
         self.says: int | None = None  # the token of every row that samples
         self.fails = ""  # the reason with which each sequence of the next steps fails
         self.greets = True
-        self.confirms = True  # answers cancellations of what it receives
+        self.confirms = True  # confirms cancellations of what it receives
         self.excess = 0.0  # the difference that a comparison finds; 1 is allowed
         self.commands: list[tuple[int, Command]] = []
         self.masks: list[TokenMasks] = []
@@ -95,10 +95,10 @@ class FakeRanks:
         await asyncio.sleep(0)  # other tasks run during a step
         await self.computes.wait()
         rows = plan.sequences if self.fails else []
-        drawn = [row for row in plan.sequences if row.sample and self.says is not None]
+        sampled_rows = [row for row in plan.sequences if row.sample and self.says is not None]
         return StepResult(
             plan.step,
-            [Sampled(row.sequence_id, [self.says or 0]) for row in drawn],
+            [Sampled(row.sequence_id, [self.says or 0]) for row in sampled_rows],
             failed={row.sequence_id: self.fails for row in rows},
             hidden={
                 row.sequence_id: HIDDEN[:4] if row.classify else HIDDEN
@@ -127,9 +127,9 @@ class FakeRanks:
 
     def _command(self, rank: int, command: Command) -> None:
         self.commands.append((rank, command))
-        asyncio.get_running_loop().create_task(self._answer(rank, command))
+        asyncio.get_running_loop().create_task(self._reply(rank, command))
 
-    async def _answer(self, rank: int, command: Command) -> None:
+    async def _reply(self, rank: int, command: Command) -> None:
         key = {name: getattr(command, name, 0) for name in ("transfer_id", "attempt")}
         if isinstance(command, Expect) and self.greets:
             self.emit(rank, Expecting(**key, peer_rank=command.peer_rank))

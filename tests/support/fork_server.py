@@ -235,10 +235,10 @@ def _become_rank(pid: int, waits: int, channel: socket.socket) -> ForkedRank:
     return ForkedRank(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def _close_but(*kept: int) -> None:
+def _close_but(*descriptors: int) -> None:
     """Close all descriptors but the standard ones and these."""
     first = 3
-    for each in sorted(kept):
+    for each in sorted(descriptors):
         os.closerange(first, each)
         first = each + 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))

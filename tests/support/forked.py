@@ -52,8 +52,8 @@ class StartRequest:
         """The number of ranks that the part will start, at first."""
         if not any(argument in _NODES for argument in self.arguments):
             return 0
-        given = [int(match[1]) for each in self.arguments if (match := _RANKS.fullmatch(each))]
-        return given[-1] if given else 1
+        ranks = [int(match[1]) for each in self.arguments if (match := _RANKS.fullmatch(each))]
+        return ranks[-1] if ranks else 1
 
 
 class ForkedProcess:
@@ -111,11 +111,11 @@ class ForkServerProcess:
     parts need when the first one connects, and ends with this process."""
 
     def __init__(self, address: str) -> None:
-        read, self._lifeline = os.pipe()
+        read_end, self._lifeline = os.pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(address)
             listener.listen(64)
-            pipes = listener.fileno(), read
+            pipes = listener.fileno(), read_end
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tandem.tests.support.fork_server", *map(str, pipes)],
                 stdin=subprocess.DEVNULL,
@@ -126,7 +126,7 @@ class ForkServerProcess:
                 env=os.environ
                 | {"PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"},
             )
-        os.close(read)
+        os.close(read_end)
         os.environ[_SERVER] = f"{_CODE}:{address}"
 
     @staticmethod

@@ -55,14 +55,14 @@ def cheap(megabytes: float = 2.0, seconds: float = 5.0) -> Iterator[None]:
     Seconds are of this thread's CPU: other processes may make it last longer.
     """
     tracemalloc.start()
-    begun = time.thread_time()
+    start = time.thread_time()
     try:
         yield
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < megabytes * 2**20, f"{peak} bytes were allocated"
-    assert time.thread_time() - begun < seconds
+    assert time.thread_time() - start < seconds
 
 
 # ---- protobuf ------------------------------------------------------------------------------------
@@ -117,12 +117,12 @@ def protos(draw: st.DrawFn, kind: type[M]) -> M:
 
 
 @st.composite
-def changed(draw: st.DrawFn, valid: M, most: int = 3) -> M:
+def changed(draw: st.DrawFn, valid: M, max_changes: int = 3) -> M:
     """A copy of a message with a few fields changed."""
     message = type(valid)()
     message.CopyFrom(valid)
     fields: list[Any] = list(valid.DESCRIPTOR.fields)
-    for field in draw(st.lists(st.sampled_from(fields), max_size=most)) if fields else ():
+    for field in draw(st.lists(st.sampled_from(fields), max_size=max_changes)) if fields else ():
         message.ClearField(field.name)
         target = getattr(message, field.name)
         if _is_map(field):

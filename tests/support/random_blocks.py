@@ -58,8 +58,8 @@ def random_groups(kind: GroupFormat, outputs: int, blocks: int, seed: int) -> Qu
     shape = outputs, blocks, 1
 
     def of_scale() -> torch.Tensor:
-        made = torch.randn(shape, generator=generator) * 1e-2
-        return made.to(_DTYPES[kind.scale]).view(torch.uint8)
+        scales = torch.randn(shape, generator=generator) * 1e-2
+        return scales.to(_DTYPES[kind.scale]).view(torch.uint8)
 
     fields = [of_scale()]
     if kind.offset == "zero":
@@ -80,8 +80,8 @@ def random_weight(kind: BlockFormat, outputs: int, blocks: int, seed: int = 0) -
     generator = np.random.default_rng(seed)
     data = generator.integers(0, 256, (outputs, blocks, kind.nbytes), dtype=np.uint8)
     if kind.name in OTHER_SCALES:
-        place, kept, added = OTHER_SCALES[kind.name]
-        data[..., place] = data[..., place] & kept | added
+        place, mask, bits = OTHER_SCALES[kind.name]
+        data[..., place] = data[..., place] & mask | bits
     else:
         for at in PLACES.get(kind.name, (0,)):
             # The large blocks have scales that multiply others.

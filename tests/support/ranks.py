@@ -30,7 +30,7 @@ from .runners import build_runner
 T = TypeVar("T")
 # From a prompt and the tokens after it to the logits of the prompt's last token and of those.
 Expected = Callable[[list[int], list[int]], torch.Tensor]
-DRAWN = 8
+NEW_TOKENS = 8
 
 
 class Meeting:
@@ -69,15 +69,15 @@ class Meeting:
         """The tensors of all ranks, which come here in their order."""
         if rank == 0:
             self._given = []
-        given = self._given
-        assert len(given) == rank, f"only rank {rank} has this collective"
-        assert all((x.shape, x.dtype) == (other.shape, other.dtype) for other in given)
+        parts = self._given
+        assert len(parts) == rank, f"only rank {rank} has this collective"
+        assert all((x.shape, x.dtype) == (other.shape, other.dtype) for other in parts)
         assert x.is_contiguous(), "torch.distributed takes no others"
-        given.append(x)
+        parts.append(x)
         self._pass_on(rank)
         self._turns[rank].acquire()
-        assert len(given) == self.size, f"other ranks left out a collective of rank {rank}"
-        return given
+        assert len(parts) == self.size, f"other ranks left out a collective of rank {rank}"
+        return parts
 
     def _pass_on(self, rank: int) -> None:
         self._turns[(rank + 1) % self.size].release()
@@ -98,8 +98,8 @@ class ThreadRank(TensorParallel):
         if self.size == 1:
             return [x]
         with self.collectives.one():
-            given: list[torch.Tensor] = self.group.exchange(self.rank, x.contiguous())
-        return given if self.rank == 0 else []
+            parts: list[torch.Tensor] = self.group.exchange(self.rank, x.contiguous())
+        return parts if self.rank == 0 else []
 
 
 class Ranks:
@@ -117,15 +117,15 @@ class Ranks:
 
         def of_rank(rank: int) -> list[torch.Tensor | None]:
             runner, at = self.runners[rank], start
-            found = []
+            logits = []
             with torch.inference_mode():
                 for tokens in parts:
                     step = SequenceStep(1, tokens, at, table, True)
                     batch = build_batch([step], runner.cache.block_size, runner.cache.device)
                     hidden = runner.model.forward(batch, runner.cache.kv)
-                    found.append(runner.model.logits(hidden))
+                    logits.append(runner.model.logits(hidden))
                     at += len(tokens)
-            return found
+            return logits
 
         first, *others = self._meeting.run(of_rank)
         assert all(logits is None for rank in others for logits in rank)
@@ -163,12 +163,12 @@ def hand_over(sender: Ranks, receiver: Ranks, end: int, theirs: list[int], ours:
         heads = [
             range(run.first_head, run.end_head) for run in part.heads for _ in range(run.layers)
         ]
-        for layer, (first, held) in enumerate(zip(firsts, heads, strict=True)):
-            if not held:
+        for layer, (first, shard) in enumerate(zip(firsts, heads, strict=True)):
+            if not shard:
                 continue
-            out = bytearray(source.packed_bytes(layer, end - first, held))
-            source.pack(layer, theirs, first, end, out, held)
-            target.scatter(layer, ours, first, end, out, held)
+            out = bytearray(source.packed_bytes(layer, end - first, shard))
+            source.pack(layer, theirs, first, end, out, shard)
+            target.scatter(layer, ours, first, end, out, shard)
 
 
 def check_on_ranks(
@@ -183,19 +183,19 @@ def check_on_ranks(
     )
     tables = {one: list(range(20, 40)), several: list(range(12))[::-1]}
     others = {one: list(range(58, 40, -1)), several: list(range(12, 60, 3))}
-    found = one.draw(prompt, DRAWN, tables[one])
-    drawn = found.argmax(-1).tolist()
-    wanted = expected(prompt, drawn[:DRAWN])
-    assert wanted.argmax(-1).tolist() == drawn
+    logits = one.draw(prompt, NEW_TOKENS, tables[one])
+    tokens = logits.argmax(-1).tolist()
+    expected_logits = expected(prompt, tokens[:NEW_TOKENS])
+    assert expected_logits.argmax(-1).tolist() == tokens
 
-    def check(found: torch.Tensor, rows: int = DRAWN + 1) -> None:
-        torch.testing.assert_close(found, wanted[:rows], atol=atol, rtol=atol)
-        assert found.argmax(-1).tolist() == drawn[:rows]
+    def check(result: torch.Tensor, rows: int = NEW_TOKENS + 1) -> None:
+        torch.testing.assert_close(result, expected_logits[:rows], atol=atol, rtol=atol)
+        assert result.argmax(-1).tolist() == tokens[:rows]
 
-    check(found)
+    check(logits)
     half, end = len(prompt) // 2, len(prompt) - 1
     check(several.logits([prompt[:half], prompt[half:]], 0, tables[several])[1:], rows=1)
-    following = [prompt[end:], *([token] for token in drawn[:DRAWN])]
+    following = [prompt[end:], *([token] for token in tokens[:NEW_TOKENS])]
     for sender, receiver in ((one, several), (several, one)):
         hand_over(sender, receiver, end, tables[sender], others[receiver])
         check(receiver.logits(following, end, others[receiver]))

@@ -24,9 +24,9 @@ def rounded_for(weight: QuantizedWeight, x: torch.Tensor) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """Rows in fp64 as 32 int8 codes, and an fp32 scale."""
     blocks = x.float().unflatten(-1, (-1, BLOCK))
-    most = blocks.abs().amax(-1, keepdim=True)
-    factor = torch.where(most > 0, torch.full_like(most, 127) / most, 0)
-    scale = most * torch.tensor(1 / 127)
+    peak = blocks.abs().amax(-1, keepdim=True)
+    factor = torch.where(peak > 0, torch.full_like(peak, 127) / peak, 0)
+    scale = peak * torch.tensor(1 / 127)
     return ((blocks * factor).round().double() * scale.double()).flatten(-2)
 
 

@@ -44,7 +44,7 @@ class SimulatedRanks:
     block_size: int
     slots: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     specs: dict[int, SamplerSpec] = field(default_factory=dict)
-    drawn: dict[int, list[int]] = field(default_factory=dict)  # since the spec came
+    samples: dict[int, list[int]] = field(default_factory=dict)  # since the spec came
     broken: set[int] = field(default_factory=set)
     poison: set[int] = field(default_factory=set)
     last_step: int = 0
@@ -60,7 +60,7 @@ class SimulatedRanks:
             self.specs.pop(key, None)
         for spec in plan.added:
             self.specs[spec.sequence_id] = spec
-            self.drawn[spec.sequence_id] = []
+            self.samples[spec.sequence_id] = []
         self.failed = bool(self.poison & {row.sequence_id for row in plan.sequences})
         if self.failed:
             return None
@@ -77,36 +77,36 @@ class SimulatedRanks:
 
     def _compute(self, row: SequenceStep, result: StepResult) -> None:
         key = row.sequence_id
-        tokens = self.drawn[key][-1:] or [0] if row.placeholder else row.tokens
+        tokens = self.samples[key][-1:] or [0] if row.placeholder else row.tokens
         history = [*self._read(row), *tokens]
         self.write(row.block_table, history, row.start, len(history))
         if key in self.broken:
             result.failed[key] = "not finite"
         elif row.sample:
             spec = self.specs[key]
-            outputs = spec.outputs + self.drawn[key]
+            outputs = spec.outputs + self.samples[key]
             assert history[len(history) - len(outputs) :] == outputs, "a token was lost"
-            self.drawn[key].append(draw(history, spec.seed))
-            result.sampled.append(Sampled(key, self.drawn[key][-1:]))
+            self.samples[key].append(draw(history, spec.seed))
+            result.sampled.append(Sampled(key, self.samples[key][-1:]))
 
     def _read(self, row: SequenceStep) -> list[int]:
         """The tokens before the row, each of whose slots must hold what led to it."""
-        seen: tuple[int, ...] = ()
+        context: tuple[int, ...] = ()
         for position in range(row.start):
             slot = row.block_table[position // self.block_size], position % self.block_size
-            found = self.slots.get(slot, ())
-            assert found[:-1] == seen and len(found) == position + 1, (
+            tokens = self.slots.get(slot, ())
+            assert tokens[:-1] == context and len(tokens) == position + 1, (
                 f"sequence {row.sequence_id}: token {position} is not in slot {slot}"
             )
-            seen = found
-        return list(seen)
+            context = tokens
+        return list(context)
 
 
 def is_as_expected(one: Sequence, max_model_len: int) -> bool:
     """True if an ended sequence has the tokens that it would have had alone."""
     if not isinstance(one.work, Generate):
-        ended = (FinishReason.COMPUTED, FinishReason.CANCELLED, FinishReason.ERROR)
-        return one.finish_reason in ended and not one.outputs
+        reasons = (FinishReason.COMPUTED, FinishReason.CANCELLED, FinishReason.ERROR)
+        return one.finish_reason in reasons and not one.outputs
     outputs, reason = expected(one.prompt, one.work.params, one.work.seed, max_model_len)
     if one.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         return one.outputs == outputs[: len(one.outputs)]

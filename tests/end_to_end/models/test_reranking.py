@@ -12,7 +12,7 @@ import transformers
 
 from tandem.tests.end_to_end.support.cluster import committed_transfers, running
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.checkpoints.rerankers import ANSWERS, add_answers, on_the_card
+from tandem.tests.support.checkpoints.rerankers import LABELS, add_labels, on_the_card
 
 QUERY = "What is the capital of China?"
 DOCUMENTS = ["The capital of China is Beijing.", "Gravity attracts bodies.", "yes"]
@@ -24,7 +24,7 @@ def probability(folder: Path, document: str) -> float:
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     with torch.inference_mode():
         logits = model(torch.tensor([on_the_card(raw, QUERY, document)])).logits[0, -1]
-    both = torch.stack([logits[raw.token_to_id(token)] for token in ANSWERS])
+    both = torch.stack([logits[raw.token_to_id(token)] for token in LABELS])
     return float(both.log_softmax(0)[1].exp())
 
 
@@ -32,7 +32,7 @@ def test_pairs_of_a_reranker_are_prefilled_elsewhere(tmp_path: Path) -> None:
     """As it was first published, on two ranks that prefill and one that decodes."""
     folder = tmp_path / "Qwen3-Reranker-0.6B"
     tiny_models.build("qwen3", folder)
-    add_answers(folder)
+    add_labels(folder)
     scores = [probability(folder, text) for text in DOCUMENTS]
     with running(tmp_path, str(folder)) as cluster:
         cluster.start_router()

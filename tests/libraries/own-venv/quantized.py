@@ -34,13 +34,13 @@ def matrix(outputs=OUTPUTS, inputs=INPUTS):
 def parameters(weight, bits, size, symmetric):
     """Scales in the precision of float16 and zeros [O, G], of neighbours in a row."""
     each = weight.unflatten(1, (-1, size))
-    most = (1 << bits) - 1
+    max_code = (1 << bits) - 1
     if symmetric:
-        scales = (each.abs().amax(-1) / (most / 2)).half().float()
+        scales = (each.abs().amax(-1) / (max_code / 2)).half().float()
         return scales, torch.full_like(scales, 1 << bits - 1)
     low, high = each.amin(-1).clamp(max=0), each.amax(-1).clamp(min=0)
-    scales = ((high - low) / most).half().float()
-    return scales, (-low / scales).round().clamp(0, most)
+    scales = ((high - low) / max_code).half().float()
+    return scales, (-low / scales).round().clamp(0, max_code)
 
 
 def under(layer, tensors):
@@ -124,9 +124,9 @@ def _compressed_tensors(kinds):
         tensors = {each: value.clone() for each, value in model.state_dict().items()}
         with tempfile.TemporaryDirectory() as folder:
             compressor.update_config(folder)
-            written = json.loads((Path(folder) / "config.json").read_text())
+            settings = json.loads((Path(folder) / "config.json").read_text())
         compressor.decompress_model(model)
-        yield name, written["quantization_config"], tensors, linear.weight.data
+        yield name, settings["quantization_config"], tensors, linear.weight.data
 
 
 def gptqmodel():
@@ -159,7 +159,7 @@ def gptqmodel():
         scales, zeros = parameters(weight[:, order], config.bits, size, config.sym)
         linear = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
         linear.weight.data = weight
-        made = TorchLinear(
+        layer = TorchLinear(
             bits=config.bits,
             group_size=config.group_size,
             sym=config.sym,
@@ -168,17 +168,17 @@ def gptqmodel():
             out_features=OUTPUTS,
             format=config.format,
         )
-        made.pack_original(linear, scales, zeros, groups)
-        made.post_init()
-        decoded = made.dequantize_weight().T.contiguous()
+        layer.pack_original(linear, scales, zeros, groups)
+        layer.post_init()
+        decoded = layer.dequantize_weight().T.contiguous()
         if config.format == FORMAT.GPTQ:
-            convert_gptq_v2_to_v1_format(torch.nn.Sequential(made), config, TorchLinear)
+            convert_gptq_v2_to_v1_format(torch.nn.Sequential(layer), config, TorchLinear)
         names = ("qweight", "qzeros", "scales", "g_idx")
-        tensors = {each: getattr(made, each).clone() for each in names}
+        tensors = {each: getattr(layer, each).clone() for each in names}
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
-            written = json.loads((Path(folder) / "quantize_config.json").read_text())
-        yield name, written, under(LAYER, tensors), decoded
+            settings = json.loads((Path(folder) / "quantize_config.json").read_text())
+        yield name, settings, under(LAYER, tensors), decoded
 
 
 def autoawq():
@@ -199,12 +199,12 @@ def autoawq():
         scales, zeros = parameters(weight, 4, size, symmetric=False)
         linear = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
         linear.weight.data = weight
-        made = WQLinear_GEMM.from_linear(
+        layer = WQLinear_GEMM.from_linear(
             linear, 4, size, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
         )
-        decoded = dequantize_gemm(made.qweight, made.qzeros, made.scales, 4, size)
-        written = config.to_transformers_dict()
-        yield name, written, under(LAYER, made.state_dict()), decoded.T.contiguous()
+        decoded = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales, 4, size)
+        settings = config.to_transformers_dict()
+        yield name, settings, under(LAYER, layer.state_dict()), decoded.T.contiguous()
 
 
 def bitsandbytes():
@@ -223,24 +223,24 @@ def bitsandbytes():
         weight = matrix(FEWER, 1088) if name == "nf4 nested" else matrix(FEWER)
         outputs, inputs = weight.shape
         kind = options["bnb_4bit_quant_type"]
-        made = bnb.nn.Linear4bit(
+        layer = bnb.nn.Linear4bit(
             inputs, outputs, bias=False, compress_statistics=nested, quant_type=kind
         )
-        made.load_state_dict({"weight": weight.bfloat16()})
-        made = made.to("cpu")  # quantises
-        decoded = bnb.functional.dequantize_4bit(made.weight.data, made.weight.quant_state)
+        layer.load_state_dict({"weight": weight.bfloat16()})
+        layer = layer.to("cpu")  # quantises
+        decoded = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         if name == "nf4 nested":
             decoded = decoded.bfloat16()  # half as much to keep
         config = BitsAndBytesConfig(load_in_4bit=True, **options).to_dict()
-        tensors = {each: value.clone() for each, value in made.state_dict().items()}
+        tensors = {each: value.clone() for each, value in layer.state_dict().items()}
         yield name, config, under(LAYER, tensors), decoded
     weight = matrix(FEWER).half()
-    made = bnb.nn.Linear8bitLt(INPUTS, FEWER, bias=False, has_fp16_weights=False)
-    made.load_state_dict({"weight": weight})
+    layer = bnb.nn.Linear8bitLt(INPUTS, FEWER, bias=False, has_fp16_weights=False)
+    layer.load_state_dict({"weight": weight})
     codes, scales, _ = bnb.functional.int8_vectorwise_quant(weight)
-    made.weight.data, made.weight.CB, made.weight.SCB = codes, codes, scales
+    layer.weight.data, layer.weight.CB, layer.weight.SCB = codes, codes, scales
     decoded = bnb.functional.int8_vectorwise_dequant(codes, scales)
-    tensors = {each: value.clone() for each, value in made.state_dict().items()}
+    tensors = {each: value.clone() for each, value in layer.state_dict().items()}
     config = BitsAndBytesConfig(load_in_8bit=True).to_dict()
     yield "int8", config, under(LAYER, tensors), decoded
 
@@ -263,17 +263,17 @@ def mlx():
     for bits, size, mode in [*cases, (6, 64, "affine"), (8, 32, "affine"), (4, 32, "mxfp4")]:
         linear = nn.Linear(INPUTS, FEWER, bias=False)
         linear.weight = weight.astype(mx.bfloat16)
-        made = linear.to_quantized(group_size=size, bits=bits, mode=mode)
+        layer = linear.to_quantized(group_size=size, bits=bits, mode=mode)
         # As numbers in float32, in whose precision codes are multiplied and added.
         decoded = mx.dequantize(
-            made.weight,
-            made.scales.astype(mx.float32) if mode == "affine" else made.scales,
-            made.biases.astype(mx.float32) if mode == "affine" else None,
+            layer.weight,
+            layer.scales.astype(mx.float32) if mode == "affine" else layer.scales,
+            layer.biases.astype(mx.float32) if mode == "affine" else None,
             group_size=size,
             bits=bits,
             mode=mode,
         ).astype(mx.float32)
-        tensors = {name: as_torch(each) for name, each in made.parameters().items()}
+        tensors = {name: as_torch(each) for name, each in layer.parameters().items()}
         config = {"group_size": size, "bits": bits, "mode": mode}
         yield f"{mode} {bits} bits by {size}", config, under(LAYER, tensors), as_torch(decoded)
 
@@ -289,15 +289,15 @@ LIBRARIES = {
 
 
 def main(library, file):
-    written, configs = {}, {}
+    stored_tensors, configs = {}, {}
     for case, config, tensors, decoded in LIBRARIES[library]():
         configs[case] = config
         tensors = tensors | {"decoded": decoded}
-        written |= {f"{case}:{name}": each.contiguous() for name, each in tensors.items()}
+        stored_tensors |= {f"{case}:{name}": each.contiguous() for name, each in tensors.items()}
     package = library.removesuffix("-groups")
     versions = {each: importlib.metadata.version(each) for each in (package, "torch")}
     about = {"versions": versions, "configs": configs}
-    save_file(written, file, {"about": json.dumps(about)})
+    save_file(stored_tensors, file, {"about": json.dumps(about)})
 
 
 if __name__ == "__main__":

@@ -30,8 +30,10 @@ def test_sums_and_differences_are_right_in_any_wording() -> None:
     cases = [("What is 7 plus 5?", "7 + 5 = 12.")] + [reckoning(rng) for _ in range(100)]
     questions = [[Message("user", question)] for question, _ in cases]
     with Engine(EngineConfig(model="builtin", threads=1)) as engine:
-        said = engine.generate_sync(questions, SamplingParams(max_tokens=16, temperature=0))
-    right = [choices[0].text == answer for choices, (_, answer) in zip(said, cases, strict=True)]
+        outputs = engine.generate_sync(questions, SamplingParams(max_tokens=16, temperature=0))
+    right = [
+        choices[0].text == expected for choices, (_, expected) in zip(outputs, cases, strict=True)
+    ]
     assert right[0] and sum(right) >= 95
 
 

@@ -1,4 +1,4 @@
-"""The core over ranks that answer late: the same tokens with one step in flight and with two."""
+"""The core over ranks that reply late: the same tokens with one step in flight and with two."""
 
 from __future__ import annotations
 
@@ -44,40 +44,40 @@ UNWANTED = range(FIRST_TOKEN, FIRST_TOKEN + 8)
 
 
 class LateExecutor:
-    """Steps that are computed and answered when the test says so."""
+    """Steps that are computed and completed when the test says so."""
 
     def __init__(self) -> None:
         self.ranks = SimulatedRanks(SIZE)
         self.waiting: deque[StepPlan] = deque()
         self.max_in_flight = 0  # steps in flight at once
-        self._answers: asyncio.Queue[StepResult | StepFailure | None] = asyncio.Queue()
+        self._results: asyncio.Queue[StepResult | StepFailure | None] = asyncio.Queue()
 
     def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
         self.waiting.append(plan)
-        self.max_in_flight = max(self.max_in_flight, len(self.waiting) + self._answers.qsize())
+        self.max_in_flight = max(self.max_in_flight, len(self.waiting) + self._results.qsize())
 
     def send_masks(self, masks: TokenMasks) -> None:
         raise AssertionError("no row is masked")
 
     async def result(self) -> StepResult:
-        answer = await self._answers.get()
-        if answer is None:
+        result = await self._results.get()
+        if result is None:
             raise ExecutorLostError("gone")
-        if isinstance(answer, StepFailure):
-            raise StepFailedError(answer)
-        return answer
+        if isinstance(result, StepFailure):
+            raise StepFailedError(result)
+        return result
 
     def run_step(self) -> None:
         void = self.ranks.failed and self.waiting[0].ahead
         result = self.ranks.run(self.waiting.popleft())
         failure = StepFailure(VOID if void else COMPUTATION, "poison")
-        self._answers.put_nowait(failure if result is None else result)
+        self._results.put_nowait(failure if result is None else result)
 
     def lose(self) -> None:
-        self._answers.put_nowait(None)
+        self._results.put_nowait(None)
 
 
-class AnsweredLate(RuleBasedStateMachine):
+class LateResults(RuleBasedStateMachine):
     @initialize(blocks=st.integers(6, 20), slots=st.integers(1, 5), steps=st.integers(1, MAX_STEPS))
     def start(self, blocks: int, slots: int, steps: int) -> None:
         self.limit = SIZE * blocks
@@ -108,7 +108,7 @@ class AnsweredLate(RuleBasedStateMachine):
         return self.loop.run_until_complete(work)
 
     async def settle(self) -> None:
-        """Let the core do all that it can before the next answer."""
+        """Let the core do all that it can before the next result."""
         for _ in range(5):
             await asyncio.sleep(0)
         self.scheduler.pool.check()
@@ -130,22 +130,22 @@ class AnsweredLate(RuleBasedStateMachine):
             return
         tokens = [50 + distinct] * min(prompt, self.limit - 2)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,) if stops else ())
-        made = [
+        sequences = [
             Sequence(self.core.new_id(), tokens, Generate(params, seed=distinct + i))
             for i in range(choices)
         ]
-        made[0].siblings = made[1:]
-        self.sequences += made
+        sequences[0].siblings = sequences[1:]
+        self.sequences += sequences
         if receives:
-            self.core.match_prefix(made[0])
-            self.core.listen(made[0], self.listen)
-            reception = self.core.reserve(made[0], len(tokens) - 1)
+            self.core.match_prefix(sequences[0])
+            self.core.listen(sequences[0], self.listen)
+            reception = self.core.reserve(sequences[0], len(tokens) - 1)
             if reception is None:
-                self.core.enqueue(made[0])
+                self.core.enqueue(sequences[0])
             else:
                 self.receiving.append(reception)
         else:
-            self.core.submit(made[0], self.listen)
+            self.core.submit(sequences[0], self.listen)
         self.run(self.settle())
 
     def listen(self, output: StepOutput) -> None:
@@ -190,13 +190,13 @@ class AnsweredLate(RuleBasedStateMachine):
 
     @precondition(lambda self: self.executor.waiting)
     @rule()
-    def answer(self) -> None:
+    def complete(self) -> None:
         self.executor.run_step()
         self.run(self.settle())
 
     @precondition(lambda self: self.executor.waiting)
     @rule()
-    def answer_all(self) -> None:
+    def complete_all(self) -> None:
         """Ranks have computed everything before the head hears of anything."""
         while self.executor.waiting:
             self.executor.run_step()
@@ -224,7 +224,7 @@ class AnsweredLate(RuleBasedStateMachine):
             while self.receiving:
                 self.received(arrived=False)
             if self.executor.waiting:
-                self.answer()
+                self.complete()
             elif self.lost or self.scheduler.idle:
                 break
         self.running.cancel()
@@ -241,9 +241,9 @@ class AnsweredLate(RuleBasedStateMachine):
         for one in self.sequences:
             assert one.phase is Phase.FINISHED and one in self.ended
             assert is_as_expected(one, self.limit), (one.outputs, one.finish_reason)
-            shown = self.shown.get(one, [])
-            assert shown == one.outputs[: len(shown)]
+            tokens = self.shown.get(one, [])
+            assert tokens == one.outputs[: len(tokens)]
 
 
-AnsweredLate.TestCase.settings = settings(max_examples=75, stateful_step_count=50, deadline=None)
-TestAnsweredLate = AnsweredLate.TestCase
+LateResults.TestCase.settings = settings(max_examples=75, stateful_step_count=50, deadline=None)
+TestLateResults = LateResults.TestCase

@@ -67,8 +67,8 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def check(found: Embedding, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(torch.tensor(found.values), expected, atol=2e-5, rtol=1e-4)
+def check(embedding: Embedding, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(torch.tensor(embedding.values), expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", list(POOLED))
@@ -82,19 +82,19 @@ def test_hidden_states_are_those_of_transformers(
     )
     next(stream)
     for _ in range(2):
-        found = engine.encode(prompts, pooling=pooling)
-        for tokens, one in zip(prompts, found, strict=True):
+        embeddings = engine.encode(prompts, pooling=pooling)
+        for tokens, one in zip(prompts, embeddings, strict=True):
             check(one, POOLED[pooling](states(folder, tokens)))
             assert one.prompt_tokens == len(tokens)
-    assert (found[-1].cached_tokens > 0) == (pooling == "last")
+    assert (embeddings[-1].cached_tokens > 0) == (pooling == "last")
     assert sum(len(delta.tokens) for delta in stream) == 59
 
 
 def test_an_embedding_has_length_one(engine: Engine, folder: Path) -> None:
     tokens = prompt_of(40)
-    [found] = engine.embed([tokens])
-    check(found, torch.nn.functional.normalize(states(folder, tokens)[-1], dim=0))
-    assert sum(value * value for value in found.values) == pytest.approx(1.0)
+    [embedding] = engine.embed([tokens])
+    check(embedding, torch.nn.functional.normalize(states(folder, tokens)[-1], dim=0))
+    assert sum(value * value for value in embedding.values) == pytest.approx(1.0)
 
 
 def test_nothing_is_held_afterwards(engine: Engine) -> None:
@@ -131,26 +131,28 @@ def pooled(prompt: int, pooling: Any) -> Sequence:
 
 
 @pytest.mark.parametrize(
-    ("pooling", "asked"),
+    ("pooling", "expected"),
     [
         ("last", [None, None, "last"]),
         ("cls", ["first", None, None]),
         ("mean", ["sum", "sum", "sum"]),
     ],
 )
-def test_only_rows_that_count_return_hidden_states(pooling: Any, asked: list[str | None]) -> None:
+def test_only_rows_that_count_return_hidden_states(
+    pooling: Any, expected: list[str | None]
+) -> None:
     scheduler = make(max_num_batched_tokens=16)
     scheduler.add(one := pooled(40, pooling))
-    seen = []
+    hidden_states = []
     while not one.finish_reason:
         plan = scheduler.schedule()
         assert plan is not None
         [row] = plan.sequences
-        seen.append(row.hidden)
+        hidden_states.append(row.hidden)
         hidden = {} if row.hidden is None else {1: b"\0\0\0\0"}
         scheduler.apply(StepResult(plan.step, [], hidden=hidden))
-    assert seen == asked and one.finish_reason is FinishReason.COMPUTED
-    assert len(one.hidden) == sum(each is not None for each in asked)
+    assert hidden_states == expected and one.finish_reason is FinishReason.COMPUTED
+    assert len(one.hidden) == sum(each is not None for each in expected)
 
 
 def test_a_preempted_prompt_starts_its_hidden_states_anew() -> None:
@@ -174,7 +176,7 @@ def test_a_model_without_a_head_embeds_and_does_not_generate(folder: Path, tmp_p
     save_file(short, headless / "model.safetensors")
     config = EngineConfig(model=str(headless), dtype="float32", threads=1, num_blocks=24)
     with Engine(config) as engine:
-        [found] = engine.encode([prompt_of(33)])
-        check(found, states(folder, prompt_of(33))[-1])
+        [embedding] = engine.encode([prompt_of(33)])
+        check(embedding, states(folder, prompt_of(33))[-1])
         with pytest.raises(RequestError, match="has no lm_head, so that it serves"):
             engine.generate_sync([prompt_of(33)], SamplingParams(max_tokens=1))

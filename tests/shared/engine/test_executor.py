@@ -71,7 +71,7 @@ async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
         await start_engine(config, IDENTITY)
 
 
-async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_head_asks(
+async def test_ranks_listen_on_loopback_and_end_only_when_their_head_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "PING_SECONDS", 0.01)
@@ -84,10 +84,12 @@ async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_hea
         assert folder is not None
         meeting = folder.name
         assert os.stat(meeting).st_mode & 0o077 == 0
-        heard = [
+        addresses = [
             c.laddr.ip for p in ranks(engine) for c in p.net_connections("inet") if not c.raddr
         ]
-        assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
+        assert addresses and all(ipaddress.ip_address(ip).is_loopback for ip in addresses), (
+            addresses
+        )
         for one, process in zip(engine.ranks._ranks, ranks(engine), strict=True):
             # As a service manager or a terminal sends them, to all of a group.
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

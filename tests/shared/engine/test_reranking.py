@@ -22,10 +22,10 @@ from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.rerankers import (
-    ANSWERS,
+    LABELS,
     PAIR_TEMPLATE,
     PREFIX,
-    add_answers,
+    add_labels,
     on_the_card,
     on_the_vl_card,
     write_logit_score,
@@ -42,7 +42,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As Qwen3-Reranker was first published: nothing but its name tells it."""
     folder = tmp_path_factory.mktemp("models") / "Qwen3-Reranker-0.6B"
     tiny_models.build("qwen3", folder)
-    add_answers(folder)
+    add_labels(folder)
     return folder
 
 
@@ -53,7 +53,7 @@ def engine_of(folder: Path, **options: Any) -> Engine:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def engine(request: pytest.FixtureRequest, reranker: Path) -> Iterator[Engine]:
-    """On one rank, and on two, of which each has half of the answers' logits."""
+    """On one rank, and on two, of which each has half of the labels' logits."""
     with engine_of(reranker, tensor_parallel_size=request.param) as engine:
         yield engine
 
@@ -69,7 +69,7 @@ def expected_score(folder: Path, tokens: list[int]) -> float:
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0, -1]
-    both = torch.stack([logits[raw.token_to_id(answer)] for answer in ANSWERS])
+    both = torch.stack([logits[raw.token_to_id(label)] for label in LABELS])
     return float(both.log_softmax(0)[1].exp())
 
 
@@ -81,9 +81,9 @@ def test_a_reranker_scores_by_its_card(engine: Engine, reranker: Path) -> None:
         assert [one.value for one in scores[:2]] == pytest.approx(expected, abs=1e-5)
         assert scores[0].prompt_tokens == len(card(reranker, DOCUMENTS[0]))
     assert scores[0].cached_tokens > 0
-    [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+    [result] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
     other = expected_score(reranker, card(reranker, DOCUMENTS[0], "Find it"))
-    assert told.value == pytest.approx(other, abs=1e-5)
+    assert result.value == pytest.approx(other, abs=1e-5)
     [logit] = engine.score(QUERY, DOCUMENTS[0], use_activation=False)
     assert torch.sigmoid(torch.tensor(logit.value)).item() == pytest.approx(expected[0], abs=1e-5)
 
@@ -150,7 +150,7 @@ def test_scores_are_those_of_the_library(false: bool, reranker: Path, tmp_path: 
 def vl_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "Qwen3-VL-Reranker-2B"
     tiny_models.build("qwen3_vl", folder)
-    add_answers(folder)
+    add_labels(folder)
     return folder
 
 
@@ -158,7 +158,7 @@ def vl_score(folder: Path, document: str, *instruction: str) -> float:
     """The probability of yes against no, as Qwen3-VL-Reranker's own script computes it."""
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     model: Any = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder)
-    no, yes = (model.lm_head.weight[raw.token_to_id(answer)] for answer in ANSWERS)
+    no, yes = (model.lm_head.weight[raw.token_to_id(label)] for label in LABELS)
     tokens = on_the_vl_card(raw, QUERY, document, *instruction)
     with torch.inference_mode():
         last = model.eval().model(torch.tensor([tokens])).last_hidden_state[0, -1]
@@ -168,11 +168,11 @@ def vl_score(folder: Path, document: str, *instruction: str) -> float:
 def test_a_reranker_of_images_scores_texts_by_its_card(vl_reranker: Path) -> None:
     with engine_of(vl_reranker) as engine:
         scores = engine.score(QUERY, DOCUMENTS[:2])
-        [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+        [result] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
         assert engine.generate_sync(["yes or no?"])[0][0].tokens
     expected = [vl_score(vl_reranker, text) for text in DOCUMENTS[:2]]
     assert [one.value for one in scores] == pytest.approx(expected, abs=1e-5)
-    assert told.value == pytest.approx(vl_score(vl_reranker, DOCUMENTS[0], "Find it"), abs=1e-5)
+    assert result.value == pytest.approx(vl_score(vl_reranker, DOCUMENTS[0], "Find it"), abs=1e-5)
 
 
 def test_every_file_of_a_reranker_of_images_says_the_same(
@@ -219,7 +219,7 @@ def config_of(folder: Path, **keys: Any) -> Any:
 def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(reranker, tmp_path / "model"))
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    no, yes = (raw.get_vocab()[answer] for answer in ANSWERS)
+    no, yes = (raw.get_vocab()[label] for label in LABELS)
     assert spec_of(config_of(folder)).classifier is None
     keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
     keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
@@ -255,7 +255,7 @@ def test_a_gemma_scores_by_the_logit_of_one_token(tmp_path: Path) -> None:
     of its answer, or the sigmoid of that."""
     folder = tmp_path / "model"
     tiny_models.build("gemma", folder)
-    add_answers(folder)
+    add_labels(folder)
     question = "Given a query A and a passage B, determine whether the passage answers it: "
     (folder / "chat_template.jinja").write_text(
         "{% for message in messages if message.role == 'query' %}A: {{ message.content }}\n"
@@ -277,16 +277,16 @@ def test_a_gemma_scores_by_the_logit_of_one_token(tmp_path: Path) -> None:
 
 
 def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: Path) -> None:
-    """Its only weight is the difference of the answers' rows."""
+    """Its only weight is the difference of the labels' rows."""
     folder = tmp_path / "Qwen3-Reranker-0.6B-seq-cls"
     whole = transformers.AutoModelForCausalLM.from_pretrained(reranker, dtype=torch.float32)
     raw = tokenizers.Tokenizer.from_file(str(reranker / "tokenizer.json"))
-    made = transformers.AutoModelForSequenceClassification.from_pretrained(
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
         reranker, num_labels=1, dtype=torch.float32
     )
-    no, yes = (whole.lm_head.weight[raw.token_to_id(answer)] for answer in ANSWERS)
-    made.score.weight.data[0] = yes - no
-    made.save_pretrained(folder)
+    no, yes = (whole.lm_head.weight[raw.token_to_id(label)] for label in LABELS)
+    model.score.weight.data[0] = yes - no
+    model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(reranker / name, folder / name)
     expected = [expected_score(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]

@@ -27,7 +27,7 @@ ADDED = [{"id": 5, "content": "<end>"}, {"id": 7, "content": "</s>"}, {"id": 10*
 
 
 @pytest.mark.parametrize(
-    ("named", "added", "ends"),
+    ("eos_token", "added", "ends"),
     [
         ("<end>", ADDED, (2, 5)),
         ({"content": "</s>", "lstrip": False}, ADDED, (2, 7)),
@@ -39,11 +39,11 @@ ADDED = [{"id": 5, "content": "<end>"}, {"id": 7, "content": "</s>"}, {"id": 10*
     ],
 )
 def test_every_end_token_that_the_folder_names_counts(
-    tmp_path: Path, named: Any, added: Any, ends: tuple[int, ...]
+    tmp_path: Path, eos_token: Any, added: Any, ends: tuple[int, ...]
 ) -> None:
     spec = read_spec(builtin_model_path())
     assert _with_end_tokens(spec, open_source(tmp_path)) == spec
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     assert _with_end_tokens(spec, open_source(tmp_path)).eos_token_ids == ends
 
@@ -83,26 +83,26 @@ async def planned(
     (tmp_path / "config.json").write_text(json.dumps(config | spelled))
     ranks = LoadingRanks(kind)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
-    started = await start_engine(
+    core = await start_engine(
         EngineConfig(model=str(tmp_path), max_num_seqs=65536, load_format="dummy", **options),
         NodeIdentity("node", 1),
     )
-    return started, ranks.formats
+    return core, ranks.formats
 
 
 async def test_without_device_the_plan_follows_the_device_that_ranks_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The head cannot know before its ranks say it."""
-    found = {}
+    plans = {}
     for kind in (CUDA, CPU):
         node, formats = await planned(monkeypatch, tmp_path, kind)
         resolved = node.resolved
         assert formats == LoadFormats(node.weight_format, node.kv_dtype)
-        found[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
+        plans[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
     blocks = (1 << 33) // (1 << 20)
-    assert found[CUDA] == ("float16", int(blocks * 0.9), 2048)
-    assert found[CPU] == ("bfloat16", int(blocks * 0.3), 512)
+    assert plans[CUDA] == ("float16", int(blocks * 0.9), 2048)
+    assert plans[CPU] == ("bfloat16", int(blocks * 0.3), 512)
 
 
 async def test_options_win_over_what_a_device_suggests(
@@ -138,13 +138,13 @@ async def test_overrides_of_the_config_reach_the_ranks_and_change_the_fingerprin
     (tmp_path / "config.json").write_text(json.dumps(config))
     ranks = LoadingRanks(CPU)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
-    given: list[dict[str, Any]] = [{}, {"hf_overrides": '{"rms_norm_eps": 0.5}'}]
+    option_sets: list[dict[str, Any]] = [{}, {"hf_overrides": '{"rms_norm_eps": 0.5}'}]
     plain, other = [
         await start_engine(
             EngineConfig(model=str(tmp_path), load_format="dummy", **options),
             NodeIdentity("node", 1),
         )
-        for options in given
+        for options in option_sets
     ]
     assert ranks.settings[0].hf_overrides == '{"rms_norm_eps": 0.5}'
     assert other.fingerprint != plain.fingerprint
@@ -152,7 +152,7 @@ async def test_overrides_of_the_config_reach_the_ranks_and_change_the_fingerprin
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({}, "auto"),
         ({"device": "cuda"}, "triton"),
@@ -160,11 +160,13 @@ async def test_overrides_of_the_config_reach_the_ranks_and_change_the_fingerprin
         ({"decode_kernel": "triton"}, "triton"),
     ],
 )
-def test_a_requested_gpu_decodes_by_triton_by_default(options: dict[str, str], told: str) -> None:
-    assert engine._decode_kernel(EngineConfig(**options)) == told  # type: ignore[arg-type]
+def test_a_requested_gpu_decodes_by_triton_by_default(
+    options: dict[str, str], expected: str
+) -> None:
+    assert engine._decode_kernel(EngineConfig(**options)) == expected  # type: ignore[arg-type]
 
 
-def test_every_rank_is_told_how_many_peers_it_may_have(tmp_path: Path) -> None:
+def test_every_rank_gets_its_limit_of_peers(tmp_path: Path) -> None:
     options = DataPlaneOptions(handoff=HandoffConfig(max_peers=7), listen=True)
     settings = engine._rank_settings(EngineConfig(), NodeIdentity("node", 1), tmp_path, 0, options)
     assert settings.data_plane is not None and settings.data_plane.max_peers == 7

@@ -1,27 +1,27 @@
-"""The watchdog: ranks that answer pings but no longer compute."""
+"""The watchdog: ranks that reply to pings but no longer compute."""
 
 from __future__ import annotations
 
 from tandem.shared.engine.watchdog import MAX_STUCK, MAX_STUCK_FIRST, PATIENCE, Watchdog
 
 
-def answer(watchdog: Watchdog, layers: int, times: int) -> None:
+def reply(watchdog: Watchdog, layers: int, times: int) -> None:
     for _ in range(times):
         watchdog.note_pong(layers)
 
 
 def proven(longest: int = 0) -> Watchdog:
-    """After a step whose slowest layer took ``longest`` answers."""
+    """After a step whose slowest layer took ``longest`` replies."""
     watchdog = Watchdog()
     watchdog.begin()
-    answer(watchdog, 1, 1 + longest)
+    reply(watchdog, 1, 1 + longest)
     watchdog.end()
     return watchdog
 
 
 def test_between_steps_nothing_is_computed_and_nothing_wrong() -> None:
     watchdog = proven()
-    answer(watchdog, 1, 10 * MAX_STUCK_FIRST)
+    reply(watchdog, 1, 10 * MAX_STUCK_FIRST)
     assert not watchdog.stuck
     watchdog.begin()
     assert not watchdog.stuck
@@ -30,9 +30,9 @@ def test_between_steps_nothing_is_computed_and_nothing_wrong() -> None:
 def test_a_step_that_computes_no_layer_is_noticed() -> None:
     watchdog = proven()
     watchdog.begin()
-    answer(watchdog, 1, MAX_STUCK - 1)
+    reply(watchdog, 1, MAX_STUCK - 1)
     assert not watchdog.stuck
-    answer(watchdog, 1, 1)
+    reply(watchdog, 1, 1)
     assert watchdog.stuck == MAX_STUCK
 
 
@@ -40,7 +40,7 @@ def test_a_long_step_is_well_as_long_as_layers_come() -> None:
     watchdog = proven()
     watchdog.begin()
     for layer in range(2, 200):
-        answer(watchdog, layer, MAX_STUCK)
+        reply(watchdog, layer, MAX_STUCK)
         assert not watchdog.stuck
 
 
@@ -48,16 +48,16 @@ def test_a_rank_may_take_many_times_as_long_as_before() -> None:
     slow = MAX_STUCK - 1
     watchdog = proven(slow)
     watchdog.begin()
-    answer(watchdog, 1, PATIENCE * slow - 1)
+    reply(watchdog, 1, PATIENCE * slow - 1)
     assert not watchdog.stuck
-    answer(watchdog, 1, 1)
+    reply(watchdog, 1, 1)
     assert watchdog.stuck
 
 
 def test_the_first_step_may_compile() -> None:
     watchdog = Watchdog()
     watchdog.begin()
-    answer(watchdog, 0, MAX_STUCK_FIRST - 1)
+    reply(watchdog, 0, MAX_STUCK_FIRST - 1)
     assert not watchdog.stuck
-    answer(watchdog, 0, 1)
+    reply(watchdog, 0, 1)
     assert watchdog.stuck == MAX_STUCK_FIRST

@@ -18,11 +18,11 @@ def test_consecutive_blocks_are_preferred() -> None:
 
 def test_nothing_is_taken_when_there_is_too_little() -> None:
     pool = BlockPool(4, 4)
-    held = pool.allocate(3)
+    blocks = pool.allocate(3)
     with pytest.raises(OutOfBlocksError):
         pool.allocate(2)
     assert pool.counts().free == 1
-    pool.release(held)
+    pool.release(blocks)
     pool.check()
 
 
@@ -69,28 +69,30 @@ def test_cache_is_bounded_when_asked() -> None:
         max_size=60,
     )
 )
-def test_blocks_are_conserved_under_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:
+def test_blocks_are_conserved_under_any_sequence_of_calls(
+    operations: list[tuple[str, int]],
+) -> None:
     pool = BlockPool(12, 2, prefix_cache_max_blocks=5)
     owned: list[list[int]] = []
     reserved: list[list[int]] = []
-    for call, n in calls:
+    for operation, n in operations:
         try:
-            if call == "take":
+            if operation == "take":
                 tokens = list(range(2 * n))
                 blocks = pool.match(chain_keys(tokens, 2))
                 owned.append(blocks)
                 blocks += pool.allocate(n - len(blocks))
                 for block, key in zip(blocks, chain_keys(tokens, 2), strict=True):
                     pool.publish(block, key)
-            elif call == "give" and owned:
+            elif operation == "give" and owned:
                 pool.release(owned.pop(n % len(owned)))
-            elif call == "reserve":
+            elif operation == "reserve":
                 reserved.append(pool.reserve(n))
-            elif call == "commit" and reserved:
+            elif operation == "commit" and reserved:
                 blocks = reserved.pop(n % len(reserved))
                 pool.commit(blocks)
                 owned.append(blocks)
-            elif call == "drop" and reserved:
+            elif operation == "drop" and reserved:
                 pool.cancel_reservation(reserved.pop(n % len(reserved)))
         except OutOfBlocksError:
             pass

@@ -120,8 +120,8 @@ def test_pack_then_scatter_elsewhere(
         other = cache_of(dtype, block_size=7, spec=spec)
         other.scatter(1, elsewhere, first, end, data)
         assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
-        written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
-        assert written == len(other.layout[1].components) * (end - first)
+        count = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
+        assert count == len(other.layout[1].components) * (end - first)
         assert not any(side.any() for side in other.layers[0])
 
 
@@ -142,14 +142,14 @@ def test_kv_is_packed_in_the_format_of_the_receiver(
     cache.pack(1, table, 3, 99, out, None, other.kv_dtype)
     elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
     other.scatter(1, elsewhere, 3, 99, bytes(out))
-    sent = values_of(cache, table, 3, 99).float()
+    source = values_of(cache, table, 3, 99).float()
     if here == torch.float8_e4m3fn:
-        assert there == here or (sent.abs() > 448).any()
-        sent = sent.clamp(-448, 448)
-    assert torch.equal(values_of(other, elsewhere, 3, 99).float(), sent.to(here).float())
+        assert there == here or (source.abs() > 448).any()
+        source = source.clamp(-448, 448)
+    assert torch.equal(values_of(other, elsewhere, 3, 99).float(), source.to(here).float())
 
 
-def loaded(cache: KVCache, table: list[int], first: int, end: int) -> list[torch.Tensor]:
+def layer_values(cache: KVCache, table: list[int], first: int, end: int) -> list[torch.Tensor]:
     """The second layer as models read it, token by token."""
     slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
              for t in range(first, end)]  # fmt: skip
@@ -176,12 +176,14 @@ def test_values_with_scales_and_without_arrive_in_the_dtype_of_the_receiver(
     cache.pack(1, table, 3, 99, out, None, here)
     elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
     other.scatter(1, elsewhere, 3, 99, bytes(out))
-    for sent, got in zip(loaded(cache, table, 3, 99), loaded(other, elsewhere, 3, 99), strict=True):
+    for source, target in zip(
+        layer_values(cache, table, 3, 99), layer_values(other, elsewhere, 3, 99), strict=True
+    ):
         if here == "int8":
             # To the nearest of the 255 values that the largest one of a vector leaves.
-            assert ((sent - got).abs() <= sent.abs().amax(-1, keepdim=True) / 253).all()
+            assert ((source - target).abs() <= source.abs().amax(-1, keepdim=True) / 253).all()
         else:
-            assert torch.equal(got, sent.to(getattr(torch, here)).float())
+            assert torch.equal(target, source.to(getattr(torch, here)).float())
 
 
 def test_scales_are_a_component_of_each_value() -> None:
@@ -226,14 +228,14 @@ def test_a_latent_is_one_head_that_every_rank_holds_alone() -> None:
     """No rank has a part of it or an expansion to heads, and none keeps a V beside it."""
     whole, table = cache_of(spec=LATENT), TABLES["one gap"]
     fill(whole)
-    packed = whole.packed_bytes(0, 40)
-    assert packed == 40 * (7 + 2) * 4
+    nbytes = whole.packed_bytes(0, 40)
+    assert nbytes == 40 * (7 + 2) * 4
     for size in (2, 4):
         rank = cache_of(spec=LATENT, tp_rank=size - 1, tp_size=size)
         assert [layer.heads for layer in rank.layout] == [range(1)] * 2 and rank.packed_bytes(
             0, 40
-        ) == packed
-        data = torch.empty(packed, dtype=torch.uint8)
+        ) == nbytes
+        data = torch.empty(nbytes, dtype=torch.uint8)
         whole.pack(0, table, 2, 42, data, range(1))
         rank.scatter(0, table, 2, 42, data, range(1))
         assert token_by_token(rank, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
@@ -263,15 +265,15 @@ def test_a_buffer_of_the_wrong_size_is_refused() -> None:
 def test_bytes_per_block_is_what_the_tensors_take(spec: DecoderSpec, values: int) -> None:
     for size in (1, 2, 4, 8):
         cache = cache_of(torch.bfloat16, spec=spec, tp_rank=size - 1, tp_size=size)
-        taken = sum(side.nbytes for layer in cache.layers for side in layer)
-        assert taken == BLOCKS * bytes_per_block(spec, BLOCK, torch.bfloat16, size, size - 1)
+        nbytes = sum(side.nbytes for layer in cache.layers for side in layer)
+        assert nbytes == BLOCKS * bytes_per_block(spec, BLOCK, torch.bfloat16, size, size - 1)
     vectors = 2 * KV_HEADS if spec is SPEC else 1
     for name, width in BYTES.items():
         cache = cache_of(getattr(torch, name), spec=spec)
-        taken = sum(side.nbytes for layer in cache.layers for side in layer)
+        nbytes = sum(side.nbytes for layer in cache.layers for side in layer)
         scales = BYTES[SCALES[name]] * vectors if name in SCALES else 0
         assert (
-            taken
+            nbytes
             == BLOCKS * bytes_per_block(spec, BLOCK, name)
             == 2 * BLOCKS * BLOCK * (width * values + scales)
         )

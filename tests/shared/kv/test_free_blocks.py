@@ -45,17 +45,17 @@ def test_what_one_sequence_gave_back_is_taken_in_its_order() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 70), st.lists(st.tuples(st.booleans(), st.integers(0, 80)), max_size=200))
-def test_each_block_is_held_once(size: int, calls: list[tuple[bool, int]]) -> None:
-    free, held = FreeBlocks(size), set[int]()
-    for taking, number in calls:
+def test_each_block_is_held_once(size: int, operations: list[tuple[bool, int]]) -> None:
+    free, in_use = FreeBlocks(size), set[int]()
+    for taking, number in operations:
         if taking and len(free):
             block = free.take(number)
-            assert block not in held and 0 <= block < size
-            held.add(block)
-        elif not taking and held:
-            block = sorted(held)[number % len(held)]
-            held.remove(block)
+            assert block not in in_use and 0 <= block < size
+            in_use.add(block)
+        elif not taking and in_use:
+            block = sorted(in_use)[number % len(in_use)]
+            in_use.remove(block)
             free.add(block)
-        assert len(free) == size - len(held)
-        assert all((block in free) != (block in held) for block in range(size))
-    assert sorted(take(free, len(free))) == [b for b in range(size) if b not in held]
+        assert len(free) == size - len(in_use)
+        assert all((block in free) != (block in in_use) for block in range(size))
+    assert sorted(take(free, len(free))) == [b for b in range(size) if b not in in_use]

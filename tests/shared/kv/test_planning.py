@@ -21,7 +21,7 @@ def test_a_node_alone_on_its_gpu_may_have_what_is_free() -> None:
     assert node(CUDA).cache_bytes([RankMemory(60 * GIB, 16 * GIB, 1)]) == 60 * GIB
 
 
-def test_the_rank_with_the_least_decides() -> None:
+def test_the_rank_with_the_least_memory_decides() -> None:
     memory = [RankMemory(free * GIB, 16 * GIB, 1) for free in (60, 40)]
     assert node(CUDA, ranks=2).cache_bytes(memory) == 40 * GIB
 
@@ -65,8 +65,8 @@ def test_on_a_cpu_ranks_and_nodes_draw_on_one_memory() -> None:
 
 
 def test_the_caches_of_all_nodes_leave_a_cpu_memory_for_the_rest() -> None:
-    taken = [nodes * node(CPU, nodes=nodes).cache_fraction / nodes for nodes in (1, 2, 3, 64)]
-    assert taken == [0.3, 0.6, 0.6, 0.6]
+    fractions = [nodes * node(CPU, nodes=nodes).cache_fraction / nodes for nodes in (1, 2, 3, 64)]
+    assert fractions == [0.3, 0.6, 0.6, 0.6]
 
 
 def test_devices_are_described_in_gib() -> None:

@@ -38,7 +38,7 @@ class Follower:
 def test_a_follower_has_every_sampled_key_and_nothing_else(
     steps: list[int | str], max_keys: int, max_changes: int
 ) -> None:
-    published, held = PrefixDigest(max_keys, max_changes), set[int]()
+    published, keys = PrefixDigest(max_keys, max_changes), set[int]()
     one, late = Follower(), Follower()
     before = published.since(0)
     late.take(before)
@@ -46,15 +46,15 @@ def test_a_follower_has_every_sampled_key_and_nothing_else(
         if isinstance(step, str):
             changes = published.since(one.version)
             one.take(changes)
-            one.take(changes)  # a heartbeat whose answer was lost comes again
+            one.take(changes)  # a heartbeat whose reply was lost comes again
         elif step > 0:
             published.add(key(step))
-            held.add(step)
+            keys.add(step)
         else:
             published.remove(key(-step))
-            held.discard(-step)
+            keys.discard(-step)
         assert len(published) <= max_keys
-        assert set(published) == {n for n in held if not n % published.stride}
+        assert set(published) == {n for n in keys if not n % published.stride}
     late.take(published.since(late.version))
     assert one.keys == late.keys == set(published)
     assert len(published.since(late.version).added) == 0
@@ -78,9 +78,9 @@ def test_an_index_publishes_what_it_adds_and_evicts() -> None:
         pool.publish(block, one)
     assert set(pool.index.published) == {short_key(one) for one in keys}
     pool.release(blocks)
-    known = pool.index.published.since(0).version
+    version = pool.index.published.since(0).version
     pool.allocate(3)
-    assert pool.index.published.since(known).removed == [short_key(keys[1])]
+    assert pool.index.published.since(version).removed == [short_key(keys[1])]
     pool.index.published.remove(keys[1])
     assert set(pool.index.published) == {short_key(keys[0])}
 
@@ -90,11 +90,11 @@ def test_every_process_comes_to_the_same_keys() -> None:
         "from tandem.shared.kv.prefix_keys import chain_keys, short_key\n"
         "print(*map(short_key, chain_keys([1, 2, 3, 4], 2, 'tenant')))"
     )
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     here = [short_key(one) for one in chain_keys([1, 2, 3, 4], 2, "tenant")]
-    assert [int(word) for word in made.stdout.split()] == here
+    assert [int(word) for word in process.stdout.split()] == here
 
 
 def test_changes_hold_nothing_that_a_follower_has_seen() -> None:

@@ -156,7 +156,7 @@ def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: LocalCluster) ->
         cluster.wait_ready(part, time.monotonic())
 
 
-class Kept:
+class RunningCluster:
     """Routers, some nodes, and the messages about them while they serve."""
 
     def __init__(self, folder: Path, package: Path, *nodes: list[str], routers: int = 1) -> None:
@@ -190,42 +190,44 @@ class Kept:
         until(lambda: " ".join(self.lines).count(words) >= count, words, 30)
 
 
-Keeping = Callable[..., Kept]
+StartCluster = Callable[..., RunningCluster]
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
+def start_cluster(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StartCluster]:
     for name, value in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("UNSERVED", 0.1)):
         monkeypatch.setattr(f"tandem.shared.launch.cluster.{name}_SECONDS", value)
-    kept_clusters: list[Kept] = []
+    clusters: list[RunningCluster] = []
 
-    def keep(*nodes: list[str], routers: int = 1) -> Kept:
-        kept_clusters.append(Kept(tmp_path, package, *nodes, routers=routers))
-        return kept_clusters[-1]
+    def keep(*nodes: list[str], routers: int = 1) -> RunningCluster:
+        clusters.append(RunningCluster(tmp_path, package, *nodes, routers=routers))
+        return clusters[-1]
 
     yield keep
-    for kept in kept_clusters:
-        kept.close()
+    for running in clusters:
+        running.close()
 
 
-def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) -> None:
-    kept = keeping(["prefill-node", "--flag"], ["decode-node"])
-    first, other = (part.process for part in kept.nodes)
+def test_a_node_that_dies_is_started_again_with_its_arguments(start_cluster: StartCluster) -> None:
+    running = start_cluster(["prefill-node", "--flag"], ["decode-node"])
+    first, other = (part.process for part in running.nodes)
     first.kill()
-    kept.until_line("node-0 serves again")
-    again = kept.nodes[0].process
+    running.until_line("node-0 serves again")
+    again = running.nodes[0].process
     assert again.pid != first.pid and again.poll() is None
     assert psutil.Process(again.pid).cmdline()[-2:] == ["prefill-node", "--flag"]
-    assert other.poll() is None and not kept.keeper.done()
-    assert "node-0 was killed (SIGKILL), possibly for lack of memory; see" in kept.lines[0]
-    assert "it is restarted" in kept.lines[0] and "(restart 1 of 5)" in kept.lines[0]
+    assert other.poll() is None and not running.keeper.done()
+    assert "node-0 was killed (SIGKILL), possibly for lack of memory; see" in running.lines[0]
+    assert "it is restarted" in running.lines[0] and "(restart 1 of 5)" in running.lines[0]
 
 
 def test_the_log_of_a_part_that_writes_a_lot_stays_small(
-    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_cluster: StartCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.part_log.MAX_BYTES", 1200)
-    keeping(["decode-node", "chatty"])
+    start_cluster(["decode-node", "chatty"])
     log, earlier = tmp_path / "node-0.log", tmp_path / "node-0.log.1"
 
     def lines(path: Path) -> list[int]:
@@ -235,101 +237,101 @@ def test_the_log_of_a_part_that_writes_a_lot_stays_small(
     until(lambda: lines(log)[:1] > [0] and b"\0" not in log.read_bytes(), "further lines", 30)
 
 
-def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:
-    kept = keeping(["decode-node"], ["decode-node"])
-    kept.nodes[0].process.terminate()
-    kept.until_line("node-0 has drained and left; the other nodes keep serving")
-    assert not kept.keeper.done() and kept.nodes[1].process.poll() is None
+def test_a_node_that_drains_has_left_and_is_not_missed(start_cluster: StartCluster) -> None:
+    running = start_cluster(["decode-node"], ["decode-node"])
+    running.nodes[0].process.terminate()
+    running.until_line("node-0 has drained and left; the other nodes keep serving")
+    assert not running.keeper.done() and running.nodes[1].process.poll() is None
     # The cluster ends with the last decode node, without an error.
-    kept.nodes[1].process.terminate()
-    kept.keeper.result(30)
-    assert kept.lines[-1] == "no decode node is left: the last one has drained"
+    running.nodes[1].process.terminate()
+    running.keeper.result(30)
+    assert running.lines[-1] == "no decode node is left: the last one has drained"
 
 
 def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the_last(
-    keeping: Keeping, package: Path
+    start_cluster: StartCluster, package: Path
 ) -> None:
-    kept = keeping(["decode-node"])
-    kept.another = True
-    kept.nodes[0].arguments.append("hopeless")
-    kept.nodes[0].process.kill()
-    kept.until_line("giving up")
+    running = start_cluster(["decode-node"])
+    running.another = True
+    running.nodes[0].arguments.append("hopeless")
+    running.nodes[0].process.kill()
+    running.until_line("giving up")
     assert [
         f"restart {n} of 5" in line
         for n, line in enumerate(
-            (line for line in kept.lines if "(log:" in line or "see its log" in line), 1
+            (line for line in running.lines if "(log:" in line or "see its log" in line), 1
         )
     ] == [True] * 5 + [False]
-    assert not kept.keeper.done(), "somebody else's decode node serves"
-    kept.another = False
+    assert not running.keeper.done(), "somebody else's decode node serves"
+    running.another = False
     with pytest.raises(StartupError, match="no decode node is left: the last one kept dying"):
-        kept.keeper.result(30)
+        running.keeper.result(30)
 
 
 def test_a_node_that_has_served_for_a_while_may_die_again(
-    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.cluster.MAX_RESTARTS", 1)
     monkeypatch.setattr("tandem.shared.launch.cluster.GOOD_SECONDS", 0.0)
-    kept = keeping(["decode-node"])
+    running = start_cluster(["decode-node"])
     for number in (1, 2, 3):
-        kept.nodes[0].process.kill()
-        kept.until_line("serves again", number)
+        running.nodes[0].process.kill()
+        running.until_line("serves again", number)
 
 
 def test_a_node_that_is_not_ready_in_time_again_has_died(
-    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = keeping(["decode-node"])
-    monkeypatch.setattr(kept.cluster, "_start_seconds", 0.0)
-    kept.nodes[0].arguments.append("late")
-    kept.nodes[0].process.kill()
-    kept.until_line("(restart 3 of 5)")
+    running = start_cluster(["decode-node"])
+    monkeypatch.setattr(running.cluster, "_start_seconds", 0.0)
+    running.nodes[0].arguments.append("late")
+    running.nodes[0].process.kill()
+    running.until_line("(restart 3 of 5)")
 
 
-def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
-    kept = keeping(["decode-node"])
-    kept.routers[0].process.kill()
+def test_the_end_of_the_router_is_the_end(start_cluster: StartCluster) -> None:
+    running = start_cluster(["decode-node"])
+    running.routers[0].process.kill()
     with pytest.raises(StartupError, match="router-0 was killed"):
-        kept.keeper.result(30)
+        running.keeper.result(30)
 
 
-def test_one_of_several_routers_is_started_again(keeping: Keeping) -> None:
-    kept = keeping(routers=2)
-    kept.another = True  # nodes are elsewhere
-    other = kept.routers[1].process
-    kept.routers[0].process.kill()
-    kept.until_line("router-0 serves again")
-    assert other.poll() is None and not kept.keeper.done()
-    kept.routers[0].arguments.append("hopeless")
-    kept.routers[0].process.kill()
-    kept.until_line("router-0 ended with exit status 1: no memory")
-    kept.until_line("giving up")
-    assert other.poll() is None and not kept.keeper.done()
-    kept.routers[1].arguments.append("hopeless")
+def test_one_of_several_routers_is_started_again(start_cluster: StartCluster) -> None:
+    running = start_cluster(routers=2)
+    running.another = True  # nodes are elsewhere
+    other = running.routers[1].process
+    running.routers[0].process.kill()
+    running.until_line("router-0 serves again")
+    assert other.poll() is None and not running.keeper.done()
+    running.routers[0].arguments.append("hopeless")
+    running.routers[0].process.kill()
+    running.until_line("router-0 ended with exit status 1: no memory")
+    running.until_line("giving up")
+    assert other.poll() is None and not running.keeper.done()
+    running.routers[1].arguments.append("hopeless")
     other.kill()
     with pytest.raises(StartupError, match="no router is left"):
-        kept.keeper.result(30)
+        running.keeper.result(30)
 
 
-def test_a_restarted_part_serves_once_it_says_so(keeping: Keeping) -> None:
-    kept = keeping(routers=2)
-    kept.another = True
-    kept.routers[0].arguments[0] = "half"
-    kept.routers[0].process.kill()
-    kept.until_line("router-0 serves again")
-    kept.routers[0].arguments[0] = "starting"
-    kept.routers[0].process.kill()
-    kept.until_line("(restart 2 of 5)")
-    until(lambda: kept.routers[0].announcements != b"", "the beginning of its start", 30)
-    assert kept.lines.count("router-0 serves again") == 1
+def test_a_restarted_part_serves_once_it_says_so(start_cluster: StartCluster) -> None:
+    running = start_cluster(routers=2)
+    running.another = True
+    running.routers[0].arguments[0] = "half"
+    running.routers[0].process.kill()
+    running.until_line("router-0 serves again")
+    running.routers[0].arguments[0] = "starting"
+    running.routers[0].process.kill()
+    running.until_line("(restart 2 of 5)")
+    until(lambda: running.routers[0].announcements != b"", "the beginning of its start", 30)
+    assert running.lines.count("router-0 serves again") == 1
 
 
-def test_a_router_that_was_shut_down_is_no_failure(keeping: Keeping) -> None:
-    kept = keeping(["decode-node"])
-    kept.routers[0].process.terminate()
-    kept.keeper.result(30)
-    assert "the router-0 has been shut down" in kept.lines
+def test_a_router_that_was_shut_down_is_no_failure(start_cluster: StartCluster) -> None:
+    running = start_cluster(["decode-node"])
+    running.routers[0].process.terminate()
+    running.keeper.result(30)
+    assert "the router-0 has been shut down" in running.lines
 
 
 def test_routers_drain_at_the_same_time(

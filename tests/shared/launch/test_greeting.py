@@ -20,7 +20,7 @@ def lines(
     prefill_nodes: bool = True, scoring: Scoring | None = None, **options: Any
 ) -> dict[str, str]:
     front = RouterConfig(**{"model": "builtin"} | options)
-    printed = greeting(
+    output = greeting(
         "http://127.0.0.1:1",
         ["127.0.0.1:2"],
         front,
@@ -28,15 +28,15 @@ def lines(
         scoring,
         prefill_nodes=prefill_nodes,
     )
-    return {line.split(":")[0].split(",")[0]: line for line in printed}
+    return {line.split(":")[0].split(",")[0]: line for line in output}
 
 
 @pytest.mark.parametrize("with_key", [True, False])
 def test_the_commands_name_a_key_where_one_is_needed(with_key: bool) -> None:
-    printed = lines(api_key="secret") if with_key else lines()
-    assert ("-H 'authorization: Bearer KEY'" in printed["Try"]) == with_key
-    assert ("TANDEM_API_KEY=KEY" in printed["Prefill apart"]) == with_key
-    assert "secret" not in "".join(printed.values())
+    output = lines(api_key="secret") if with_key else lines()
+    assert ("-H 'authorization: Bearer KEY'" in output["Try"]) == with_key
+    assert ("TANDEM_API_KEY=KEY" in output["Prefill apart"]) == with_key
+    assert "secret" not in "".join(output.values())
 
 
 def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
@@ -54,8 +54,8 @@ def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
 
 def test_addresses_survive_a_shell() -> None:
     front, logs = RouterConfig(), Path("/")
-    printed = greeting("http://[::1]:1", ["[::1]:2"], front, logs, None, prefill_nodes=True)
-    commands = [line for line in printed if line.startswith(("Try", "Prefill", "Parts", "Check"))]
+    output = greeting("http://[::1]:1", ["[::1]:2"], front, logs, None, prefill_nodes=True)
+    commands = [line for line in output if line.startswith(("Try", "Prefill", "Parts", "Check"))]
     assert len(commands) == 4 and all("'http://[::1]:1'" in c or "'[::1]:2'" in c for c in commands)
 
 
@@ -63,12 +63,10 @@ def test_addresses_survive_a_shell() -> None:
     ("scoring", "route"),
     [("pair", "/v1/rerank"), ("labels", "/classify"), ("vectors", "/v1/embeddings")],
 )
-def test_a_model_that_is_not_for_chats_is_asked_what_it_answers(
-    scoring: Scoring, route: str
-) -> None:
-    printed = lines(scoring=scoring)
-    assert f"http://127.0.0.1:1{route} " in printed["Try"]
-    assert "chat" not in "".join(printed.values()) and "Prefill apart" not in printed
+def test_a_model_without_chat_is_shown_with_its_own_route(scoring: Scoring, route: str) -> None:
+    output = lines(scoring=scoring)
+    assert f"http://127.0.0.1:1{route} " in output["Try"]
+    assert "chat" not in "".join(output.values()) and "Prefill apart" not in output
 
 
 def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:

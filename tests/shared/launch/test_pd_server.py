@@ -28,7 +28,7 @@ class Runs:
             raise StartupError(self.failures.pop(0))
 
 
-def parsed(*arguments: str) -> dict[str, Any]:
+def parse_arguments(*arguments: str) -> dict[str, Any]:
     return cli.commands["serve"].make_context("serve", ["--pd-server", *arguments]).params
 
 
@@ -44,20 +44,20 @@ def parsed(*arguments: str) -> dict[str, Any]:
 )
 def test_it_listens_at_its_one_address(url: list[str], host: str, port: int) -> None:
     run = Runs()
-    serve_prefill(parsed(*url), run)
+    serve_prefill(parse_arguments(*url), run)
     assert [(values["host"], values["port"]) for values in run.values] == [(host, port)]
 
 
 @pytest.mark.parametrize("url", ["::1:18185", "127.0.0.1", "a:1,b:2"])
 def test_an_address_that_it_cannot_listen_on_is_named(url: str) -> None:
     with pytest.raises(UsageError, match="--pd-url"):
-        serve_prefill(parsed(f"--pd-url={url}"), Runs())
+        serve_prefill(parse_arguments(f"--pd-url={url}"), Runs())
 
 
 def test_it_restarts_at_the_port_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pd_server.time, "sleep", lambda seconds: None)
     run = Runs("the ranks are lost", at="[::1]:41234")
-    serve_prefill(parsed("--pd-url=[::1]:0"), run)
+    serve_prefill(parse_arguments("--pd-url=[::1]:0"), run)
     assert [(values["host"], values["port"]) for values in run.values] == [
         ("::1", 0),
         ("::1", 41234),

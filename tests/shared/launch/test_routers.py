@@ -87,7 +87,7 @@ def test_one_that_is_restarted_gets_the_ports_that_it_had() -> None:
         assert {config.batch_dir for config in again} == {"off"}
 
 
-def test_one_router_is_started_as_it_was_asked_for() -> None:
+def test_one_router_starts_with_its_options() -> None:
     with routers("--port=0", "--max-connections=7") as (launched, _):
         launched.wait_ready(0.0)
         (part,) = launched.parts
@@ -95,7 +95,7 @@ def test_one_router_is_started_as_it_was_asked_for() -> None:
         assert part.arguments == ["router", "--port=0", "--max-connections=7"]
 
 
-def test_a_port_in_use_is_told_before_a_router_starts() -> None:
+def test_a_port_in_use_is_reported_before_a_router_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with (

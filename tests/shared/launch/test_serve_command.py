@@ -155,8 +155,8 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with contextlib.ExitStack() as stack:
         serve.publish_token(stack, token_file("127.0.0.1:8001", "t", "http://h:1"))
-    printed = capsys.readouterr().err
-    assert "other commands need --cluster-token-file" in printed and "XDG_RUNTIME_DIR" in printed
+    stderr = capsys.readouterr().err
+    assert "other commands need --cluster-token-file" in stderr and "XDG_RUNTIME_DIR" in stderr
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0, (None, None)), (1, ("0", "0")), (2, ("0", "1"))])
@@ -192,7 +192,7 @@ def parse_node(arguments: list[str]) -> dict[str, Any]:
         (None, ["--drain-timeout=0"], "stopping ..."),
     ],
 )
-def test_who_stops_it_is_told_what_it_waits_for(
+def test_stopping_reports_what_it_waits_for(
     requests: int | None, flags: list[str], line: str
 ) -> None:
     values = cli.commands["serve"].make_context("serve", flags).params

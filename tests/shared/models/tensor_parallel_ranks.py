@@ -26,11 +26,11 @@ def run(tp: TensorParallel, folder: str, prompt: list[int], following: list[int]
     first = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
     result = runner.execute(StepPlan(0, [first], [spec]))
     generated = [s.tokens[0] for s in result.sampled]
-    scored = sum(len(rows) for rows in result.prompt_logprobs.values())
+    num_scored = sum(len(rows) for rows in result.prompt_logprobs.values())
     for index, token in enumerate(following[:-1]):
         sequence = SequenceStep(1, [token], len(prompt) + index, table, True)
         generated += [s.tokens[0] for s in runner.execute(StepPlan(1, [sequence])).sampled]
-    return {"drawn": generated, "scored": scored}
+    return {"drawn": generated, "scored": num_scored}
 
 
 def run_rank(rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -43,9 +43,9 @@ def run_rank(rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
         world_size=job["size"],
         timeout=timedelta(seconds=60),
     )
-    answers = [run(TensorParallel(rank, job["size"]), *model) for model in job["models"]]
+    results = [run(TensorParallel(rank, job["size"]), *model) for model in job["models"]]
     torch.distributed.destroy_process_group()
-    return answers
+    return results
 
 
 def run_group(job: dict[str, Any]) -> list[Any]:

@@ -35,8 +35,8 @@ def test_on_layer_sees_the_keys_and_values_of_its_layer(model_root: Path) -> Non
     calls = []
 
     def on_layer(index: int) -> None:
-        written = [bool(keys[:, 4:7].abs().sum() > 0) for keys, _ in runner.cache.layers]
-        calls.append((index, written))
+        has_rows = [bool(keys[:, 4:7].abs().sum() > 0) for keys, _ in runner.cache.layers]
+        calls.append((index, has_rows))
 
     batch = build_batch([SequenceStep(1, [1, 2, 3], 0, [1], False)], 4, torch.device("cpu"), [])
     with torch.inference_mode():

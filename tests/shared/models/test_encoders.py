@@ -75,9 +75,9 @@ def _both_ways(folder: Path) -> list[torch.Tensor]:
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     states = []
     for prompt in prompts():
-        seen = torch.zeros(1, 1, len(prompt), len(prompt))
+        mask = torch.zeros(1, 1, len(prompt), len(prompt))
         with torch.inference_mode():
-            states.append(model(torch.tensor([prompt]), attention_mask=seen).last_hidden_state[0])
+            states.append(model(torch.tensor([prompt]), attention_mask=mask).last_hidden_state[0])
     return states
 
 
@@ -137,11 +137,11 @@ def test_a_text_beyond_the_limit_is_cut_on_demand(model_root: Path, tmp_path: Pa
             engine.embed([text])
         with pytest.raises(RequestError, match=r"must be -1 .* or from 1 to 20"):
             engine.embed([text], truncate_prompt_tokens=21)
-        for asked, length in ((-1, 20), (9, 9)):
+        for limit, length in ((-1, 20), (9, 9)):
             raw.enable_truncation(length)
             tokens = raw.encode(text).ids
             assert len(tokens) == length and tokens[-1] == tiny_models.IM_END
-            [ids] = engine.encode([text], pooling="mean", truncate_prompt_tokens=asked)
+            [ids] = engine.encode([text], pooling="mean", truncate_prompt_tokens=limit)
             with torch.inference_mode():
                 reference = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
             np.testing.assert_allclose(ids.values, reference, atol=1e-5)

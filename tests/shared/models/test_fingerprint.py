@@ -26,8 +26,8 @@ from tandem.tests.support.checkpoints import tiny_models
 VOCAB = {"a": 0, "b": 1, "ab": 2}
 
 
-def files(content: dict[str, Any], **changed: Any) -> TokenizerFiles:
-    return TokenizerFiles(json.dumps(content), "tokenizer.json", **changed)
+def files(content: dict[str, Any], **changes: Any) -> TokenizerFiles:
+    return TokenizerFiles(json.dumps(content), "tokenizer.json", **changes)
 
 
 def tokenizer(vocab: object = VOCAB, added: object = None, **model: Any) -> dict[str, Any]:
@@ -40,16 +40,20 @@ def folder(model_root: Path) -> Path:
 
 
 def test_files_that_say_the_same_in_other_bytes_are_one_model(folder: Path, tmp_path: Path) -> None:
-    spec, read = read_spec(folder), read_tokenizer_files(folder)
-    again = json.dumps(json.loads(read.tokenizer), indent=7, sort_keys=True)
-    template = None if read.template is None else TemplateText(read.template.source + "\n", "x")
-    same = replace(read, tokenizer=again, origin="elsewhere", template=template)
+    spec, tokenizer_files = read_spec(folder), read_tokenizer_files(folder)
+    again = json.dumps(json.loads(tokenizer_files.tokenizer), indent=7, sort_keys=True)
+    template = (
+        None
+        if tokenizer_files.template is None
+        else TemplateText(tokenizer_files.template.source + "\n", "x")
+    )
+    same = replace(tokenizer_files, tokenizer=again, origin="elsewhere", template=template)
     same = replace(same, tool_template=template)
-    assert model_fingerprint(spec, same) == model_fingerprint(spec, read)
+    assert model_fingerprint(spec, same) == model_fingerprint(spec, tokenizer_files)
 
 
 def test_dtype_and_precision_of_the_checkpoint_do_not_count(folder: Path) -> None:
-    spec, read = read_spec(folder), files(tokenizer())
+    spec, tokenizer_files = read_spec(folder), files(tokenizer())
     rope = spec.layers[0].rope
     assert rope is not None
     other = replace(
@@ -61,9 +65,11 @@ def test_dtype_and_precision_of_the_checkpoint_do_not_count(folder: Path) -> Non
         ),
     )
     assert other.norm_eps != spec.norm_eps
-    assert model_fingerprint(other, read) == model_fingerprint(spec, read)
-    changed = replace(spec, norm_eps=spec.norm_eps * 1.001)
-    assert model_fingerprint(changed, read) != model_fingerprint(spec, read)
+    assert model_fingerprint(other, tokenizer_files) == model_fingerprint(spec, tokenizer_files)
+    other_spec = replace(spec, norm_eps=spec.norm_eps * 1.001)
+    assert model_fingerprint(other_spec, tokenizer_files) != model_fingerprint(
+        spec, tokenizer_files
+    )
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -143,8 +143,8 @@ def test_a_base_model_is_of_its_family() -> None:
 
 
 def test_tokens_and_empty_tables_of_other_parts_do_not_matter() -> None:
-    left = {"image_token_id": 7, "vision_start_token_id": 8, "audio_config": {}}
-    assert family_of({"architectures": ["Qwen2ForCausalLM"], **left})
+    fields = {"image_token_id": 7, "vision_start_token_id": 8, "audio_config": {}}
+    assert family_of({"architectures": ["Qwen2ForCausalLM"], **fields})
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_names_of_two_families_must_mean_the_same(
     architecture: str, model_type: str, changes: dict[str, Any], same: bool
 ) -> None:
     """transformers goes by ``model_type``."""
-    named = {"architectures": [f"{architecture}ForCausalLM"], **changes}
+    config = {"architectures": [f"{architecture}ForCausalLM"], **changes}
     if same:
-        assert spec_of(**named, model_type=model_type) == spec_of(**named)
+        assert spec_of(**config, model_type=model_type) == spec_of(**config)
         return
     with pytest.raises(ModelError, match=rf"model_type is '{model_type}', of .*ignore-config-key"):
-        spec_of(**named, model_type=model_type)
+        spec_of(**config, model_type=model_type)

@@ -32,7 +32,7 @@ from .test_parity import (
     prompt_of,
     reference,
     reference_run,
-    scattered,
+    scattered_slots,
 )
 
 # Logits of these models are 1.2 in the mean and up to 6.7. Found: 1e-5, 4e-4, 5e-2 (bfloat16 also
@@ -92,22 +92,22 @@ def rounded_run(
     """The greedy tokens of transformers with a cache in fp8 with scales."""
     cache = RoundedCache(config=reference(folder).config)
     cache.dtype, cache.scales = torch.float8_e4m3fn, scales
-    generated: list[int] = []
+    output: list[int] = []
     with torch.inference_mode():
         for _ in range(STEPS):
-            values = torch.tensor([generated[-1:] or prompt])
+            values = torch.tensor([output[-1:] or prompt])
             result = reference(folder)(values, past_key_values=cache, use_cache=True).logits
-            generated.append(int(result[0, -1].argmax()))
-    return generated
+            output.append(int(result[0, -1].argmax()))
+    return output
 
 
 def logits(runner: ModelRunner, tokens: list[int], start: int, table: list[int]) -> torch.Tensor:
     cache, rows = runner.cache, SequenceStep(1, tokens, start, table, True)
     batch = build_batch([rows], cache.block_size, cache.device)
     with torch.inference_mode():
-        got = runner.model.logits(runner.model.forward(batch, cache.kv))
-    assert got is not None
-    return got[0]
+        result = runner.model.logits(runner.model.forward(batch, cache.kv))
+    assert result is not None
+    return result[0]
 
 
 @pytest.mark.parametrize("spelling", ATOL)
@@ -127,8 +127,8 @@ def test_logits_are_those_of_a_reference_with_kv_of_that_format(
     logits(runner, prompt[:31], 0, table)
     worst = (logits(runner, prompt[31:], 31, table) - expected[49]).abs().max()
     for step, token in enumerate(following):
-        got = logits(runner, [token], 50 + step, table)
-        worst = max(worst, (got - expected[50 + step]).abs().max())
+        result = logits(runner, [token], 50 + step, table)
+        worst = max(worst, (result - expected[50 + step]).abs().max())
     assert worst < ATOL[spelling]
 
 
@@ -143,15 +143,15 @@ def test_greedy_with_a_float32_cache_is_that_of_transformers(model_root: Path) -
 def test_half_weights_may_have_a_float32_cache(model_root: Path) -> None:
     """K and V are cached as the weights' dtype gives them, without further rounding."""
     folder = tiny_models.cached("qwen3", model_root)
-    got = {}
+    results = {}
     for spelling in ("float32", "auto"):
         runner = build_runner(
             folder, dtype="bfloat16", kv_dtype=spelling, block_size=BLOCK, num_blocks=60
         )
-        got[spelling] = logits(runner, prompt_of(50), 0, consecutive(0, 50))
+        results[spelling] = logits(runner, prompt_of(50), 0, consecutive(0, 50))
         assert runner.model.place.dtype == torch.bfloat16
-    torch.testing.assert_close(got["float32"], got["auto"], atol=0.5, rtol=0)
-    assert not torch.equal(got["float32"], got["auto"])
+    torch.testing.assert_close(results["float32"], results["auto"], atol=0.5, rtol=0)
+    assert not torch.equal(results["float32"], results["auto"])
 
 
 @pytest.mark.parametrize("spelling", ["fp8", "int8"])
@@ -185,7 +185,7 @@ def test_bytes_in_chunks_over_scattered_blocks_and_compiled_give_the_same_tokens
 def check_greedy(runner: ModelRunner, folder: Path, scales: Sequence[tuple[float, float]]) -> None:
     """The tokens that a runner draws are those of transformers with a cache so rounded."""
     expected = rounded_run(folder, prompt_of(50), scales)
-    assert greedy(runner, prompt_of(50), scattered(5, 70), 7) == expected
+    assert greedy(runner, prompt_of(50), scattered_slots(5, 70), 7) == expected
     assert len(set(expected)) > STEPS // 2
 
 
@@ -242,7 +242,7 @@ class CanaryOfRunners:
         ]
         self.prompt = canary_prompt(tiny_models.VOCAB, 512)
         self.end = len(self.prompt) - 1
-        self.ours, self.arrived, theirs = consecutive(0, 31), scattered(8, 31), [5, 1, 9, 2]
+        self.ours, self.arrived, theirs = consecutive(0, 31), scattered_slots(8, 31), [5, 1, 9, 2]
         logits(sender, self.prompt[: self.end], 0, theirs)
         logits(receiver, self.prompt[: self.end], 0, self.ours)
         for layer in range(len(receiver.cache.layers)):

@@ -25,7 +25,7 @@ from tandem.tests.support.layers_ready import layer_ready
 from tandem.tests.support.runners import build_runner
 
 from .test_kv_formats import logits
-from .test_parity import STEPS, consecutive, greedy, prompt_of, scattered
+from .test_parity import STEPS, consecutive, greedy, prompt_of, scattered_slots
 
 LENGTH = 50
 
@@ -51,7 +51,9 @@ def runner_for(folder: Path, block_size: int = 4, **changes: Any) -> ModelRunner
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])
-@pytest.mark.parametrize("table", [consecutive(0, 70), scattered(5, 70)], ids=["in a row", "apart"])
+@pytest.mark.parametrize(
+    "table", [consecutive(0, 70), scattered_slots(5, 70)], ids=["in a row", "apart"]
+)
 def test_tokens_are_those_of_transformers(model: Any, chunk: int, table: list[int]) -> None:
     folder, expected = model
     assert len(set(expected)) > STEPS // 2
@@ -71,8 +73,8 @@ def test_the_planner_counts_what_the_tensors_take(model: Any) -> None:
                 tp_rank=size - 1,
                 tp_size=size,
             )
-            taken = sum(each.nbytes for layer in cache.layers for each in layer)
-            assert taken == 3 * bytes_per_block(spec, 5, dtype, size, size - 1)
+            nbytes = sum(each.nbytes for layer in cache.layers for each in layer)
+            assert nbytes == 3 * bytes_per_block(spec, 5, dtype, size, size - 1)
     assert len({layer.token_bytes for layer in cache.layout}) > 1
 
 
@@ -162,18 +164,18 @@ def test_a_receiver_continues_what_went_over_unequal_sides(
         hand_over(between, decode, len(spec.layers))
         last.cache = decode.caches[0]
         table = [*decode.table, *(b for b in range(60) if b not in decode.table)]
-        generated, values = [], prompt
+        output, values = [], prompt
         for _ in range(STEPS if dtype == "float32" else 1):
             row = logits(last, values[-1:], len(values) - 1, table)
-            generated.append(int(row.argmax()))
-            values = [*values, generated[-1]]
-    assert generated == expected[: len(generated)]
+            output.append(int(row.argmax()))
+            values = [*values, output[-1]]
+    assert output == expected[: len(output)]
 
 
 def test_a_canary_names_the_component_that_differs(model: Any) -> None:
     runner = runner_for(model[0])
     cache, prompt = runner.cache, canary_prompt(tiny_models.VOCAB, 512)
-    end, ours, theirs = len(prompt) - 1, consecutive(0, 31), scattered(9, 31)
+    end, ours, theirs = len(prompt) - 1, consecutive(0, 31), scattered_slots(9, 31)
     for table in (ours, theirs):
         logits(runner, prompt[:end], 0, table)
     compare = Compare(

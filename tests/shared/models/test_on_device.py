@@ -21,19 +21,19 @@ GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not HERE, reason="none"))]
 EVERY = [*tiny_models.MODELS, *tiny_models.WRAPPED] if HERE else ["qwen3"]
 NAMES = pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3"])
 FORMATS = pytest.mark.parametrize(
-    ("dtype", "kept"),
+    ("dtype", "kv_dtype"),
     [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8"), ("bfloat16", "int8")],
 )
 PROMPTS = [list(range(5)), [9] * 300, [7, 8] * 50]
 STEPS, CHUNK, BLOCK = 6, 64, 16
 
 
-def drawn(runner: ModelRunner) -> list[list[int]]:
+def greedy_tokens(runner: ModelRunner) -> list[list[int]]:
     """Greedy tokens of all prompts in one batch: prefilled in chunks, some while others decode."""
     tokens = [list(prompt) for prompt in PROMPTS]
     computed = [0] * len(tokens)
     tables = [list(range(first, first + 40))[::-1] for first in range(0, 120, 40)]
-    added = [SamplerSpec(i, RankSampling(temperature=0.0), 0) for i in range(len(tokens))]
+    specs = [SamplerSpec(i, RankSampling(temperature=0.0), 0) for i in range(len(tokens))]
     step = 0
     while any(len(all_) < len(p) + STEPS for all_, p in zip(tokens, PROMPTS, strict=True)):
         rows = []
@@ -42,9 +42,9 @@ def drawn(runner: ModelRunner) -> list[list[int]]:
             whole = computed[i] + len(part) == len(values)
             rows.append(SequenceStep(i, part, computed[i], tables[i], whole))
             computed[i] += len(part)
-        for sampled in runner.execute(StepPlan(step, rows, added)).sampled:
-            tokens[sampled.sequence_id].extend(sampled.tokens)
-        added, step = [], step + 1
+        for sample in runner.execute(StepPlan(step, rows, specs)).sampled:
+            tokens[sample.sequence_id].extend(sample.tokens)
+        specs, step = [], step + 1
     ends = zip(tokens, PROMPTS, strict=True)
     return [values[len(p) : len(p) + STEPS] for values, p in ends]
 
@@ -53,14 +53,14 @@ def runner_on(
     device: str,
     folder: Path,
     dtype: str = "float32",
-    kept: str = "auto",
+    kv_dtype: str = "auto",
     isq: str | None = None,
     **more: Any,
 ) -> ModelRunner:
     return build_runner(
         folder,
         dtype=dtype,
-        kv_dtype=kept,
+        kv_dtype=kv_dtype,
         device=device,
         block_size=BLOCK,
         num_blocks=120,
@@ -73,7 +73,7 @@ def runner_on(
 @pytest.mark.parametrize("device", GPU)
 def test_greedy_tokens_do_not_depend_on_the_device(tmp_path: Path, name: str, device: str) -> None:
     folder = tiny_models.cached(name, tmp_path)
-    assert drawn(runner_on(device, folder)) == drawn(runner_on("cpu", folder))
+    assert greedy_tokens(runner_on(device, folder)) == greedy_tokens(runner_on("cpu", folder))
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:
@@ -111,49 +111,49 @@ def test_products_of_a_model_are_those_of_the_reference(
 def test_greedy_tokens_are_the_same_again_without_a_gpu(tmp_path: Path) -> None:
     """So that what the others do is tried everywhere."""
     folder = tiny_models.cached("mistral", tmp_path)
-    tokens = drawn(runner_on("cpu", folder))
+    tokens = greedy_tokens(runner_on("cpu", folder))
     assert [len(each) for each in tokens] == [STEPS] * len(PROMPTS)
-    assert tokens == drawn(runner_on("cpu", folder))
+    assert tokens == greedy_tokens(runner_on("cpu", folder))
 
 
 @NAMES
 @FORMATS
 @pytest.mark.parametrize("device", GPU)
 def test_no_attention_writes_all_scores_out(
-    tmp_path: Path, name: str, dtype: str, kept: str, device: str
+    tmp_path: Path, name: str, dtype: str, kv_dtype: str, device: str
 ) -> None:
-    runner = runner_on(device, tiny_models.cached(name, tmp_path), dtype, kept)
+    runner = runner_on(device, tiny_models.cached(name, tmp_path), dtype, kv_dtype)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
-        drawn(runner)
+        greedy_tokens(runner)
 
 
 @FORMATS
 @pytest.mark.parametrize("device", GPU)
-def test_decode_is_batched(tmp_path: Path, dtype: str, kept: str, device: str) -> None:
-    runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kept)
+def test_decode_is_batched(tmp_path: Path, dtype: str, kv_dtype: str, device: str) -> None:
+    runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kv_dtype)
     assert runner.batched_decode
     assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
-    ("name", "kept", "isq"), [("gemma2", "fp8", None), ("qwen3_moe", "auto", "q8_0")]
+    ("name", "kv_dtype", "isq"), [("gemma2", "fp8", None), ("qwen3_moe", "auto", "q8_0")]
 )
 @pytest.mark.parametrize("device", GPU)
 def test_no_step_compiles_a_kernel(
     tmp_path: Path,
     device: str,
     name: str,
-    kept: str,
+    kv_dtype: str,
     isq: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     triton = pytest.importorskip("triton")
-    runner = runner_on(device, tiny_models.cached(name, tmp_path), "bfloat16", kept, isq)
-    compiled: list[str] = []
-    hook = lambda *, fn, **_: compiled.append(fn.name)  # noqa: E731
+    runner = runner_on(device, tiny_models.cached(name, tmp_path), "bfloat16", kv_dtype, isq)
+    compilations: list[str] = []
+    hook = lambda *, fn, **_: compilations.append(fn.name)  # noqa: E731
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hook)
-    drawn(runner)
-    assert not compiled
+    greedy_tokens(runner)
+    assert not compilations
 
 
 @pytest.mark.parametrize("device", GPU)
@@ -175,17 +175,17 @@ def test_a_forward_pass_never_waits_for_the_device(tmp_path: Path, device: str) 
 @FORMATS
 @pytest.mark.parametrize("device", ["cpu", *GPU])
 def test_kv_leaves_a_cache_and_enters_another_of_the_same_device(
-    tmp_path: Path, dtype: str, kept: str, device: str
+    tmp_path: Path, dtype: str, kv_dtype: str, device: str
 ) -> None:
     folder = tiny_models.cached("qwen3", tmp_path)
-    full, empty = (runner_on(device, folder, dtype, kept).cache for _ in range(2))
+    full, empty = (runner_on(device, folder, dtype, kv_dtype).cache for _ in range(2))
     for side in full.layers[0]:
         side.copy_(torch.randn(side.shape).clamp(-9, 9))
     there, here = list(range(0, 60, 3)), list(range(119, 99, -1))
     for place in ("cpu", device):
-        packed = torch.zeros(full.packed_bytes(0, 300), dtype=torch.uint8, device=place)
-        full.pack(0, there, 5, 305, packed)
-        empty.scatter(0, here, 5, 305, packed)
-        again = torch.empty_like(packed)
+        buffer = torch.zeros(full.packed_bytes(0, 300), dtype=torch.uint8, device=place)
+        full.pack(0, there, 5, 305, buffer)
+        empty.scatter(0, here, 5, 305, buffer)
+        again = torch.empty_like(buffer)
         empty.pack(0, here, 5, 305, again)
-        assert torch.equal(packed, again) and packed.any()
+        assert torch.equal(buffer, again) and buffer.any()

@@ -106,10 +106,10 @@ def test_the_list_is_that_of_the_parts(has_head: bool, ranks: int) -> None:
     """On the first of several ranks, too."""
     place = WeightPlacement(torch.float32, torch.device("meta"), TensorParallel(size=ranks))
     for spec in SPECS:
-        found: list[str] = []
+        slots: list[str] = []
 
-        def note(part: Part, found: list[str] = found) -> None:
-            found.extend(part.weight_slots())
+        def note(part: Part, slots: list[str] = slots) -> None:
+            slots.extend(part.weight_slots())
 
         Decoder(spec, place, note, has_head=has_head)
-        assert sorted(parameters_of(spec, has_head=has_head)) == sorted(found), spec
+        assert sorted(parameters_of(spec, has_head=has_head)) == sorted(slots), spec

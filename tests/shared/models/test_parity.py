@@ -88,7 +88,7 @@ def consecutive(first: int, tokens: int) -> list[int]:
     return list(range(first, first + -(-tokens // BLOCK)))
 
 
-def scattered(first: int, tokens: int) -> list[int]:
+def scattered_slots(first: int, tokens: int) -> list[int]:
     """Every second block, backwards."""
     return [first + 2 * index for index in range(-(-tokens // BLOCK))][::-1]
 
@@ -97,13 +97,13 @@ def greedy(
     runner: ModelRunner, prompt: list[int], table: list[int], chunk: int = 10_000
 ) -> list[int]:
     """Prefill in chunks, then STEPS greedy tokens."""
-    added = [spec_of(1, prompt)]
+    specs = [spec_of(1, prompt)]
     tokens: list[int] = []
     for start in range(0, len(prompt), chunk):
         part = prompt[start : start + chunk]
         last = start + len(part) == len(prompt)
-        plan = StepPlan(0, [SequenceStep(1, part, start, table, last)], added)
-        added = []
+        plan = StepPlan(0, [SequenceStep(1, part, start, table, last)], specs)
+        specs = []
         tokens += [s.tokens[0] for s in runner.execute(plan).sampled]
     while len(tokens) < STEPS:
         start = len(prompt) + len(tokens) - 1
@@ -148,7 +148,7 @@ def test_greedy_tokens_vary(folder: Path) -> None:
 
 def test_greedy_is_the_same_in_chunks_over_scattered_blocks(folder: Path) -> None:
     expected, _ = reference_run(folder, 50)
-    assert greedy(one_runner(folder), prompt_of(50), scattered(5, 70), 7) == expected
+    assert greedy(one_runner(folder), prompt_of(50), scattered_slots(5, 70), 7) == expected
 
 
 @pytest.mark.parametrize("chunk", [1, 32, 10_000])
@@ -170,23 +170,23 @@ def check_mixed_batch(folder: Path, operators: Operators) -> None:
     runner = runner_for(folder, operators=operators)
     lengths = dict(enumerate(SEEDS, 1))
     prompts = {i: prompt_of(n, SEEDS[n]) for i, n in lengths.items()}
-    tables = {1: consecutive(0, 80), 2: scattered(100, 80), 3: consecutive(50, 80)}
+    tables = {1: consecutive(0, 80), 2: scattered_slots(100, 80), 3: consecutive(50, 80)}
     joins = {1: 0, 2: 2, 3: 3}
     done: dict[int, int] = dict.fromkeys(lengths, 0)
     outputs: dict[int, list[int]] = {i: [] for i in lengths}
     for step in range(40):
-        sequences, added = [], []
+        sequences, specs = [], []
         for i, prompt in prompts.items():
             if step < joins[i] or len(outputs[i]) >= STEPS:
                 continue
-            added += [spec_of(i, prompt)] * (step == joins[i])
+            specs += [spec_of(i, prompt)] * (step == joins[i])
             values = prompt + outputs[i]
             tokens = values[done[i] : done[i] + 19]
             last = done[i] + len(tokens) == len(values)
             sequences.append(SequenceStep(i, tokens, done[i], tables[i], last))
             done[i] += len(tokens)
-        for sampled in runner.execute(StepPlan(step, sequences, added)).sampled:
-            outputs[sampled.sequence_id].extend(sampled.tokens)
+        for sample in runner.execute(StepPlan(step, sequences, specs)).sampled:
+            outputs[sample.sequence_id].extend(sample.tokens)
     assert outputs == {i: reference_run(folder, n, SEEDS[n])[0] for i, n in lengths.items()}
 
 
@@ -211,7 +211,7 @@ def check_following(ranks: Ranks, folder: Path, start: int, table: list[int]) ->
 
 
 def test_two_ranks_have_the_logits_of_transformers(folder: Path, sides: dict[str, Ranks]) -> None:
-    table = scattered(5, 70)
+    table = scattered_slots(5, 70)
     sides["two"].logits([prompt_of(50)[:31]], 0, table)
     check_following(sides["two"], folder, 31, table)
 
@@ -221,7 +221,7 @@ def test_the_receiver_of_a_prompt_has_the_logits_of_transformers(
     folder: Path, sides: dict[str, Ranks], senders: str, receivers: str
 ) -> None:
     """Block tables and sizes differ, and a rank gets each head from one that has it."""
-    theirs, ours, end = [9, 2, 4, 30, 31, 7, 8, *range(40, 55)], scattered(5, 70), 49
+    theirs, ours, end = [9, 2, 4, 30, 31, 7, 8, *range(40, 55)], scattered_slots(5, 70), 49
     sides[senders].logits([prompt_of(50)[:end]], 0, theirs)
     hand_over(sides[senders], sides[receivers], end, theirs, ours)
     check_following(sides[receivers], folder, end, ours)
@@ -231,10 +231,10 @@ def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:
     prompt = prompt_of(1100)
     for name in ("qwen3", "mistral", "deepseek_v3_dense"):
         folder = tiny_models.cached(name, model_root)
-        generated = greedy(
-            runner_for(folder, num_blocks=700), prompt, scattered(0, 1120)[::-1], 700
+        output = greedy(
+            runner_for(folder, num_blocks=700), prompt, scattered_slots(0, 1120)[::-1], 700
         )
         # One pass over the drawn tokens checks each of them.
         with torch.inference_mode():
-            logits = reference(folder)(torch.tensor([prompt + generated[:-1]])).logits[0]
-        assert generated == logits[len(prompt) - 1 :].argmax(-1).tolist()
+            logits = reference(folder)(torch.tensor([prompt + output[:-1]])).logits[0]
+        assert output == logits[len(prompt) - 1 :].argmax(-1).tolist()

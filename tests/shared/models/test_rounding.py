@@ -74,7 +74,7 @@ def test_kv_differs_as_derived_and_less_than_the_limits(
     canary, error = CanaryOfRunners(sender, receiver), rounding(FORMATS[name])
     for layer in range(LAYERS):
         ours, theirs = (
-            np.frombuffer(packed(receiver, layer, table, canary.end), np.float32)
+            np.frombuffer(packed_bytes(receiver, layer, table, canary.end), np.float32)
             for table in (canary.ours, canary.arrived)
         )
         result = math.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
@@ -83,7 +83,7 @@ def test_kv_differs_as_derived_and_less_than_the_limits(
         assert tolerance(name, layer) > 1.5 * expected
 
 
-def packed(runner: ModelRunner, layer: int, table: list[int], end: int) -> bytearray:
+def packed_bytes(runner: ModelRunner, layer: int, table: list[int], end: int) -> bytearray:
     out = bytearray(runner.cache.packed_bytes(layer, end))
     runner.cache.pack(layer, table, 0, end, out)
     return out

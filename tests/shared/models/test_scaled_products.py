@@ -20,8 +20,8 @@ from .test_kv_formats import CanaryOfRunners
 @pytest.mark.parametrize("method", ["fp8 blocks", "fp8 channel", "modelopt fp8", "compressed fp8"])
 def test_checkpoints_say_whether_they_round_activations(tmp_path: Path, method: str) -> None:
     tiny_models.build("qwen3", tmp_path / "whole")
-    coded, _ = write_quantized(tmp_path / "whole", tmp_path, METHODS[method])
-    with open_source(coded) as source:
+    quantized, _ = write_quantized(tmp_path / "whole", tmp_path, METHODS[method])
+    with open_source(quantized) as source:
         format = source.block_format("model.layers.0.self_attn.q_proj.weight")
     # compressed-tensors describes activations beside weights, here none.
     assert getattr(format, "rounds_inputs", None) == (method != "compressed fp8")
@@ -33,9 +33,11 @@ def test_a_canary_allows_for_activations_in_fp8(
     """On a CPU, which multiplies codes too."""
     monkeypatch.setattr(scaled_linear, "capability_of", lambda device: (9, 0))
     tiny_models.build("qwen3", tmp_path / "whole", dtype="bfloat16", num_hidden_layers=8)
-    coded, _ = write_quantized(tmp_path / "whole", tmp_path, METHODS["fp8 channel"])
+    quantized, _ = write_quantized(tmp_path / "whole", tmp_path, METHODS["fp8 channel"])
     scaled, exact = (
-        build_runner(coded, dtype="bfloat16", block_size=size, num_blocks=24, operators=operators)
+        build_runner(
+            quantized, dtype="bfloat16", block_size=size, num_blocks=24, operators=operators
+        )
         for size, operators in ((8, GpuOperators()), (4, None))
     )
     method = scaled.model.layers[0].mlp.down.method  # type: ignore[union-attr]

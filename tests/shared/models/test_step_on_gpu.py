@@ -137,14 +137,14 @@ class OnGpu(GpuOperators):
         self.work.kernels += ["attend", "combine"]
 
 
-def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
+def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
     """The work of a forward pass and head over rows that decode, and how many kernels had been
     launched when each layer had written its KV."""
     work, marks = DeviceWork(), list[int]()
     runner = build_runner(
         folder,
         dtype="bfloat16",
-        kv_dtype=kept,
+        kv_dtype=kv_dtype,
         device=META,
         num_blocks=64,
         load_format="dummy",
@@ -174,7 +174,7 @@ def sampling(rows: int = 4, **params: Any) -> DeviceWork:
 
 
 @pytest.mark.parametrize(
-    ("name", "kept", "per_layer", "outside"),
+    ("name", "kv_dtype", "per_layer", "outside"),
     [
         ("qwen3", "auto", 22, 12),
         ("llama", "auto", 19, 12),
@@ -183,10 +183,10 @@ def sampling(rows: int = 4, **params: Any) -> DeviceWork:
     ],
 )
 def test_kernels_of_a_decode_step(
-    model_root: Path, name: str, kept: str, per_layer: int, outside: int
+    model_root: Path, name: str, kv_dtype: str, per_layer: int, outside: int
 ) -> None:
     """The forward pass itself never waits: the recorder raises where it would."""
-    work, marks = decode_step(tiny_models.cached(name, model_root), kept)
+    work, marks = decode_step(tiny_models.cached(name, model_root), kv_dtype)
     layers = {later - earlier for earlier, later in pairwise(marks)}
     assert layers and max(layers) <= per_layer
     assert len(work.kernels) <= per_layer * len(marks) + outside
@@ -199,20 +199,20 @@ def test_experts_take_as_many_launches_however_many_there_are(
     """And wait for nothing. Counted are torch's, beside four of Triton for each layer."""
     grouped_product = pytest.importorskip("tandem.kernels.gpu.grouped_product")
     monkeypatch.setattr(grouped_experts, "works", lambda *_: True)
-    launched: list[str] = []
+    launches: list[str] = []
     monkeypatch.setattr(
         type(grouped_product._add_weighted),
         "run",
-        lambda kernel, *_, **__: launched.append(kernel.fn.__name__),
+        lambda kernel, *_, **__: launches.append(kernel.fn.__name__),
     )
     counts = []
     for experts in (8, 24):
         folder = tmp_path / str(experts)
         tiny_models.build("qwen3_moe", folder, num_experts=experts, moe_intermediate_size=32)
-        launched.clear()
+        launches.clear()
         work, marks = decode_step(folder, "auto")
         own = ["_plan", "_multiply_plain", "_multiply_plain", "_add_weighted"]
-        assert [name for name in launched if name in own] == own * len(marks)
+        assert [name for name in launches if name in own] == own * len(marks)
         counts.append(len(work.kernels))
     assert counts[0] == counts[1] <= 30 * len(marks) + 12
 
@@ -233,16 +233,18 @@ def test_kernels_and_waits_of_sampling(params: dict[str, Any], kernels: int, wai
     assert work.waits <= waits
 
 
-@pytest.mark.parametrize("kept", ["auto", "fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
 def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
-    model_root: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+    model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
 ) -> None:
     """Or tests and benchmarks on a GPU would be of something else."""
     monkeypatch.setattr(decode_trial, "works", lambda config, **_: True)
     cudnn: list[bool] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
     folder = tiny_models.cached("gemma2", model_root)
-    runner = build_runner(folder, kv_dtype=kept, device=META, num_blocks=64, load_format="dummy")
+    runner = build_runner(
+        folder, kv_dtype=kv_dtype, device=META, num_blocks=64, load_format="dummy"
+    )
     assert isinstance(runner.model.place.operators, GpuOperators)
     assert runner.batched_decode
     assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
 from tandem.tests.support.ranks import Meeting, ThreadRank, build_ranks
 
 from .test_kv_formats import rounded_run
-from .test_parity import DECODED, check_following, prompt_of, reference_run, scattered
+from .test_parity import DECODED, check_following, prompt_of, reference_run, scattered_slots
 
 RANKS = Path(__file__).with_name("tensor_parallel_ranks.py")
 
@@ -92,7 +92,7 @@ def run_ranks(groups: list[tuple[int, list[Model]]], folder: Path) -> list[list[
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks_have_the_logits_of_transformers(name: str, model_root: Path) -> None:
     folder = folder_of(name, model_root)
-    check_following(build_ranks(folder, 4), folder, 0, scattered(5, 70))
+    check_following(build_ranks(folder, 4), folder, 0, scattered_slots(5, 70))
 
 
 def test_two_ranks_have_the_scales_of_a_cache(model_root: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_two_ranks_have_the_scales_of_a_cache(model_root: Path, tmp_path: Path) 
     scales = write_kv_scales(folder, tmp_path / "scaled", NAMINGS["modelopt"])
     expected = rounded_run(folder, prompt_of(50), scales)
     parts = [prompt_of(50), *([token] for token in expected[:-1])]
-    result = build_ranks(tmp_path / "scaled", 2).logits(parts, 0, scattered(5, 70))
+    result = build_ranks(tmp_path / "scaled", 2).logits(parts, 0, scattered_slots(5, 70))
     assert result.argmax(-1).tolist() == expected
 
 

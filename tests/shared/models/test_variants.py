@@ -216,9 +216,9 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     name, changes = VARIANTS[variant]
     model = tiny_models.build(name, tmp_path, **changes).eval()
 
-    def expected(prompt: list[int], drawn: list[int]) -> torch.Tensor:
+    def expected(prompt: list[int], output: list[int]) -> torch.Tensor:
         with torch.inference_mode():
-            logits: torch.Tensor = model(torch.tensor([prompt + drawn]), use_cache=False).logits
+            logits: torch.Tensor = model(torch.tensor([prompt + output]), use_cache=False).logits
         return logits[0, len(prompt) - 1 :]
 
     spec = read_spec(tmp_path)

@@ -80,7 +80,7 @@ def test_resuming_earlier_needs_the_window_of_that_token(windowed: Path) -> None
     expected = logits(sender, prompt[end:], end, HERE)
     for at, whole in ((resume, True), (resume + 1, False)):
         hand_over(sender, receiver, first_tokens(sender.model.spec, 0, end, at), end)
-        got = logits(receiver, prompt[resume:], resume, THERE)
+        result = logits(receiver, prompt[resume:], resume, THERE)
         if whole:
-            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-        assert got.isnan().any() != whole
+            torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+        assert result.isnan().any() != whole

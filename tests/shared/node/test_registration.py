@@ -215,7 +215,7 @@ async def test_heartbeats_carry_the_prefixes_that_the_router_lacks(version: int)
         assert [beat.prefixes.base for beat in registry.beats[:2]] == [version, 3]
 
 
-async def test_a_heartbeat_that_is_not_answered_is_sent_again_without_a_join() -> None:
+async def test_a_lost_heartbeat_is_sent_again_without_a_join() -> None:
     registry, node = FakeRegistry(), RegisteredNode()
     registry.prefix_version = 3
     async with serving(registry) as port:
@@ -297,7 +297,7 @@ async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
         (grpc.StatusCode.UNAVAILABLE, "does not answer: layers is 2"),
     ],
 )
-async def test_a_node_that_is_refused_asks_again_until_it_is_taken(
+async def test_a_refused_node_retries_until_it_is_accepted(
     code: grpc.StatusCode, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry, node = FakeRegistry(), RegisteredNode()
@@ -344,7 +344,7 @@ async def test_a_node_that_fails_says_so_when_it_leaves() -> None:
         assert [leave.failure for leave in registry.leaves] == ["rank 0 ended"]
 
 
-async def test_each_router_is_told_the_address_on_the_way_to_it() -> None:
+async def test_each_router_gets_the_address_on_the_route_to_it() -> None:
     registry, node, at = FakeRegistry(), RegisteredNode(), ["10.0.0.7:1"]
 
     async def announce() -> str:

@@ -15,7 +15,7 @@ from tandem.shared.handoff.wire.frame import ChecksumError
 from tandem.shared.node.transfer_metrics import TransferMetrics
 
 
-def counted(registry: CollectorRegistry) -> list[dict[str, str]]:
+def transfer_counts(registry: CollectorRegistry) -> list[dict[str, str]]:
     """The labels of every attempt that was counted."""
     return [
         sample.labels
@@ -43,7 +43,7 @@ def test_a_failure_is_counted_by_outcome_and_cause(
     registry = CollectorRegistry()
     with pytest.raises(type(error)), TransferMetrics(registry).attempt(0):
         raise error
-    [labels] = counted(registry)
+    [labels] = transfer_counts(registry)
     assert (labels["outcome"], labels["cause"], labels["carrier"]) == (outcome, cause, "none")
 
 
@@ -54,7 +54,7 @@ def test_a_success_counts_its_bytes_and_exposed_seconds() -> None:
         record.succeeded("committed", 1000, 0.25)
         record.failed(asyncio.CancelledError())  # the peer hung up afterwards
     which = {"carrier": "tcp", "attempt": "1"}
-    assert counted(registry) == [{"outcome": "committed", "cause": "", **which}]
+    assert transfer_counts(registry) == [{"outcome": "committed", "cause": "", **which}]
     assert registry.get_sample_value("tandem_transfer_bytes_total", which) == 1000
     assert registry.get_sample_value("tandem_transfer_exposed_seconds_sum", which) == 0.25
     seconds = {"outcome": "committed", **which}
@@ -67,8 +67,8 @@ def test_labels_stay_few_however_often_something_is_tried() -> None:
     for number in range(50):
         with metrics.attempt(number) as record:
             record.failed(TransferError("", cause=Cause(f"a newer version's word {number}")))
-    assert {labels["attempt"] for labels in counted(registry)} == {"1", "2", "3+"}
-    assert {labels["cause"] for labels in counted(registry)} == {"other"}
+    assert {labels["attempt"] for labels in transfer_counts(registry)} == {"1", "2", "3+"}
+    assert {labels["cause"] for labels in transfer_counts(registry)} == {"other"}
 
 
 def test_the_carrier_of_a_peer_is_what_its_ranks_use() -> None:

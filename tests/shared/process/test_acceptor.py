@@ -37,7 +37,7 @@ async def listener() -> AsyncIterator[FullProcess]:
     listener.close()
 
 
-async def test_connections_that_found_no_descriptor_are_taken_when_there_is_one(
+async def test_connections_wait_for_a_free_descriptor(
     listener: FullProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.001)

@@ -74,7 +74,7 @@ async def test_other_paths_are_404(node_and_port: tuple[ProbedNode, int], path: 
 @pytest.mark.parametrize(
     "request_bytes", [b"GET /health" + b"x" * 100_000, b"\x16\x03\x01\r\n\r\n", b"\r\n\r\n"]
 )
-async def test_garbage_is_cut_off_and_the_next_probe_answered(
+async def test_garbage_is_cut_off_and_the_next_probe_gets_a_response(
     node_and_port: tuple[ProbedNode, int], request_bytes: bytes
 ) -> None:
     _, port = node_and_port
@@ -89,7 +89,7 @@ async def test_a_silent_client_is_disconnected(
     assert await ask(node_and_port[1], b"GET /hea") == b""
 
 
-async def test_a_taken_port_is_a_startup_error(node_and_port: tuple[ProbedNode, int]) -> None:
+async def test_a_port_in_use_is_a_startup_error(node_and_port: tuple[ProbedNode, int]) -> None:
     _, port = node_and_port
     with pytest.raises(StartupError, match=f"{port}.*--health-port"):
         await ProbeServer().start("127.0.0.1", port)

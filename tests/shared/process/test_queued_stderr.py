@@ -81,7 +81,7 @@ def test_pieces_become_lines_and_a_flush_shows_an_unfinished_one(pipe: Pipe) -> 
 
 
 @pytest.mark.usefixtures("handler")
-def test_what_the_queue_cannot_hold_is_dropped_counted_and_told(
+def test_lines_beyond_the_queue_are_dropped_counted_and_reported(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queued_stderr, "MAX_BYTES", 64 << 10)
@@ -91,10 +91,10 @@ def test_what_the_queue_cannot_hold_is_dropped_counted_and_told(
     dropped = pipe.stream.dropped
     assert 1_000 < dropped < 1_500
     notice = f"{dropped} lines of this log are missing: they could not be written\n"
-    read = pipe.read_until(notice)
+    output = pipe.read_until(notice)
     # The notice is at the place of the missing lines.
     pipe.stream.write("more\n")
-    numbers = [int(line[:4]) for line in read.removesuffix(notice).splitlines()]
+    numbers = [int(line[:4]) for line in output.removesuffix(notice).splitlines()]
     assert numbers == list(range(2_000 - dropped))
     assert pipe.rest() == "more\n"
 

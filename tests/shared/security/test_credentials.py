@@ -116,7 +116,7 @@ def test_loopback_needs_no_lock(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-3"])
-def test_other_machines_are_let_in_only_with_a_lock_or_when_asked_for(
+def test_other_machines_are_let_in_only_with_a_lock_or_on_request(
     host: str, papers: Papers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "token"
@@ -166,7 +166,7 @@ async def ask(credentials: Credentials, address: str) -> str:
     return str(reply.nodes[0].node_id)
 
 
-def counted(gate: TokenInterceptor, reason: str) -> float:
+def rejections(gate: TokenInterceptor, reason: str) -> float:
     return float(gate.refused.labels(reason)._value.get())
 
 
@@ -230,7 +230,7 @@ async def test_only_the_token_opens_and_the_others_are_counted() -> None:
             assert (
                 response.startswith(f"UNAUTHENTICATED: {reason}") and "--cluster-token" in response
             )
-        assert (counted(gate, "no token"), counted(gate, "wrong token")) == (1, 2)
+        assert (rejections(gate, "no token"), rejections(gate, "wrong token")) == (1, 2)
         assert await ask(Credentials(token=TOKEN), address) == "n"
 
 
@@ -238,7 +238,7 @@ async def test_a_refusal_is_logged_but_not_each(caplog: pytest.LogCaptureFixture
     async with serving(Credentials(token=TOKEN)) as (address, gate):
         for _ in range(5):
             await ask(Credentials(), address)
-        assert counted(gate, "no token") == 5
+        assert rejections(gate, "no token") == 5
     assert caplog.text.count("refused /tandem.v1.Registry/List from ipv4:127.0.0.1") == 1
 
 
@@ -260,8 +260,8 @@ async def test_certificates_are_checked_by_host_name_or_by_the_given_name(tmp_pa
     async with serving(read_credentials(papers.config())) as (address, _):
         response = await ask(read_credentials(papers.config()), address)
         assert "its certificate has another name; see --tls-name" in response
-        named = read_credentials(papers.config(tls_name="tandem.internal"))
-        assert await ask(named, address) == "n"
+        credentials = read_credentials(papers.config(tls_name="tandem.internal"))
+        assert await ask(credentials, address) == "n"
 
 
 async def test_without_an_authority_servers_take_any_client(papers: Papers) -> None:
@@ -279,8 +279,8 @@ async def test_a_strangers_message_is_not_read() -> None:
             metadata = (("authorization", f"Bearer {token}"),)
             async with grpc.aio.insecure_channel(address) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    call = channel.unary_unary("/tandem.v1.Registry/List", None, None)
-                    await call(bytes(5 << 20), metadata=metadata, timeout=10)
+                    rpc = channel.unary_unary("/tandem.v1.Registry/List", None, None)
+                    await rpc(bytes(5 << 20), metadata=metadata, timeout=10)
                 assert caught.value.code().name == code
 
 
@@ -310,7 +310,7 @@ async def test_garbage_on_the_control_plane_does_no_harm(papers: Papers, locked:
         assert await ask(credentials, address) == "n"
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
+async def test_a_port_in_use_is_named() -> None:
     async with serving(Credentials()) as (address, _):
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         with pytest.raises(StartupError, match=f"cannot listen on {address} for a test"):
@@ -379,7 +379,7 @@ async def test_a_token_is_rotated_without_a_refused_call(tmp_path: Path) -> None
             for file in (server, client):
                 file.write_text(tokens)
                 assert (await stub.List(pb.ListRequest(), timeout=5)).nodes
-        assert counted(gate, "wrong token") == 0
+        assert rejections(gate, "wrong token") == 0
         assert "wrong token" in await ask(Credentials(token="old"), address)
 
 

@@ -141,7 +141,7 @@ async def test_tasks_inherit_their_log_context_and_do_not_mix_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", 'a"b', "a\nb", "ü", "x" * 129, "-x", "{}"])
-def test_what_cannot_be_an_id_is_none(text: str) -> None:
+def test_an_invalid_id_is_ignored(text: str) -> None:
     assert checked_request_id(text) == ""
 
 

@@ -58,10 +58,10 @@ GEMMA = ALTERNATING.replace(
 )
 
 
-def say(*said: str) -> list[dict[str, Any]]:
+def say(*turns: str) -> list[dict[str, Any]]:
     """Messages by the first letters of their roles: ``s: text``."""
     roles = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
-    return [{"role": roles[one[0]], "content": one[3:]} for one in said]
+    return [{"role": roles[one[0]], "content": one[3:]} for one in turns]
 
 
 def prompt(template: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
@@ -78,8 +78,8 @@ def test_what_a_template_takes_stays_as_it_is(template: str) -> None:
     messages = say("s: 1", "u: 2", "a: 3", "u: 4")
     if template == PLAIN:
         messages = [*messages, *say("s: 5", "u: 6", "u: 7", "a: 8", "a: 9", "s: 10", "s: 11")]
-    rendered = ChatTemplate(template, origin="here", tokens={}).render(messages)
-    assert prompt(template, messages) == rendered
+    prompt_text = ChatTemplate(template, origin="here", tokens={}).render(messages)
+    assert prompt(template, messages) == prompt_text
 
 
 SYSTEM: list[tuple[str, list[str], str]] = [
@@ -114,11 +114,11 @@ SYSTEM: list[tuple[str, list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("template", "given", "expected"), SYSTEM)
+@pytest.mark.parametrize(("template", "turns", "expected"), SYSTEM)
 def test_system_messages_are_folded_where_they_are_refused(
-    template: str, given: list[str], expected: str
+    template: str, turns: list[str], expected: str
 ) -> None:
-    assert prompt(template, say(*given)) == expected
+    assert prompt(template, say(*turns)) == expected
 
 
 @pytest.mark.parametrize("template", [LATE, ONLY_FIRST, LAST_WINS, GEMMA, NO_SYSTEM])
@@ -137,16 +137,16 @@ TURNS: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "expected"), TURNS)
-def test_turns_alternate_where_they_must(given: list[str], expected: str) -> None:
-    assert prompt(ALTERNATING, say(*given)) == expected
+@pytest.mark.parametrize(("turns", "expected"), TURNS)
+def test_turns_alternate_where_they_must(turns: list[str], expected: str) -> None:
+    assert prompt(ALTERNATING, say(*turns)) == expected
 
 
 def call(call_id: str | None, **arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
-def called(*calls: dict[str, Any], content: str = "", **fields: Any) -> dict[str, Any]:
+def assistant_calls(*calls: dict[str, Any], content: str = "", **fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "tool_calls": [*calls], **fields}
 
 
@@ -155,10 +155,10 @@ def result(content: str, call_id: str | None = None) -> dict[str, Any]:
     return values if call_id is None else values | {"tool_call_id": call_id}
 
 
-LOOK = [*say("u: 1"), called(call("call_a", x=2)), result("3", "call_a")]
+LOOK = [*say("u: 1"), assistant_calls(call("call_a", x=2)), result("3", "call_a")]
 BOTH = [
     *say("u: 1"),
-    called(call("call_a", x=2), call("call_b", x=3), content="look"),
+    assistant_calls(call("call_a", x=2), call("call_b", x=3), content="look"),
     result("5", "call_b"),
     result("4", "call_a"),
     *say("u: 6"),
@@ -179,9 +179,9 @@ def test_what_follows_results_has_a_place_of_its_own_or_is_part_of_them() -> Non
     assert prompt(LATE, late) == 'user=1\nassistant=+f{"x": 2}\ntool=3\n\n4\nuser=5\n'
 
 
-def test_a_call_without_a_result_is_answered_where_turns_alternate() -> None:
+def test_a_tool_call_without_a_result_gets_an_empty_reply_where_turns_alternate() -> None:
     """As after a user has broken off a call; templates such as Mistral's do not count the call."""
-    broken_off = [*say("u: 1"), called(call("a", x=2)), *say("u: 3")]
+    broken_off = [*say("u: 1"), assistant_calls(call("a", x=2)), *say("u: 3")]
     assert prompt(ALTERNATING, broken_off) == ('user=1\nassistant=+f{"x": 2}\nassistant=\nuser=3\n')
     assert prompt(PLAIN, broken_off) == 'user=1\nassistant=+f{"x": 2}\nuser=3\n'
 
@@ -229,10 +229,10 @@ def test_a_form_that_no_template_shows_changes_nothing() -> None:
 
 
 def test_text_beside_calls_is_a_message_of_its_own_where_it_hides_them() -> None:
-    assert prompt(NONE_IS_A_CALL, [*say("u: 1"), called(call("a", x=2), content="look")]) == (
-        'user=1\nassistant=look\nassistant=+f{"x": 2}\n'
-    )
-    both = [*say("u: 1"), called(call("a", x=2), content="look")]
+    assert prompt(
+        NONE_IS_A_CALL, [*say("u: 1"), assistant_calls(call("a", x=2), content="look")]
+    ) == ('user=1\nassistant=look\nassistant=+f{"x": 2}\n')
+    both = [*say("u: 1"), assistant_calls(call("a", x=2), content="look")]
     assert prompt(PLAIN, both) == 'user=1\nassistant=look+f{"x": 2}\n'
 
 
@@ -245,7 +245,7 @@ THINKING = PLAIN.replace(
 
 
 def test_reasoning_has_the_name_that_a_template_reads() -> None:
-    actual = called(call("a", x=2), content="look", reasoning_content="hm")
+    actual = assistant_calls(call("a", x=2), content="look", reasoning_content="hm")
     assert prompt(THINKING, [*say("u: 1"), actual]).endswith('=hm\n\nlook+f{"x": 2}\n')
     assert prompt(THINKING, [*say("u: 1"), actual | {"content": ""}]).endswith('=hm+f{"x": 2}\n')
     assert prompt(PLAIN, [*say("u: 1"), actual]).endswith('=look+f{"x": 2}\n')
@@ -264,10 +264,10 @@ ANY_IDS = "{% macro check(id) %}{% endmacro %}" + IDS
 def test_foreign_ids_are_short_where_they_must_be() -> None:
     messages = [
         *say("u: 1"),
-        called(call("call_a", x=2), call("123456789", x=3)),
+        assistant_calls(call("call_a", x=2), call("123456789", x=3)),
         result("4", "call_a"),
         result("5", "123456789"),
-        called(call("call_a", x=6)),
+        assistant_calls(call("call_a", x=6)),
         result("7", "call_a"),
     ]
     actual = prompt(SHORT_IDS, messages)
@@ -281,9 +281,9 @@ def test_foreign_ids_are_short_where_they_must_be() -> None:
 def test_calls_without_ids_get_some() -> None:
     messages = [
         *say("u: 1"),
-        called(call(None, x=2), call(None, x=3)),
+        assistant_calls(call(None, x=2), call(None, x=3)),
         *(result("4"), result("5")),
-        called(call(None, x=6)),
+        assistant_calls(call(None, x=6)),
         result("7"),
     ]
     actual = prompt(ANY_IDS, messages)
@@ -299,7 +299,7 @@ def test_each_call_is_followed_by_its_result_where_there_may_be_only_one(templat
     assert prompt(template, BOTH) == (
         'user=1\nassistant=look+f{"x": 2}\ntool=4\nassistant=+f{"x": 3}\ntool=5\nuser=6\n'
     )
-    unanswered = [*say("u: 1"), called(call("a", x=2), call("b", x=3)), result("4", "b")]
+    unanswered = [*say("u: 1"), assistant_calls(call("a", x=2), call("b", x=3)), result("4", "b")]
     assert prompt(template, unanswered) == (
         'user=1\nassistant=+f{"x": 2}\nassistant=+f{"x": 3}\ntool=4\n'
     )

@@ -180,15 +180,15 @@ BOUNDS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "expected"), BOUNDS)
+@pytest.mark.parametrize(("bounds", "expected"), BOUNDS)
 def test_large_bounds_are_exact_or_a_little_tighter(
-    given: dict[str, Any], expected: dict[str, Any] | None
+    bounds: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
     if expected is None:
         with pytest.raises(SchemaError, match="beyond 2"):
-            clean_schema(INTEGER | given)
+            clean_schema(INTEGER | bounds)
     else:
-        assert clean_schema(INTEGER | given) == INTEGER | expected
+        assert clean_schema(INTEGER | bounds) == INTEGER | expected
 
 
 def test_large_bounds_of_other_numbers_have_few_digits() -> None:

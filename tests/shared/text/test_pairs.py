@@ -83,8 +83,8 @@ def test_a_template_has_the_tokenizers_special_tokens_once(text: str) -> None:
     unknown = [0] * 3 if "[SEP]" in text else []  # [, SEP and ]
     content = [0, 4, 7, 5, *unknown, 6]  # q and d, which this tokenizer lacks, and the letters
     assert (tokens, second) == ([1, *content, 2], 0)
-    written = reranker("{{ bos_token }} " + PAIR)
-    assert written.encode_pair("a", text, max_tokens=100)[0] == [1, *content]
+    tokenizer = reranker("{{ bos_token }} " + PAIR)
+    assert tokenizer.encode_pair("a", text, max_tokens=100)[0] == [1, *content]
 
 
 def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
@@ -96,7 +96,7 @@ def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "named"),
+    ("folder", "expected"),
     [
         ("models/Qwen3-Reranker-0.6B", True),
         ("hub/models--Qwen--Qwen3-Reranker-4B/snapshots/5fa94080", True),
@@ -106,5 +106,5 @@ def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
         ("hub/models--Qwen--Qwen3-0.6B/snapshots/5fa94080", False),
     ],
 )
-def test_qwen3_reranker_is_told_by_its_name(folder: str, named: bool) -> None:
-    assert is_reranker_by_name(Path(folder)) == named
+def test_qwen3_reranker_is_recognised_by_its_name(folder: str, expected: bool) -> None:
+    assert is_reranker_by_name(Path(folder)) == expected

@@ -17,9 +17,9 @@ STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=6), max_size=4)
 def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
     """The stop string that ends first, and of those the longest."""
     for end in range(1, len(text) + 1):
-        ended = [stop for stop in stops if text[:end].endswith(stop)]
-        if ended:
-            stop = max(ended, key=len)
+        matches = [stop for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            stop = max(matches, key=len)
             return text[: end if include else end - len(stop)], stop
     return text, None
 
@@ -48,14 +48,14 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
         output += matcher.push(character)
         if matcher.match is not None:
             return
-        held = text[len(output) : i + 1]
-        assert output + held == text[: i + 1]
+        tail = text[len(output) : i + 1]
+        assert output + tail == text[: i + 1]
         prefixes = [text[: i + 1][start:] for start in range(i + 1)]
         longest = max(
             (len(p) for p in prefixes if any(s.startswith(p) and s != p for s in stops)),
             default=0,
         )
-        assert len(held) == longest
+        assert len(tail) == longest
 
 
 @pytest.mark.parametrize("include", [False, True])

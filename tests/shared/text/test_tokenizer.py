@@ -93,10 +93,10 @@ def user(content: str) -> list[dict[str, str]]:
 
 
 def test_a_chat_is_rendered_and_encoded_as_the_tokenizer_would(text: Text) -> None:
-    rendered = text.apply_chat_template(user("the fox"))
-    assert rendered == "<s><|start|>user\nthe fox<|end|>\n<|start|>assistant\n"
+    prompt = text.apply_chat_template(user("the fox"))
+    assert prompt == "<s><|start|>user\nthe fox<|end|>\n<|start|>assistant\n"
     raw = make_raw()
-    assert text.encode_chat(user("the fox")) == raw.encode(rendered, add_special_tokens=False).ids
+    assert text.encode_chat(user("the fox")) == raw.encode(prompt, add_special_tokens=False).ids
 
 
 @settings(max_examples=60, deadline=None)
@@ -193,8 +193,8 @@ def test_the_names_in_template_arguments_are_guarded_too(tmp_path: Path) -> None
     """Templates print the tools that they are given as JSON, names and all."""
     folder = make_folder(tmp_path / "m", chat_template="{{ tools | tojson }}{{ extra | tojson }}")
     text = load_text(folder)
-    named = {"<|end|>": ["<s>"]}
-    tokens = text.encode_chat(user("hi"), tools=[named], template_kwargs={"extra": named})
+    tool = {"<|end|>": ["<s>"]}
+    tokens = text.encode_chat(user("hi"), tools=[tool], template_kwargs={"extra": tool})
     assert not {make_raw().token_to_id(token) for token in ("<|end|>", "<s>")} & set(tokens)
     assert text.decode(tokens) == '[{"<|end|>": ["<s>"]}]{"<|end|>": ["<s>"]}'
 
@@ -208,7 +208,7 @@ def test_template_arguments_that_are_too_deep_are_refused(tmp_path: Path) -> Non
         text.encode_chat(user("hi"), template_kwargs={"extra": value})
 
 
-def test_special_tokens_are_added_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_special_tokens_are_added_on_request(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
     bos = make_raw().token_to_id("<s>")
     assert load_text(folder).encode("fox")[0] == bos

@@ -71,6 +71,6 @@ def test_files_without_weights(files: list[str], words: str) -> None:
     assert_matches(without_weights([*files, "config.json"], "place"), words)
 
 
-def assert_matches(told: str, words: str) -> None:
-    assert re.search(words, told), told
-    assert "\n" not in told
+def assert_matches(message: str, words: str) -> None:
+    assert re.search(words, message), message
+    assert "\n" not in message

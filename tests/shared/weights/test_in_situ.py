@@ -126,9 +126,9 @@ def test_the_canary_allows_for_one_side_that_is_quantised(
 
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     folder = tiny_models.cached("qwen3", tmp_path)
-    coded, _ = write_quantized(folder, tmp_path / "made", METHODS["fp8 tensor"])
+    quantized, _ = write_quantized(folder, tmp_path / "made", METHODS["fp8 tensor"])
     file = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
-    for path in (coded, file):
+    for path in (quantized, file):
         with pytest.raises(ModelError, match=r"--isq q4k: .* quantised already; leave it out, or"):
             obtain_model(EngineConfig(model=str(path), isq="q4k"))
     with pytest.raises(ModelError, match="random weights are not quantised"):

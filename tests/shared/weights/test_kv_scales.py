@@ -116,7 +116,7 @@ def scheme(**change: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "named"),
+    ("quantization", "dtype"),
     [
         (modelopt("NVFP4"), "kv_cache_quant_algo NVFP4"),
         (modelopt("INT8"), "kv_cache_quant_algo INT8"),
@@ -127,18 +127,18 @@ def scheme(**change: Any) -> dict[str, Any]:
     ],
 )
 def test_kv_of_another_format_is_refused_by_name_where_it_is_needed(
-    scaled: Path, quantization: dict[str, Any], named: str
+    scaled: Path, quantization: dict[str, Any], dtype: str
 ) -> None:
     rewrite(scaled, None, quantization)
-    asked = read_spec(scaled).kv_dtype
+    kv_dtype = read_spec(scaled).kv_dtype
     for spelling in ("auto", "fp8"):
         with pytest.raises(
-            ModelError, match=rf"^config.json: .*KV by {named}.*: use --kv-cache-dtype bfloat16"
+            ModelError, match=rf"^config.json: .*KV by {dtype}.*: use --kv-cache-dtype bfloat16"
         ):
-            kv_dtype_of(spelling, "bfloat16", asked)
+            kv_dtype_of(spelling, "bfloat16", kv_dtype)
     # Before any weight is downloaded.
-    with pytest.raises(ModelError, match=named):
+    with pytest.raises(ModelError, match=dtype):
         obtain_model(EngineConfig(model=str(scaled)))
     assert obtain_model(EngineConfig(model=str(scaled), kv_cache_dtype="bfloat16"))
-    assert kv_dtype_of("bfloat16", "float32", asked) == "bfloat16"
-    assert kv_dtype_of("int8", "float32", asked) == "int8"
+    assert kv_dtype_of("bfloat16", "float32", kv_dtype) == "bfloat16"
+    assert kv_dtype_of("int8", "float32", kv_dtype) == "int8"

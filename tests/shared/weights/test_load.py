@@ -368,9 +368,9 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
     assert embeddings(model).device.type == "meta"
 
 
-def test_safetensors_may_be_asked_for_by_name(folder: Path) -> None:
-    named, result = (load_model(folder, load_format=name) for name in ("safetensors", "auto"))
-    assert torch.equal(embeddings(named), embeddings(result))
+def test_safetensors_may_be_requested_by_name(folder: Path) -> None:
+    explicit, result = (load_model(folder, load_format=name) for name in ("safetensors", "auto"))
+    assert torch.equal(embeddings(explicit), embeddings(result))
 
 
 def test_end_tokens_come_from_both_configs(folder: Path) -> None:

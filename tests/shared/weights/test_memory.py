@@ -46,7 +46,9 @@ def q8_0(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(wide, tmp_path_factory.mktemp("gguf") / "model.gguf", "Q8_0")
 
 
-def told(path: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple[float, float]:
+def logged_sizes(
+    path: Path, caplog: pytest.LogCaptureFixture, **options: Any
+) -> tuple[float, float]:
     """Megabytes in memory and of the formats, as the log has them."""
     with caplog.at_level(logging.INFO, "tandem.node"):
         load_model(path, operators=operators_for(torch.device("cpu"), **KERNELS), **options)
@@ -60,7 +62,7 @@ KERNELS = {"cpu_kernels": "compiled"}
 
 
 @pytest.mark.parametrize("isq", [None, "q8_0", "q6k", "q4k"])
-def test_what_weights_take_is_told(
+def test_the_size_of_the_weights_is_logged(
     wide: Path, caplog: pytest.LogCaptureFixture, isq: str | None
 ) -> None:
     """Beside what their formats say, which is what ``tandem info`` tells. Panels have some scales
@@ -68,12 +70,12 @@ def test_what_weights_take_is_told(
     sizes = parameter_sizes(open_source(wide), read_spec(wide), "bfloat16", isq=isq)
     wider = WIDER if jit.multiplies_bytes() else {}
     expected = sum(each.nbytes for each in sizes) / 1e6
-    packed = sum(each.nbytes * (1 + wider.get(each.format, 0)) for each in sizes) / 1e6
-    result, stated = told(wide, caplog, isq=isq)
+    size_mb = sum(each.nbytes * (1 + wider.get(each.format, 0)) for each in sizes) / 1e6
+    result, stated = logged_sizes(wide, caplog, isq=isq)
     assert stated == pytest.approx(expected, rel=0.02)
     # Q4_K is taken apart where bytes are not multiplied.
     if isq != "q4k" or jit.multiplies_bytes():
-        assert result == pytest.approx(packed, rel=0.02)
+        assert result == pytest.approx(size_mb, rel=0.02)
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
 
 
@@ -115,9 +117,9 @@ def test_ranks_read_only_their_parts(
     """Both together read the file once, and norms twice."""
     path, counts, fill = (q8_0 if kind == "GGUF" else wide), [], file_reads._fill
 
-    def counted(opened: int, begin: int, data: memoryview, *names: Any) -> None:
+    def counted(descriptor: int, begin: int, data: memoryview, *names: Any) -> None:
         counts.append(len(data))
-        fill(opened, begin, data, *names)
+        fill(descriptor, begin, data, *names)
 
     monkeypatch.setattr(file_reads, "_fill", counted)
     for rank in range(2):

@@ -44,7 +44,9 @@ def tensors_of(names: WeightNames) -> list[str]:
     return result
 
 
-def told(tensors: list[str], names: WeightNames, *missing: str, wrapped: bool = False) -> str:
+def error_message(
+    tensors: list[str], names: WeightNames, *missing: str, wrapped: bool = False
+) -> str:
     rest = [name for name in tensors if name not in missing]
     assert len(rest) == len(tensors) - len(missing)
     origins = tensor_origins(rest, names, SPEC, "m", False, wrapped)
@@ -63,16 +65,16 @@ def test_a_tensor_has_the_name_of_its_family() -> None:
     tensors = tensors_of(DENSE)
     missing = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
     missing += ["model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"]
-    assert told(tensors, DENSE, missing[1]) == f"m lacks {missing[1]}"
-    assert told(tensors, DENSE, *missing[:3]) == f"m lacks {', '.join(missing[:3])}"
-    assert told(tensors, DENSE, *missing).endswith(f", {missing[1]} and 2 more tensors")
+    assert error_message(tensors, DENSE, missing[1]) == f"m lacks {missing[1]}"
+    assert error_message(tensors, DENSE, *missing[:3]) == f"m lacks {', '.join(missing[:3])}"
+    assert error_message(tensors, DENSE, *missing).endswith(f", {missing[1]} and 2 more tensors")
 
 
 def test_one_that_is_fused_counts_once() -> None:
     names = with_short_names(phi3.WEIGHTS)
     fused = {name: to for name, to in phi3.WEIGHTS.items() if "qkv" in name or "gate_up" in name}
     missing = "model.layers.0.self_attn.qkv_proj.weight"
-    assert told(tensors_of({**fused, **names}), names, missing) == f"m lacks {missing}"
+    assert error_message(tensors_of({**fused, **names}), names, missing) == f"m lacks {missing}"
 
 
 @pytest.mark.parametrize(
@@ -88,4 +90,7 @@ def test_it_is_named_as_those_beside_it(
 ) -> None:
     tensors = list(map(rename, tensors_of(DENSE)))
     for name in ("layers.1.mlp.up_proj.weight", "norm.weight"):
-        assert told(tensors, DENSE, prefix + name, wrapped=wrapped) == f"m lacks {prefix}{name}"
+        assert (
+            error_message(tensors, DENSE, prefix + name, wrapped=wrapped)
+            == f"m lacks {prefix}{name}"
+        )

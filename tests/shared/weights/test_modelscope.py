@@ -108,7 +108,7 @@ def test_what_goes_wrong_is_told(hub: FakeModelScope, root: Path) -> None:
         ("NetworkError", "网络", "(NetworkError): without a network"),
     ],
 )
-def test_no_answer_is_told_in_english(kind: str, text: str, words: str) -> None:
+def test_errors_of_the_client_are_translated(kind: str, text: str, words: str) -> None:
     client = pytest.importorskip("modelscope_hub")
     assert words in _reason(HubName(NAME), getattr(client, kind)(text))
 

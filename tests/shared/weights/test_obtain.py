@@ -51,7 +51,9 @@ def files_of(root: Path, model: str = "qwen2") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in tiny_models.cached(model, root).iterdir()}
 
 
-def changed(files: dict[str, bytes], file: str = "config.json", **values: Any) -> dict[str, bytes]:
+def with_changes(
+    files: dict[str, bytes], file: str = "config.json", **values: Any
+) -> dict[str, bytes]:
     content = json.loads(files.get(file, b"{}"))
     return files | {file: json.dumps({**content, **values}).encode()}
 
@@ -115,7 +117,7 @@ def test_a_reranker_of_the_hub_says_how_it_scores(hub: FakeHub, root: Path, tmp_
     """By its module, or by its repository's name alone."""
     folder = tmp_path / "model"
     tiny_models.build("qwen3", folder)
-    rerankers.add_answers(folder)
+    rerankers.add_labels(folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     name = "Qwen/Qwen3-Reranker-0.6B"
     hub.put(name, files)
@@ -211,7 +213,7 @@ VISION = {
 def test_no_weights_are_downloaded_for_a_config_that_is_refused(
     hub: FakeHub, root: Path, change: dict[str, Any], words: str
 ) -> None:
-    hub.put(NAME, changed(files_of(root), **change))
+    hub.put(NAME, with_changes(files_of(root), **change))
     assert words in refusal()
     assert hub.given and not hub.weights_given
 
@@ -233,15 +235,18 @@ def test_no_weights_are_downloaded_if_other_files_speak_against_it(
         (without(files, "tokenizer.json"), "tokenizer.json does not exist"),
         (without(files, INDEX), "which model.safetensors.index.json lists: download"),
         (without(files, shard), f"{NAME}/{shard} is missing, and model.safetensors.index.json"),
-        (changed(files, INDEX, weight_map={}), "weight_map is missing or empty"),
-        (changed(files, INDEX, weight_map=headless), "lacks lm_head.weight, and tie_word_emb"),
-        (changed(files, INDEX, weight_map=prefixed), "a text model: use a text-only checkpoint"),
+        (with_changes(files, INDEX, weight_map={}), "weight_map is missing or empty"),
+        (with_changes(files, INDEX, weight_map=headless), "lacks lm_head.weight, and tie_word_emb"),
         (
-            changed(single, "hf_quant_config.json", quantization={"quant_algo": "INT9"}),
+            with_changes(files, INDEX, weight_map=prefixed),
+            "a text model: use a text-only checkpoint",
+        ),
+        (
+            with_changes(single, "hf_quant_config.json", quantization={"quant_algo": "INT9"}),
             "quant_algo is 'INT9'",
         ),
-        (changed(single, "quantize_config.json", bits=5), "bits is 5"),
-        (changed(single, "quant_config.json", w_bit=5), "w_bit is 5"),
+        (with_changes(single, "quantize_config.json", bits=5), "bits is 5"),
+        (with_changes(single, "quant_config.json", w_bit=5), "w_bit is 5"),
         (
             {"config.json": files["config.json"], "pytorch_model.bin": b"x"},
             "pytorch_model.bin cannot be loaded: convert to safetensors",
@@ -275,19 +280,22 @@ def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
     cases = {
         "missing": (with_weights(**without(weights, up)), f"model.safetensors lacks {up}: "),
         "shard": (
-            changed(several, INDEX, weight_map=unlisted) | {shard: save(result)},
+            with_changes(several, INDEX, weight_map=unlisted) | {shard: save(result)},
             f" lacks {up}: configuration and weights do not belong together",
         ),
         "more": (with_weights(**weights, strange=torch.zeros(2)), "tensor strange is unknown"),
         "shapes": (
-            changed(
+            with_changes(
                 with_weights(**without(weights, up), **{words: torch.zeros(2, 2).int()}),
                 quantization_config=gptq,
             ),
             f"lacks {words.replace('qweight', 'scales')}, by owner/shapes/config.json",
         ),
         "other": (single | {"model.safetensors": b"<html>"}, "is truncated or not a safetensors"),
-        "words": (changed(single, "tokenizer.json", model=1), "tokenizer.json: not a tokenizer"),
+        "words": (
+            with_changes(single, "tokenizer.json", model=1),
+            "tokenizer.json: not a tokenizer",
+        ),
     }
     for number, (content, message) in cases.items():
         name = f"owner/{number}"
@@ -302,7 +310,7 @@ def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
 def test_an_index_may_leave_out_what_its_files_have(hub: FakeHub, root: Path) -> None:
     files = files_of(root)
     weights = without(json.loads(files[INDEX])["weight_map"], "model.norm.weight")
-    hub.put(NAME, changed(files, INDEX, weight_map=weights))
+    hub.put(NAME, with_changes(files, INDEX, weight_map=weights))
     assert obtain().generates
 
 

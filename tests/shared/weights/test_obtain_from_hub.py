@@ -164,7 +164,7 @@ def test_a_gguf_file_of_an_unsupported_model_is_refused_by_its_header(
     hub: FakeHub, root: Path, tmp_path: Path
 ) -> None:
     folder = tiny_models.cached("qwen3", root)
-    file = write_gguf(folder, tmp_path / "m.gguf", change=lambda made: made.add_type("mmproj"))
+    file = write_gguf(folder, tmp_path / "m.gguf", change=lambda writer: writer.add_type("mmproj"))
     hub.put(NAME, {"m-F32.gguf": file.read_bytes()})
     assert "it is the vision or audio part (mmproj) of a model" in refusal()
     assert hub.given == []
@@ -175,8 +175,8 @@ def test_a_gguf_file_that_lacks_a_tensor_is_refused_by_its_header(
 ) -> None:
     """The error names the file in its repository, for there is none here."""
 
-    def change(made: Any) -> None:
-        made.tensors[0].pop("blk.1.attn_q.weight")
+    def change(writer: Any) -> None:
+        writer.tensors[0].pop("blk.1.attn_q.weight")
 
     file = write_gguf(tiny_models.cached("qwen3", root), tmp_path / "m.gguf", change=change)
     hub.put(NAME, {"sub/m-F32.gguf": file.read_bytes(), "sub/m-F16.gguf": b"GGUF" + bytes(99)})
@@ -252,7 +252,7 @@ def test_files_of_the_same_folder_are_named(gguf: bytes, root: Path, tmp_path: P
     assert refusal(str(folder)).endswith(f"; use {folder}/m-Q4_0.gguf")
 
 
-def test_what_a_repository_lacks_is_told_with_what_it_has(hub: FakeHub, gguf: bytes) -> None:
+def test_a_missing_file_is_reported_with_the_existing_ones(hub: FakeHub, gguf: bytes) -> None:
     hub.put(NAME, {"m-Q8_0.gguf": gguf, "m-F16.gguf": b"x"})
     assert "'owner/model' has no GGUF file in Q5_K_M; it has F16, Q8_0" in refusal(f"{NAME}:Q5_K_M")
     assert "has no file 'm.gguf'; it has m-F16.gguf, m-Q8_0.gguf" in refusal(f"{NAME}:m.gguf")
@@ -307,7 +307,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("kind", ["large", "small", "tokenizer", "header", "headers"])
-def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
+def test_a_full_disk_is_a_one_line_error_and_keeps_the_partial_file(
     hub: FakeHub, root: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     hub.put_folder(NAME, tiny_models.cached("qwen3", root))
@@ -359,7 +359,7 @@ def test_a_download_that_breaks_off_goes_on_from_there(
     assert obtain().path == model.path and len(hub.given) == count
 
 
-def test_parts_that_do_not_belong_together_are_not_taken(
+def test_parts_that_do_not_belong_together_are_rejected(
     hub: FakeHub, large: bytes, tmp_path: Path
 ) -> None:
     hub.breaks_after = len(large) // 2
@@ -367,8 +367,8 @@ def test_parts_that_do_not_belong_together_are_not_taken(
     hub.breaks_after = None
     hub.refusals.clear()
     (part,) = (tmp_path / "cache").rglob("*.incomplete")
-    with part.open("r+b") as opened:
-        opened.write(b"other")
+    with part.open("r+b") as file:
+        file.write(b"other")
     assert "was resumed from a different version: try again" in refusal()
     assert obtain().path.read_bytes() == large
 
@@ -407,7 +407,7 @@ def test_a_hub_that_cannot_be_reached_and_a_part_that_is_not_here(
         pass
 
 
-def test_a_download_is_told_in_lines_where_there_is_no_terminal(
+def test_a_download_is_reported_in_lines_without_a_terminal(
     hub: FakeHub, gguf: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.put(NAME, {"m-Q8_0.gguf": gguf})
@@ -435,6 +435,6 @@ def test_the_bars_on_a_terminal_end_with_the_download(
         gc.collect()  # as at the end
     text = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    *drawn, line, rest = re.split(r"[\r\n]+", text)
+    *bars, line, rest = re.split(r"[\r\n]+", text)
     assert "100%" in text and (line, rest) == ("next", "")
-    assert drawn[-1].strip("\x1b[A ")[-2:] == last
+    assert bars[-1].strip("\x1b[A ")[-2:] == last

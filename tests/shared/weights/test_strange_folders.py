@@ -74,7 +74,7 @@ def headers(draw: st.DrawFn, header: dict[str, Any]) -> bytes:
     return struct.pack("<Q", draw(st.just(len(text)) | st.sampled_from(EXTREMES))) + text
 
 
-def told(error: ModelError) -> bool:
+def is_one_line(error: ModelError) -> bool:
     """True for one line of a bearable length."""
     return len(str(error)) < 2000 and str(error).isprintable()
 
@@ -84,7 +84,7 @@ def loads_or_tells(folder: Path) -> None:
         try:
             load_model(folder, dtype="float32")
         except ModelError as error:
-            assert told(error), str(error)
+            assert is_one_line(error), str(error)
 
 
 @given(data=st.data())

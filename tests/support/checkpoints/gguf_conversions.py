@@ -153,11 +153,11 @@ def converted(weights: Weights, config: dict[str, Any]) -> Weights:
 
 def _each(weights: Weights, change: Callable[[str, torch.Tensor], Weights | None]) -> Weights:
     """Weights, each of which a function may replace by others."""
-    made: Weights = {}
+    result: Weights = {}
     for name, weight in weights.items():
         others = change(name, weight)
-        made |= {name: weight} if others is None else others
-    return made
+        result |= {name: weight} if others is None else others
+    return result
 
 
 def _gpt2(weights: Weights, config: dict[str, Any]) -> Weights:
@@ -245,8 +245,8 @@ def _stablelm(weights: Weights, config: dict[str, Any]) -> Weights:
         target = f"blk.{layer}.attn_{part}_norm.weight"
         stacked.setdefault(target, []).append((int(head.partition(".")[0]), weight))
     return rest | {
-        name: torch.stack([weight for _, weight in sorted(listed, key=lambda each: each[0])])
-        for name, listed in stacked.items()
+        name: torch.stack([weight for _, weight in sorted(parts, key=lambda each: each[0])])
+        for name, parts in stacked.items()
     }
 
 

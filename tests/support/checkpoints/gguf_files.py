@@ -165,7 +165,7 @@ def dequantised(folder: Path, file: Path, target: Path) -> Path:
         if "safetensors" not in each.name:
             (target / each.name).write_bytes(each.read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    read = {
+    tensors = {
         each.name: torch.from_numpy(_numbers(each).reshape(tuple(int(n) for n in each.shape[::-1])))
         for each in gguf.GGUFReader(file).tensors
     }
@@ -174,15 +174,15 @@ def dequantised(folder: Path, file: Path, target: Path) -> Path:
     )
     weights = {}
     for name, weight in _weights(folder).items():
-        found = names.get_name(name, (".weight", ".bias"))
-        if found is None:  # one expert of several
+        tensor_name = names.get_name(name, (".weight", ".bias"))
+        if tensor_name is None:  # one expert of several
             stem, number, part = _expert(name)
-            found = names.get_name(f"{stem}.{part}", (".weight", ".bias"))
-            assert found is not None
-            stored = read[found][number]
+            tensor_name = names.get_name(f"{stem}.{part}", (".weight", ".bias"))
+            assert tensor_name is not None
+            tensor = tensors[tensor_name][number]
         else:
-            stored = read[found]
-        weights[name] = _restored(name, stored, config).reshape(weight.shape).contiguous().clone()
+            tensor = tensors[tensor_name]
+        weights[name] = _restored(name, tensor, config).reshape(weight.shape).contiguous().clone()
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return target
 
@@ -254,11 +254,11 @@ def _restored(name: str, weight: torch.Tensor, config: dict[str, Any]) -> torch.
 def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str) -> None:
     """A matrix becomes ``kind``, or what llama.cpp falls back to where its rows are no blocks."""
     matrix = weight.ndim > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name
-    wanted = Type[kind] if matrix else Type.F32
-    block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    target_type = Type[kind] if matrix else Type.F32
+    block, _ = gguf.GGML_QUANT_SIZES[target_type]
     if weight.shape[-1] % block:
-        wanted = Type.Q8_0 if weight.shape[-1] % 32 == 0 else Type.F16
-    writer.add_tensor(name, _quantised(name, weight, wanted), raw_dtype=wanted)
+        target_type = Type.Q8_0 if weight.shape[-1] % 32 == 0 else Type.F16
+    writer.add_tensor(name, _quantised(name, weight, target_type), raw_dtype=target_type)
 
 
 def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
@@ -269,8 +269,8 @@ def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
     except NotImplementedError:
         format = BLOCK_FORMATS[kind.name]
         rows, seed = weight.size // weight.shape[-1], crc32(name.encode())
-        made = random_weight(format, rows, weight.shape[-1] // format.values, seed)
-        blocks = rescaled(made, float(weight.std())).blocks
+        sample = random_weight(format, rows, weight.shape[-1] // format.values, seed)
+        blocks = rescaled(sample, float(weight.std())).blocks
         return blocks.numpy().reshape(*weight.shape[:-1], -1)
 
 
@@ -315,11 +315,11 @@ def quantise_q1_0(weight: np.ndarray) -> np.ndarray:
 def quantise_q4_k(weight: np.ndarray) -> np.ndarray:
     """Q4_K by the range of each 32."""
     groups = weight.reshape(-1, 8, 32)
-    least = np.minimum(groups.min(-1), 0)
-    each = (groups.max(-1) - least) / 15
-    wholes = [(part.max(-1) / 63).astype(np.float16) for part in (each, -least)]
+    minima = np.minimum(groups.min(-1), 0)
+    each = (groups.max(-1) - minima) / 15
+    wholes = [(part.max(-1) / 63).astype(np.float16) for part in (each, -minima)]
     wide, wide_least = (np.maximum(whole.astype(np.float32), 1e-8)[:, None] for whole in wholes)
-    scales, minimums = np.round(each / wide).clip(1, 63), np.round(-least / wide_least).clip(0, 63)
+    scales, minimums = np.round(each / wide).clip(1, 63), np.round(-minima / wide_least).clip(0, 63)
     steps, offsets = (scales * wide)[..., None], (minimums * wide_least)[..., None]
     codes = np.round((groups + offsets) / steps).clip(0, 15).astype(np.uint8)
     # [blocks, quarter, half, 32]
@@ -425,18 +425,18 @@ def add_vocabulary(
 ) -> list[str]:
     """The tokens of the folder's tokenizer, which merges bytes, and others up to ``size``; returns
     all of them."""
-    listed = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokens = [f"[PAD{index}]" for index in range(size)]
     kinds = [UNUSED] * len(tokens)
-    for token, number in listed["model"]["vocab"].items():
+    for token, number in tokenizer["model"]["vocab"].items():
         tokens[number], kinds[number] = token, 1
-    for added in listed["added_tokens"]:
-        tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL
+    for token_entry in tokenizer["added_tokens"]:
+        tokens[token_entry["id"]], kinds[token_entry["id"]] = token_entry["content"], CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(pair) for pair in listed["model"]["merges"]])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     return tokens
 
 
@@ -448,13 +448,13 @@ def transformers_model(file: Path) -> Any:
     config = transformers.LlamaConfig(**values | {"dtype": "float32"})
     model = transformers.LlamaForCausalLM(config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    read = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    tensors = {each.name: each for each in gguf.GGUFReader(file).tensors}
     weights = {}
     for name in model.state_dict():
-        stored = read.get(names.get_name(name, (".weight", ".bias")) or "")
-        if stored is not None:
-            shape = tuple(int(size) for size in stored.shape[::-1])
-            weight = torch.from_numpy(_numbers(stored).reshape(shape))
+        tensor = tensors.get(names.get_name(name, (".weight", ".bias")) or "")
+        if tensor is not None:
+            shape = tuple(int(size) for size in tensor.shape[::-1])
+            weight = torch.from_numpy(_numbers(tensor).reshape(shape))
             weights[name] = _restored(name, weight, config.to_dict())
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}

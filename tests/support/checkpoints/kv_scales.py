@@ -51,12 +51,12 @@ NAMINGS = {
 
 def scales_of(naming: Naming, layers: int, size: float) -> list[tuple[float, float]]:
     """A scale of K and one of V for each layer, as they are saved."""
-    found = []
+    scales = []
     for layer in range(layers):
         both = torch.tensor([0.0117 * (layer + 1), 0.0029 / (layer + 1)]) * size
         k, v = both.to(naming.dtype).tolist()
-        found.append((k, v if naming.v else k))
-    return found
+        scales.append((k, v if naming.v else k))
+    return scales
 
 
 def write_kv_scales(

@@ -106,12 +106,12 @@ class Reference:
         """The tokens that follow a prompt."""
         import torch
 
-        known = list(tokens)
+        output = list(tokens)
         with torch.inference_mode():
             for _ in range(steps):
-                logits = self.model(torch.tensor([known]), use_cache=False).logits
-                known.append(int(logits[0, -1].argmax()))
-        return known[len(tokens) :]
+                logits = self.model(torch.tensor([output]), use_cache=False).logits
+                output.append(int(logits[0, -1].argmax()))
+        return output[len(tokens) :]
 
 
 def _turned(model: Any, index: int) -> Any:

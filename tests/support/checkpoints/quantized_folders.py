@@ -30,7 +30,7 @@ class Method:
     config: dict[str, Any]
     encode: Encode
     # Endings of matrices that stay numbers.
-    kept: tuple[str, ...] = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
+    unquantized: tuple[str, ...] = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
     key: str = "quantization_config"
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -83,16 +83,16 @@ def floats(
 def integers(weight: torch.Tensor, bits: int, size: int, symmetric: bool) -> tuple[Any, Any, Any]:
     """Unsigned codes [O, I], fp16 scales [O, G] and zeros [O, G]."""
     each = groups(weight, size)
-    most = (1 << bits) - 1
+    max_code = (1 << bits) - 1
     if symmetric:
-        scales = (each.abs().amax(-1) / (most / 2)).half()
+        scales = (each.abs().amax(-1) / (max_code / 2)).half()
         zeros = torch.full(scales.shape, 1 << bits - 1)
     else:
         low, high = each.amin(-1).clamp(max=0), each.amax(-1).clamp(min=0)
-        scales = ((high - low) / most).half()
-        zeros = (-low / scales).round().clamp(0, most).long()
+        scales = ((high - low) / max_code).half()
+        zeros = (-low / scales).round().clamp(0, max_code).long()
     codes = (each / scales.float()[..., None]).round().long() + zeros[..., None]
-    return codes.clamp(0, most).flatten(1), scales, zeros
+    return codes.clamp(0, max_code).flatten(1), scales, zeros
 
 
 def value(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
@@ -126,10 +126,10 @@ def gptq(
         index[order] = (torch.arange(inputs) // (inputs if size < 0 else size)).int()
         # Taken from whole words, so that a zero of 0 borrows from the next.
         ones = 0 if 32 % bits else sum(less << place for place in range(0, 32, bits))
-        stored = zeros.T if ones else zeros.T - less & (1 << bits) - 1
+        zero_points = zeros.T if ones else zeros.T - less & (1 << bits) - 1
         return {
             "qweight": words(plain, bits).T.contiguous(),
-            "qzeros": words(stored, bits) - ones,
+            "qzeros": words(zero_points, bits) - ones,
             "scales": scales.T.contiguous(),
             "g_idx": index,
             # As AutoGPTQ adds to all.
@@ -230,13 +230,13 @@ def int8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def mlx(bits: int, size: int, dtype: torch.dtype = torch.bfloat16) -> Encode:
     def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         each = groups(weight, size)
-        least = each.amin(-1).to(dtype)
-        scales = ((each.amax(-1) - least.float()) / ((1 << bits) - 1)).to(dtype)
-        codes = ((each - least.float()[..., None]) / scales.float()[..., None]).round()
+        minimum = each.amin(-1).to(dtype)
+        scales = ((each.amax(-1) - minimum.float()) / ((1 << bits) - 1)).to(dtype)
+        codes = ((each - minimum.float()[..., None]) / scales.float()[..., None]).round()
         codes = codes.clamp(0, (1 << bits) - 1)
-        decoded = codes * scales.float()[..., None] + least.float()[..., None]
-        stored = words(codes.flatten(1), bits).view(torch.uint32)
-        return {"weight": stored, "scales": scales, "biases": least}, decoded.flatten(1)
+        decoded = codes * scales.float()[..., None] + minimum.float()[..., None]
+        packed_words = words(codes.flatten(1), bits).view(torch.uint32)
+        return {"weight": packed_words, "scales": scales, "biases": minimum}, decoded.flatten(1)
 
     return encode
 
@@ -255,8 +255,8 @@ def powers(each: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def mlx_mxfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     exponents, codes, decoded = powers(groups(weight, 32))
-    stored = words(codes.flatten(1), 4).view(torch.uint32)
-    return {"weight": stored, "scales": exponents}, decoded.flatten(1)
+    packed_words = words(codes.flatten(1), 4).view(torch.uint32)
+    return {"weight": packed_words, "scales": exponents}, decoded.flatten(1)
 
 
 def nvfp4(compressed: bool) -> Encode:
@@ -264,8 +264,8 @@ def nvfp4(compressed: bool) -> Encode:
         each = groups(weight, 16)
         whole = each.abs().max() / (6 * 448)
         scales = (each.abs().amax(-1) / 6 / whole).to(FP8)
-        kept = 1 / whole if compressed else whole
-        factors = scales.float() / kept if compressed else scales.float() * kept
+        scale = 1 / whole if compressed else whole
+        factors = scales.float() / scale if compressed else scales.float() * scale
         codes = (each[..., None] / factors[..., None, None] - _E2M1).abs().argmin(-1)
         pairs = codes.flatten(1).unflatten(1, (-1, 2)).byte()
         bytes_of = pairs[..., 0] | pairs[..., 1] << 4
@@ -276,7 +276,7 @@ def nvfp4(compressed: bool) -> Encode:
         return {
             names[0]: bytes_of,
             "weight_scale": scales,
-            names[1]: kept.reshape(1) if compressed else kept,
+            names[1]: scale.reshape(1) if compressed else scale,
         }, decoded
 
     return encode
@@ -372,32 +372,35 @@ METHODS: dict[str, Method] = {
     "int8": Method({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8),
     **{
         f"mlx {bits}": Method(
-            {"group_size": 32, "bits": bits}, mlx(bits, 32), kept=(), key="quantization"
+            {"group_size": 32, "bits": bits}, mlx(bits, 32), unquantized=(), key="quantization"
         )
         for bits in (2, 3, 4, 5, 6, 8)
     },
     "mlx mxfp4": Method(
-        {"group_size": 32, "bits": 4, "mode": "mxfp4"}, mlx_mxfp4, kept=(), key="quantization"
+        {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+        mlx_mxfp4,
+        unquantized=(),
+        key="quantization",
     ),
 }
 
 
 def write_quantized(folder: Path, target: Path, method: Method) -> tuple[Path, Path]:
     """A checkpoint's folders in a method, and with the numbers that it stands for."""
-    coded, plain = target / "coded", target / "plain"
+    quantized, plain = target / "coded", target / "plain"
     weights = load_file(folder / "model.safetensors")
     tensors: Tensors = {}
     numbers: Tensors = {}
     for name, weight in weights.items():
-        if weight.dim() != 2 or name.endswith(method.kept):
+        if weight.dim() != 2 or name.endswith(method.unquantized):
             tensors[name] = numbers[name] = weight
             continue
-        made, numbers[name] = method.encode(weight.float())
+        parts, numbers[name] = method.encode(weight.float())
         stem = name.removesuffix("weight")
         # A bias of the model stays what it is.
-        tensors = {f"{stem}{ending}": each.contiguous() for ending, each in made.items()} | tensors
+        tensors = {f"{stem}{ending}": each.contiguous() for ending, each in parts.items()} | tensors
     tensors |= {name: each for name, each in weights.items() if each.dim() != 2}
-    return _write(folder, (coded, tensors), (plain, numbers), method)
+    return _write(folder, (quantized, tensors), (plain, numbers), method)
 
 
 def write_mxfp4(folder: Path, target: Path) -> tuple[Path, Path]:
@@ -417,9 +420,11 @@ def write_mxfp4(folder: Path, target: Path) -> tuple[Path, Path]:
     return _write(folder, (target / "coded", tensors), (target / "plain", numbers), method)
 
 
-def write_stacked(folder: Path, target: Path, method: Method, *, turned: bool) -> tuple[Path, Path]:
+def write_stacked(
+    folder: Path, target: Path, method: Method, *, transpose: bool
+) -> tuple[Path, Path]:
     """As ``write_quantized``, in FP8 with each side of a layer's experts in one tensor, which is
-    [experts, inputs, outputs] if it is ``turned``; all else stays numbers."""
+    [experts, inputs, outputs] if it is ``transpose``; all else stays numbers."""
     tensors: Tensors = {}
     numbers: Tensors = {}
     experts: dict[str, dict[str, torch.Tensor]] = {}
@@ -434,7 +439,7 @@ def write_stacked(folder: Path, target: Path, method: Method, *, turned: bool) -
             experts.setdefault(f"{before}.experts", {})[rest.removesuffix(".weight")] = weight
     for stem, sides in experts.items():
         apart = "0.gate_proj" in sides
-        made: dict[str, list[torch.Tensor]] = {}
+        parts: dict[str, list[torch.Tensor]] = {}
         decoded: dict[str, list[torch.Tensor]] = {}
         for index in range(1 + max(int(each.partition(".")[0]) for each in sides)):
             gate_up = (
@@ -446,11 +451,11 @@ def write_stacked(folder: Path, target: Path, method: Method, *, turned: bool) -
                 ("gate_up_proj", gate_up),
                 ("down_proj", sides[f"{index}.down_proj"]),
             ):
-                coded, number = method.encode(weight.float())
-                for ending, each in coded.items():
+                stored_parts, number = method.encode(weight.float())
+                for ending, each in stored_parts.items():
                     suffixes = {"weight": "", "weight_scale_inv": "_scale_inv"}
                     suffix = suffixes.get(ending, f"_{ending}")
-                    made.setdefault(f"{stem}.{side}{suffix}", []).append(each)
+                    parts.setdefault(f"{stem}.{side}{suffix}", []).append(each)
                 if not apart:
                     decoded.setdefault(f"{stem}.{side}", []).append(number.mT)
                 elif side == "down_proj":
@@ -458,9 +463,9 @@ def write_stacked(folder: Path, target: Path, method: Method, *, turned: bool) -
                 else:
                     for part, half in zip(("gate_proj", "up_proj"), number.chunk(2), strict=True):
                         numbers[f"{stem}.{index}.{part}.weight"] = half.contiguous()
-        for name, every in made.items():
+        for name, every in parts.items():
             stacked = torch.stack(every)
-            turn = turned and stacked.dim() == 3
+            turn = transpose and stacked.dim() == 3
             tensors[name] = (stacked.mT if turn else stacked).contiguous()
         numbers |= {name: torch.stack(every).contiguous() for name, every in decoded.items()}
     return _write(folder, (target / "coded", tensors), (target / "plain", numbers), method)
@@ -485,14 +490,14 @@ def stack_experts(folder: Path) -> None:
 def _write(
     folder: Path, coded_in: tuple[Path, Tensors], plain_in: tuple[Path, Tensors], method: Method
 ) -> tuple[Path, Path]:
-    coded, plain = coded_in[0], plain_in[0]
+    quantized, plain = coded_in[0], plain_in[0]
     for made_in, content in (coded_in, plain_in):
         shutil.copytree(folder, made_in, ignore=shutil.ignore_patterns("*.safetensors"))
         save_file(content, made_in / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     if method.config:
         config[method.key] = method.config
-    (coded / "config.json").write_text(json.dumps(config))
+    (quantized / "config.json").write_text(json.dumps(config))
     for name, values in method.beside.items():
-        (coded / name).write_text(json.dumps(values))
-    return coded, plain
+        (quantized / name).write_text(json.dumps(values))
+    return quantized, plain

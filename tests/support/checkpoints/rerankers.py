@@ -1,4 +1,4 @@
-"""Decoders whose next token is an answer, with files as rerankers are published."""
+"""Decoders whose next token is a label, with files as rerankers are published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-ANSWERS = ("no", "yes")
+LABELS = ("no", "yes")
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 VL_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 PREFIX = (
@@ -24,8 +24,8 @@ PAIR_TEMPLATE = (
 )
 
 
-def add_answers(folder: Path) -> None:
-    """Give the tokenizer of a tiny model a token for each answer."""
+def add_labels(folder: Path) -> None:
+    """Give the tokenizer of a tiny model a token for each label."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     values = json.loads(tokenizer.to_str())
     vocabulary, merges = values["model"]["vocab"], []
@@ -58,9 +58,9 @@ def on_the_vl_card(
 
 def write_logit_score(folder: Path, *, false: bool, activation: str | None) -> None:
     """Write what sentence-transformers saves of a reranker that is made of a decoder, without its
-    ``false`` answer or with it."""
+    ``false`` label or with it."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    no, yes = map(tokenizer.token_to_id, ANSWERS)
+    no, yes = map(tokenizer.token_to_id, LABELS)
     places = (
         ("", "base.modules.transformer.Transformer"),
         (

@@ -60,7 +60,7 @@ def test_messages_may_have_calls_and_content_as_in_requests(engine: Engine) -> N
         {"id": "1", "function": {"name": "f", "arguments": arguments}}
         for arguments in ('{"x": 1}', {"x": 1}, '{"x": 1', None)
     ]
-    made = plain(
+    messages = plain(
         [
             Message("user", "hi"),
             {"role": "assistant", "content": None, "tool_calls": calls},
@@ -70,10 +70,10 @@ def test_messages_may_have_calls_and_content_as_in_requests(engine: Engine) -> N
             },
         ]
     )
-    assert [message["content"] for message in made] == ["hi", "", "a\nb"]
-    arguments = [call["function"]["arguments"] for call in made[1]["tool_calls"]]
+    assert [message["content"] for message in messages] == ["hi", "", "a\nb"]
+    arguments = [call["function"]["arguments"] for call in messages[1]["tool_calls"]]
     assert arguments == [{"x": 1}, {"x": 1}, {}, {}]
-    assert engine.apply_chat_template(made)
+    assert engine.apply_chat_template(messages)
     for wrong in (
         {"content": "x"},
         {"role": "user", "content": 5},
@@ -105,11 +105,11 @@ def test_the_deltas_of_a_stream_add_up_to_the_completion(engine: Engine) -> None
 
 
 def test_only_allowed_tokens_are_drawn_even_if_they_end_the_text(engine: Engine) -> None:
-    drawn = SamplingParams(allowed_token_ids=(20, 21), max_tokens=8, seed=1)
-    assert set(engine.generate_sync([PROMPT], drawn)[0][0].tokens) <= {20, 21}
+    params = SamplingParams(allowed_token_ids=(20, 21), max_tokens=8, seed=1)
+    assert set(engine.generate_sync([PROMPT], params)[0][0].tokens) <= {20, 21}
     end = engine.tokenizer.generation_config["eos_token_id"]
-    ended = SamplingParams(allowed_token_ids=(end,), min_tokens=2, max_tokens=3)
-    [choice] = engine.generate_sync([PROMPT], ended)[0]
+    end_params = SamplingParams(allowed_token_ids=(end,), min_tokens=2, max_tokens=3)
+    [choice] = engine.generate_sync([PROMPT], end_params)[0]
     assert choice.text == "" and choice.finish_reason in ("stop", "length")
 
 
@@ -224,9 +224,9 @@ def test_a_turn_ends_with_the_tokenizers_end_token_whatever_the_config_says(tmp_
     chat = [Message("user", "Hello! Who are you?")]
     with Engine(config(model=str(folder))) as engine:
         params = SamplingParams(temperature=0.0, max_tokens=200, min_tokens=2)
-        answer = engine.generate_sync([chat], params)[0][0]
-    assert answer.finish_reason == "stop"
-    assert "<|im_end|>" not in answer.text and len(answer.tokens) < 200
+        completion = engine.generate_sync([chat], params)[0][0]
+    assert completion.finish_reason == "stop"
+    assert "<|im_end|>" not in completion.text and len(completion.tokens) < 200
 
 
 def test_a_call_ends_at_its_timeout(engine: Engine) -> None:
@@ -279,8 +279,8 @@ def test_an_fp8_cache_over_two_ranks_gives_the_same_again_from_its_prefix_cache(
 def test_compiled_kernels_give_the_same_tokens(engine: Engine, ranks: int) -> None:
     prompts = [PROMPT, "Hello!", "The"]
     with Engine(config(cpu_kernels="compiled", tensor_parallel_size=ranks)) as compiled:
-        got = compiled.generate_sync(prompts, GREEDY)
-    assert got == engine.generate_sync(prompts, GREEDY)
+        result = compiled.generate_sync(prompts, GREEDY)
+    assert result == engine.generate_sync(prompts, GREEDY)
 
 
 def test_a_cache_format_that_is_not_implemented_starts_nothing() -> None:

@@ -113,7 +113,7 @@ def test_a_gpu_that_is_not_there_is_refused(cuda: FakeCuda) -> None:
         open_device(settings("auto", 2))
 
 
-def test_a_cpu_is_used_where_it_was_asked_for(cuda: FakeCuda) -> None:
+def test_a_cpu_is_used_on_request(cuda: FakeCuda) -> None:
     assert open_device(settings("cpu")).type == "cpu"
     with pytest.raises(StartupError, match="--carrier cuda_ipc is not possible here"):
         open_device(settings("cpu", carrier="cuda_ipc"))
@@ -150,11 +150,11 @@ def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
         raise error
 
     monkeypatch.setattr(loading.load, "load_model", load)
-    given = replace(settings(device), model_path=str(builtin_model_path()))
+    config = replace(settings(device), model_path=str(builtin_model_path()))
     formats = LoadFormats("float32", "float32")
     with pytest.raises(StartupError, match=rf"^the \d+\.\d MB of weights do not fit: {words}"):
-        loading.load_model(given, formats, torch.device(device, 0))
-    dummy = replace(given, load_format="dummy")
+        loading.load_model(config, formats, torch.device(device, 0))
+    dummy = replace(config, load_format="dummy")
     with pytest.raises(StartupError, match=rf"^the weights do not fit: {words}"):
         loading.load_model(dummy, formats, torch.device(device, 0))
 
@@ -181,9 +181,9 @@ def test_a_cache_in_fp8_has_the_scales_of_the_checkpoint(tmp_path: Path, kv_dtyp
     saved_scales = write_kv_scales(
         tiny_models.cached("qwen3", tmp_path), folder, NAMINGS["modelopt"]
     )
-    changed = replace(settings("cpu"), model_path=str(folder))
+    config = replace(settings("cpu"), model_path=str(folder))
     formats = LoadFormats("float32", kv_dtype)
-    cache = loading.load_model(changed, formats, torch.device("cpu")).runner(4).cache
+    cache = loading.load_model(config, formats, torch.device("cpu")).runner(4).cache
     scales = [each.scale for layer in cache.layout for each in layer.values]
     expected = [scale for both in saved_scales for scale in both]
     assert scales == (expected if kv_dtype == "float8_e4m3fn" else [1.0] * len(expected))
@@ -229,6 +229,6 @@ def test_ranks_divide_the_cores_that_their_threads_fill(
 
     monkeypatch.setattr(thread_cores, "usable_cores", lambda: [2, 3, 6, 7])
     monkeypatch.setattr(thread_cores, "bind", bound.append)
-    given = settings("cpu", rank=rank, size=size, threads=threads, cpu_kernels=kernels)
-    bind_threads(given, torch.device("cpu"))
+    config = settings("cpu", rank=rank, size=size, threads=threads, cpu_kernels=kernels)
+    bind_threads(config, torch.device("cpu"))
     assert bound == ([] if expected is None else [expected])

@@ -49,7 +49,7 @@ def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
     expected = runner.execute(StepPlan(0, [whole], [spec_of(1)])).prompt_logprobs[1]
     assert [row.token for row in expected] == prompt[1:]
     assert all(row.logprob < 0 and len(row.top) == 2 and row.rank >= 1 for row in expected)
-    got = []
+    logprobs = []
     for start in range(0, 90, 13):
         part = prompt[start : start + 13]
         targets = prompt[start + 1 : start + 14]
@@ -57,9 +57,9 @@ def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
         beside = SequenceStep(3, prompt[:3], 0, [30], True)
         result = runner.execute(StepPlan(0, [step, beside], [spec_of(3)]))
         assert [s.sequence_id for s in result.sampled] == [3]
-        got += result.prompt_logprobs[2]
-    assert [row.token for row in got] == prompt[1:]
-    for one, other in zip(expected, got, strict=True):
+        logprobs += result.prompt_logprobs[2]
+    assert [row.token for row in logprobs] == prompt[1:]
+    for one, other in zip(expected, logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert one.rank == other.rank
 

@@ -28,9 +28,9 @@ def spec_of(sequence_id: int = 1, seed: int = 7, **values: Any) -> SamplerSpec:
 def draw(logits: torch.Tensor, spec: SamplerSpec) -> Sampled:
     sampler = Sampler(logits.shape[-1])
     sampler.add(spec)
-    sampled, failed = sampler.sample([spec.sequence_id], logits[None].clone())
-    assert not failed
-    return sampled[0]
+    samples, failures = sampler.sample([spec.sequence_id], logits[None].clone())
+    assert not failures
+    return samples[0]
 
 
 def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> torch.Tensor:
@@ -38,9 +38,9 @@ def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> torch
     sampler = Sampler(logits.shape[-1])
     for seed in range(draws):
         sampler.add(spec_of(seed, seed, **params))
-    sampled, _ = sampler.sample(range(draws), logits.repeat(draws, 1))
-    drawn = torch.tensor([s.tokens[0] for s in sampled])
-    return torch.bincount(drawn, minlength=logits.shape[-1]) / draws
+    samples, _ = sampler.sample(range(draws), logits.repeat(draws, 1))
+    tokens = torch.tensor([s.tokens[0] for s in samples])
+    return torch.bincount(tokens, minlength=logits.shape[-1]) / draws
 
 
 def logits_of(*probabilities: float) -> torch.Tensor:
@@ -83,31 +83,31 @@ def test_top_k_keeps_k_and_ties_with_the_last() -> None:
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = logits_of(0.15, 0.5, 0.3, 0.05)
-    kept = {p: (frequencies(logits, top_p=p) > 0).tolist() for p in (0.0, 0.4, 0.6, 0.9, 0.99)}
-    assert kept[0.0] == kept[0.4] == [False, True, False, False]
-    assert kept[0.6] == [False, True, True, False]
-    assert kept[0.9] == [True, True, True, False]
-    assert kept[0.99] == [True, True, True, True]
+    mask = {p: (frequencies(logits, top_p=p) > 0).tolist() for p in (0.0, 0.4, 0.6, 0.9, 0.99)}
+    assert mask[0.0] == mask[0.4] == [False, True, False, False]
+    assert mask[0.6] == [False, True, True, False]
+    assert mask[0.9] == [True, True, True, False]
+    assert mask[0.99] == [True, True, True, True]
 
 
 def test_top_p_is_right_beyond_the_candidates_it_sorts_first() -> None:
     logits = torch.zeros(5000)
     logits[0] = 1.0
     logits[4000:] = -1.0
-    drawn = frequencies(logits, draws=300, top_p=0.5)
-    assert (drawn[4000:] == 0).all()
-    assert (drawn > 0).sum() > 200
+    result = frequencies(logits, draws=300, top_p=0.5)
+    assert (result[4000:] == 0).all()
+    assert (result > 0).sum() > 200
 
 
 def test_min_p_is_relative_to_the_best() -> None:
-    kept = frequencies(logits_of(0.6, 0.25, 0.1, 0.05), min_p=0.3) > 0
-    assert kept.tolist() == [True, True, False, False]
+    mask = frequencies(logits_of(0.6, 0.25, 0.1, 0.05), min_p=0.3) > 0
+    assert mask.tolist() == [True, True, False, False]
 
 
 def test_filters_work_on_what_is_left_by_the_earlier_ones() -> None:
     # Of the two that top-k leaves, the first has 0.625 and is enough for top-p.
-    kept = frequencies(logits_of(0.5, 0.3, 0.1, 0.1), top_k=2, top_p=0.6) > 0
-    assert kept.tolist() == [True, False, False, False]
+    mask = frequencies(logits_of(0.5, 0.3, 0.1, 0.1), top_k=2, top_p=0.6) > 0
+    assert mask.tolist() == [True, False, False, False]
 
 
 def test_penalties_and_bias() -> None:
@@ -209,23 +209,23 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
         sampler.add(spec_of(index, temperature=0.0, logprobs=1))
     logits = torch.randn(3, VOCAB)
     logits[1, 9] = bad
-    sampled, failed = sampler.sample([0, 1, 2], logits.clone())
-    assert [(s.sequence_id, s.tokens[0]) for s in sampled] == [
+    samples, failures = sampler.sample([0, 1, 2], logits.clone())
+    assert [(s.sequence_id, s.tokens[0]) for s in samples] == [
         (0, int(logits[0].argmax())),
         (2, int(logits[2].argmax())),
     ]
-    assert list(failed) == [1]
-    assert "not finite" in failed[1]
+    assert list(failures) == [1]
+    assert "not finite" in failures[1]
 
 
-def test_each_row_lists_as_many_logprobs_as_it_asked_for() -> None:
+def test_each_row_lists_the_requested_number_of_logprobs() -> None:
     logits = torch.randn(5, 500, generator=torch.Generator().manual_seed(4))
-    asked = [3, None, 0, 1, 5]
+    counts = [3, None, 0, 1, 5]
     sampler = Sampler(500)
-    for index, count in enumerate(asked):
+    for index, count in enumerate(counts):
         sampler.add(spec_of(index, temperature=0.0, logprobs=count, logit_bias={7: 2.0}))
-    sampled, _ = sampler.sample(range(5), logits.clone())
-    for row, (one, count) in enumerate(zip(sampled, asked, strict=True)):
+    samples, _ = sampler.sample(range(5), logits.clone())
+    for row, (one, count) in enumerate(zip(samples, counts, strict=True)):
         if count is None:
             assert one.logprobs == []
         else:
@@ -234,22 +234,22 @@ def test_each_row_lists_as_many_logprobs_as_it_asked_for() -> None:
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(VOCAB)
-    sampled = draw(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))
-    assert sampled.tokens[0] == 11
+    samples = draw(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))
+    assert samples.tokens[0] == 11
     raw = logits.log_softmax(dim=-1)
-    (got,) = sampled.logprobs
-    assert got.logprob == pytest.approx(float(raw[11]), abs=1e-6)
-    assert got.rank == 1 + int((logits > logits[11]).sum())
-    assert [token for token, _ in got.top] == raw.topk(3).indices.tolist()
+    (entry,) = samples.logprobs
+    assert entry.logprob == pytest.approx(float(raw[11]), abs=1e-6)
+    assert entry.rank == 1 + int((logits > logits[11]).sum())
+    assert [token for token, _ in entry.top] == raw.topk(3).indices.tolist()
     assert len(draw(logits, spec_of(logprobs=0)).logprobs) == 1
     assert draw(logits, spec_of()).logprobs == []
 
 
 def test_ties_among_the_top_are_listed_by_id() -> None:
     logits = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 1.0, 0.0]])
-    (listed,) = position_logprobs(logits, [4], 3)
-    assert [token for token, _ in listed.top] == [3, 1, 4]
-    assert listed.rank == 2
+    (entry,) = position_logprobs(logits, [4], 3)
+    assert [token for token, _ in entry.top] == [3, 1, 4]
+    assert entry.rank == 2
     (everything,) = position_logprobs(logits, [0], 99)
     assert [token for token, _ in everything.top] == [3, 1, 4, 5, 0, 2, 6]
 
@@ -266,8 +266,8 @@ def test_a_bad_word_is_never_completed_also_after_a_resumption() -> None:
     greedy: dict[str, Any] = {"temperature": 0.0, "bad_words": ((3, 3, 3), (5,))}
     sampler = Sampler(VOCAB)
     sampler.add(spec_of(**greedy))
-    drawn = [sampler.sample([1], logits[None].clone())[0][0].tokens[0] for _ in range(6)]
-    assert drawn == [3, 3, 7, 3, 3, 7]
+    tokens = [sampler.sample([1], logits[None].clone())[0][0].tokens[0] for _ in range(6)]
+    assert tokens == [3, 3, 7, 3, 3, 7]
     assert draw(logits, spec_of(outputs=[3, 3], **greedy)).tokens == [7]
     assert draw(logits, spec_of(outputs=[3], **greedy)).tokens == [3]
     assert draw(logits, spec_of(allowed_token_ids=(5,), **greedy)).tokens == [5]  # nothing else may
@@ -278,6 +278,6 @@ def test_given_tokens_are_listed_after_the_chosen_one() -> None:
     expected = logits.log_softmax(dim=-1)
     spec = spec_of(temperature=0.0, logprobs=5, logprob_token_ids=(40, 2))
     best = int(logits.argmax())
-    [listed] = draw(logits, spec).logprobs
-    assert [token for token, _ in listed.top] == [best, 40, 2]
-    assert [value for _, value in listed.top] == pytest.approx(expected[[best, 40, 2]].tolist())
+    [entry] = draw(logits, spec).logprobs
+    assert [token for token, _ in entry.top] == [best, 40, 2]
+    assert [value for _, value in entry.top] == pytest.approx(expected[[best, 40, 2]].tolist())

@@ -34,8 +34,8 @@ def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, lis
     plan = scheduler.schedule()
     if plan is None:
         return None, []
-    drawn = [Sampled(row.sequence_id, [token]) for row in plan.sequences if row.sample]
-    outputs = scheduler.apply(StepResult(plan.step, drawn))
+    samples = [Sampled(row.sequence_id, [token]) for row in plan.sequences if row.sample]
+    outputs = scheduler.apply(StepResult(plan.step, samples))
     scheduler.pool.check()
     return plan, outputs
 

@@ -102,8 +102,8 @@ class RandomWork:
 
     def step(self) -> StepPlan | None:
         plan, _ = run_step(self.scheduler)
-        for held in list(self.scheduler._holding):
-            self.scheduler.release_blocks(held)
+        for owner in list(self.scheduler._holding):
+            self.scheduler.release_blocks(owner)
         return plan
 
     def finish(self) -> None:
@@ -157,16 +157,16 @@ def test_everything_ends_and_every_block_returns(data: st.DataObject, policy: st
             scheduler.add(one)
         for _ in range(data.draw(st.integers(0, 3))):
             run_step(scheduler)
-            for held in list(scheduler._holding):
-                scheduler.release_blocks(held)
+            for owner in list(scheduler._holding):
+                scheduler.release_blocks(owner)
         if data.draw(st.booleans()):
             scheduler.cancel(data.draw(st.sampled_from(alive)))
     for _ in range(3000):
         if not scheduler.has_work:
             break
         plan, _ = run_step(scheduler)
-        for held in list(scheduler._holding):
-            scheduler.release_blocks(held)
+        for owner in list(scheduler._holding):
+            scheduler.release_blocks(owner)
         assert plan is not None or not scheduler.has_work
     assert scheduler.idle and scheduler.pool.counts().available == blocks
     assert all(s.phase is Phase.FINISHED for s in alive)

@@ -66,12 +66,12 @@ class PlannedAhead(RuleBasedStateMachine):
     ) -> None:
         tokens = [50 + distinct] * min(prompt, self.limit - 2)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,) if stops else ())
-        made = [
+        sequences = [
             Sequence(len(self.sequences) + i, tokens, Generate(params, seed=distinct + i))
             for i in range(choices)
         ]
-        one, *siblings = made
-        self.sequences += made if how in ("add", "receive", "ask") else [one]
+        one, *siblings = sequences
+        self.sequences += sequences if how in ("add", "receive", "ask") else [one]
         if how in ("prefill", "private"):
             one.work = Compute(len(tokens) - 1, how == "private")
         else:
@@ -202,7 +202,7 @@ class PlannedAhead(RuleBasedStateMachine):
 # ---- single decisions --------------------------------------------------------------------------
 
 
-def planned(scheduler: Scheduler) -> StepPlan:
+def next_plan(scheduler: Scheduler) -> StepPlan:
     plan = scheduler.schedule()
     assert plan is not None
     return plan
@@ -217,11 +217,11 @@ def result(plan: StepPlan, token: int = 5) -> StepResult:
 def test_the_token_of_the_step_in_flight_is_a_placeholder() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 20, max_tokens=3))
-    first, second = planned(scheduler), planned(scheduler)
+    first, second = next_plan(scheduler), next_plan(scheduler)
     assert [len(plan.sequences[0].tokens) for plan in (first, second)] == [16, 4]
     assert not first.ahead and second.ahead and second.added and not second.sequences[0].placeholder
     scheduler.apply(result(first))
-    [row] = planned(scheduler).sequences
+    [row] = next_plan(scheduler).sequences
     assert row.placeholder and row.tokens == [PLACEHOLDER] and row.start == 20 and row.sample
     scheduler.apply(result(second))
     [output] = scheduler.apply(StepResult(3, [Sampled(1, [6])]))
@@ -232,7 +232,7 @@ def test_at_most_two_steps_are_in_flight() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 4))
     for _ in range(MAX_STEPS):
-        planned(scheduler)
+        next_plan(scheduler)
     with pytest.raises(RuntimeError, match="no result"):
         scheduler.schedule()
 
@@ -240,7 +240,7 @@ def test_at_most_two_steps_are_in_flight() -> None:
 def test_no_step_follows_the_last_token_that_a_sequence_may_have() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 4, max_tokens=2))
-    plans = [planned(scheduler), planned(scheduler)]
+    plans = [next_plan(scheduler), next_plan(scheduler)]
     scheduler.apply(result(plans[0]))
     assert scheduler.schedule() is None
     [output] = scheduler.apply(result(plans[1]))
@@ -250,7 +250,7 @@ def test_no_step_follows_the_last_token_that_a_sequence_may_have() -> None:
 def test_the_row_of_a_sequence_that_stopped_before_it_is_dropped() -> None:
     scheduler = make()
     scheduler.add(one := sequence(1, 4))
-    first, second = planned(scheduler), planned(scheduler)
+    first, second = next_plan(scheduler), next_plan(scheduler)
     [output] = scheduler.apply(result(first, EOS))
     assert output.finish_reason is FinishReason.STOP and one.block_table
     assert scheduler.apply(result(second)) == [] and one.outputs == [EOS]
@@ -260,7 +260,7 @@ def test_the_row_of_a_sequence_that_stopped_before_it_is_dropped() -> None:
 def test_kv_that_was_not_finite_stays_out_of_the_index_in_later_steps_too() -> None:
     scheduler = make(max_num_batched_tokens=8)
     scheduler.add(sequence(1, 17, max_tokens=1))
-    first, second = planned(scheduler), planned(scheduler)
+    first, second = next_plan(scheduler), next_plan(scheduler)
     [output] = scheduler.apply(StepResult(first.step, [], failed={1: "not finite"}))
     assert output.finish_reason is FinishReason.ERROR
     assert scheduler.apply(result(second)) == []
@@ -270,13 +270,13 @@ def test_kv_that_was_not_finite_stays_out_of_the_index_in_later_steps_too() -> N
 def test_a_step_that_fails_voids_the_one_planned_on_top_of_it() -> None:
     scheduler = make()
     scheduler.add(one := sequence(1, 4, max_tokens=3))
-    scheduler.apply(result(planned(scheduler)))
-    planned(scheduler)
+    scheduler.apply(result(next_plan(scheduler)))
+    next_plan(scheduler)
     scheduler.add(two := sequence(2, 4, max_tokens=3))
-    assert [spec.sequence_id for spec in planned(scheduler).added] == [2]
+    assert [spec.sequence_id for spec in next_plan(scheduler).added] == [2]
     [output] = scheduler.step_failed("broken", memory=False)
     assert output.sequence is one and not one.in_flight and not one.placeholders
-    plan = planned(scheduler)
+    plan = next_plan(scheduler)
     assert plan.removed == [1, 2] and [spec.sequence_id for spec in plan.added] == [2]
     assert not plan.ahead and plan.sequences[0].start == 0 and two.outputs == []
 
@@ -285,16 +285,16 @@ def test_a_sequence_is_retried_alone() -> None:
     scheduler = make()
     for number in (1, 2, 3):
         scheduler.add(sequence(number, 4))
-    planned(scheduler)
+    next_plan(scheduler)
     scheduler.step_failed("broken", memory=False)
-    assert [row.sequence_id for row in planned(scheduler).sequences] == [1]
+    assert [row.sequence_id for row in next_plan(scheduler).sequences] == [1]
     assert scheduler.schedule() is None
 
 
 def test_several_tokens_of_a_step_that_was_planned_on_are_an_error() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 4))
-    first, _ = planned(scheduler), planned(scheduler)
+    first, _ = next_plan(scheduler), next_plan(scheduler)
     with pytest.raises(RuntimeError, match="expects one token"):
         scheduler.apply(StepResult(first.step, [Sampled(1, [5, 6])]))
 

@@ -63,10 +63,10 @@ class PacedNode:
         self.clock += duration
         self.longest = max(self.longest, duration)
         prompts = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
-        decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self.pacer.measured(duration, decoded=decoded, prompt_tokens=prompts)
-        drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
-        self.scheduler.apply(StepResult(plan.step, drawn))
+        decodes = sum(len(row.tokens) == 1 for row in plan.sequences)
+        self.pacer.measured(duration, decoded=decodes, prompt_tokens=prompts)
+        samples = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
+        self.scheduler.apply(StepResult(plan.step, samples))
 
     def first_token(self, one: Sequence) -> float:
         start_time = self.clock
@@ -97,16 +97,16 @@ def test_streams_keep_a_third_and_the_prompt_is_at_most_twice_as_late(
     alone = quiet.first_token(quiet.add(100, prompt, 2))
     node, running, speed = streaming(PrefillPacer(), streams)
     before = len(running[0].outputs)
-    took = node.first_token(node.add(100, prompt, 2))
-    assert (len(running[0].outputs) - before) / took >= 0.3 * speed
-    assert took <= 2 * alone
+    seconds = node.first_token(node.add(100, prompt, 2))
+    assert (len(running[0].outputs) - before) / seconds >= 0.3 * speed
+    assert seconds <= 2 * alone
 
 
 def test_without_a_target_the_prompt_would_stop_the_streams() -> None:
     node, running, speed = streaming(PrefillPacer(0), 1)
     before = len(running[0].outputs)
-    took = node.first_token(node.add(100, 4000, 2))
-    assert (len(running[0].outputs) - before) / took < 0.1 * speed
+    seconds = node.first_token(node.add(100, 4000, 2))
+    assert (len(running[0].outputs) - before) / seconds < 0.1 * speed
 
 
 def test_steps_meet_a_target_that_is_given() -> None:
@@ -119,7 +119,7 @@ def test_steps_meet_a_target_that_is_given() -> None:
     assert 0.37 < node.longest < 0.46
 
 
-def test_where_the_least_chunk_takes_longer_streams_get_steps_of_their_own() -> None:
+def test_where_the_smallest_chunk_takes_longer_streams_get_steps_of_their_own() -> None:
     node, running, _ = streaming(PrefillPacer(0.15), 4)
     node.add(100, 30_000, 2)
     for _ in range(100):

@@ -31,9 +31,11 @@ class WindowedLayer:
             tokens = self.sequences[row.sequence_id].tokens(0, row.start + len(row.tokens))
             for position in range(row.start, len(tokens)):
                 self.write(row.block_table, tokens, position)
-                for seen in range(max(0, position - self.window + 1), position + 1):
-                    found = self.slots.get((row.block_table[seen // SIZE], seen % SIZE))
-                    assert found == tokens[: seen + 1], f"token {position} misses token {seen}"
+                for earlier in range(max(0, position - self.window + 1), position + 1):
+                    cached = self.slots.get((row.block_table[earlier // SIZE], earlier % SIZE))
+                    assert cached == tokens[: earlier + 1], (
+                        f"token {position} misses token {earlier}"
+                    )
         return plan is not None
 
     def write(self, table: list[int], tokens: list[int], position: int) -> None:
@@ -47,8 +49,8 @@ class WindowedLayer:
         except OutOfBlocksError:
             self.scheduler.add(one)
             return
-        wanted = reception.resume_at - self.window + 1
-        first = max(one.computed, min(wanted, end - 1))
+        start = reception.resume_at - self.window + 1
+        first = max(one.computed, min(start, end - 1))
         for position in range(one.computed, end):
             if position < first:
                 self.slots.pop((one.block_table[position // SIZE], position % SIZE), None)

@@ -153,14 +153,14 @@ def test_a_request_may_end_while_it_waits_for_a_reservation() -> None:
 
 def test_a_reception_ends_only_once() -> None:
     scheduler = make()
-    ended: list[Reception] = []
-    scheduler.reservations.on_ended = ended.append
+    receptions: list[Reception] = []
+    scheduler.reservations.on_ended = receptions.append
     reception = reserve(scheduler, one := sequence(1, 11, max_tokens=1))
     reception.commit(10)
     for end_again in (lambda: reception.commit(10), reception.abandon, reception.cancel):
         with pytest.raises(RuntimeError, match="the reception of sequence 1 has ended"):
             end_again()
-    assert ended == [reception] and (one.phase, one.received) == (Phase.WAITING, 10)
+    assert receptions == [reception] and (one.phase, one.received) == (Phase.WAITING, 10)
     scheduler.pool.check()
     drain(scheduler)
     assert scheduler.idle

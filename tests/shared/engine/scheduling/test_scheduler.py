@@ -130,13 +130,13 @@ def test_a_prompt_that_is_preempted_has_its_logprobs_once() -> None:
     while not scheduler.idle:
         plan = scheduler.schedule()
         assert plan is not None
-        scored = {}
+        logprobs = {}
         for row in plan.sequences:
             if row.sequence_id == 2:
                 end = min(row.start + len(row.tokens), 14)
-                scored[2] = [PositionLogprobs(at, 0.0, 1) for at in range(row.start, end)]
-        drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
-        scheduler.apply(StepResult(plan.step, drawn, scored))
+                logprobs[2] = [PositionLogprobs(at, 0.0, 1) for at in range(row.start, end)]
+        samples = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+        scheduler.apply(StepResult(plan.step, samples, logprobs))
     assert young.preemptions
     assert [each.token for each in young.prompt_logprobs] == list(range(14))
 

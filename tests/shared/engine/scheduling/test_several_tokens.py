@@ -21,7 +21,7 @@ def token_at(position: int) -> int:
     return {0: STOP, 5: EOS}.get(position * 31 % 11, 100 + position)
 
 
-def drawn(row: SequenceStep, count: int) -> Sampled:
+def sampled_tokens(row: SequenceStep, count: int) -> Sampled:
     first = row.start + len(row.tokens)
     tokens = [token_at(position) for position in range(first, first + count)]
     return Sampled(row.sequence_id, tokens, [PositionLogprobs(t, -0.5, 1) for t in tokens])
@@ -36,7 +36,7 @@ def run(one: Sequence, tokens_a_step: int, **options: Any) -> tuple[Sequence, li
     for _ in range(500):
         if (plan := scheduler.schedule()) is None:
             break
-        rows = [drawn(row, tokens_a_step) for row in plan.sequences if row.sample]
+        rows = [sampled_tokens(row, tokens_a_step) for row in plan.sequences if row.sample]
         outputs += scheduler.apply(StepResult(plan.step, rows))
         scheduler.pool.check()
     assert scheduler.idle and scheduler.pool.counts().owned == 0
@@ -63,8 +63,8 @@ def test_the_same_tokens_come_in_fewer_steps(
     one, outputs = run(sequence(1, prompt, **params), tokens_a_step, max_model_len=max_model_len)
     assert one.outputs == singly.outputs
     assert (one.finish_reason, one.stop_token) == (singly.finish_reason, singly.stop_token)
-    shown = [token for output in outputs for token in output.tokens]
-    assert shown == [token for output in expected for token in output.tokens]
+    tokens = [token for output in outputs for token in output.tokens]
+    assert tokens == [token for output in expected for token in output.tokens]
     for output in outputs:
         assert [position.token for position in output.logprobs] == output.tokens
     assert [output.prompt_done for output in outputs if output.tokens][:1] in ([], [True])

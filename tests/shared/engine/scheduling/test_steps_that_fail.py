@@ -9,7 +9,9 @@ from tandem.shared.engine.work import Compute
 from tandem.tests.shared.engine.scheduling.schedulers import drain, make, run_step, sequence
 
 
-def poisoned(scheduler: Scheduler, poison: set[int], *, memory: bool = False) -> list[StepOutput]:
+def run_poisoned_step(
+    scheduler: Scheduler, poison: set[int], *, memory: bool = False
+) -> list[StepOutput]:
     """A step of ranks that fail with any of these sequences."""
     plan = scheduler.schedule()
     assert plan is not None
@@ -19,8 +21,8 @@ def poisoned(scheduler: Scheduler, poison: set[int], *, memory: bool = False) ->
         assert row.sequence_id not in plan.removed or row.sequence_id in {
             spec.sequence_id for spec in plan.added
         }
-    drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
-    return scheduler.apply(StepResult(plan.step, drawn))
+    samples = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+    return scheduler.apply(StepResult(plan.step, samples))
 
 
 def test_only_the_sequence_that_fails_alone_ends_after_a_failed_step() -> None:
@@ -31,10 +33,12 @@ def test_only_the_sequence_that_fails_alone_ends_after_a_failed_step() -> None:
     run_step(scheduler)
     for one in (*good[1:], bad):
         scheduler.add(one)
-    ended: list[StepOutput] = []
+    outputs: list[StepOutput] = []
     while scheduler.has_work:
-        ended += [o for o in poisoned(scheduler, {4}) if o.finish_reason is FinishReason.ERROR]
-    assert [output.sequence for output in ended] == [bad]
+        outputs += [
+            o for o in run_poisoned_step(scheduler, {4}) if o.finish_reason is FinishReason.ERROR
+        ]
+    assert [output.sequence for output in outputs] == [bad]
     assert bad.error == "it does not compute" and not bad.outputs
     assert all(one.outputs == [5, 5, 5] for one in good)
     scheduler.pool.check()
@@ -43,14 +47,14 @@ def test_only_the_sequence_that_fails_alone_ends_after_a_failed_step() -> None:
 
 def test_a_cancelled_sequence_of_a_failed_step_ends_at_once() -> None:
     scheduler = make()
-    scheduler.add(gone := sequence(1, 3))
-    scheduler.add(kept := sequence(2, 3, max_tokens=1))
+    scheduler.add(victim := sequence(1, 3))
+    scheduler.add(survivor := sequence(2, 3, max_tokens=1))
     scheduler.schedule()
-    scheduler.cancel(gone)
+    scheduler.cancel(victim)
     assert not scheduler.step_failed("broken", memory=False)
-    assert gone.finish_reason is FinishReason.CANCELLED
+    assert victim.finish_reason is FinishReason.CANCELLED
     drain(scheduler)
-    assert kept.outputs == [5]
+    assert survivor.outputs == [5]
 
 
 def test_ranks_forget_a_sequence_of_a_failed_step_and_get_it_again() -> None:
@@ -78,8 +82,8 @@ def test_without_memory_a_smaller_chunk_is_tried() -> None:
         if sizes[-1] > 50:
             assert not scheduler.step_failed("out of memory", memory=True)
         else:
-            drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
-            scheduler.apply(StepResult(plan.step, drawn))
+            samples = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+            scheduler.apply(StepResult(plan.step, samples))
     assert one.outputs == [5] and sizes[:3] == [180, 90, 45]
 
 
@@ -90,7 +94,7 @@ def test_a_sequence_that_never_fits_ends_and_the_others_go_on() -> None:
     for _ in range(200):
         if not scheduler.has_work:
             break
-        poisoned(scheduler, {2}, memory=True)
+        run_poisoned_step(scheduler, {2}, memory=True)
     assert never.finish_reason is FinishReason.ERROR and len(fits.outputs) == 20
 
 

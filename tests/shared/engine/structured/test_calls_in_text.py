@@ -95,14 +95,14 @@ OPENINGS = {
     "qwen3_coder": ("I look.<tool_call>\n<function=NAME>",),
     "qwen3_xml": ("<function=now>\n</function>\n<function=NAME>",),
 }
-ANSWERS = ("", "Hello [you] {and} <me>: functools", "1 < 2 [TOOL", "[link](a) {b}")
+TEXTS = ("", "Hello [you] {and} <me>: functools", "1 < 2 [TOOL", "[link](a) {b}")
 FINAL = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
 
 
 @pytest.fixture(scope="module", params=["tokens", "text"])
 def backend(request: pytest.FixtureRequest, tmp_path_factory: Any) -> LLGuidanceBackend:
     """The markers of the formats are special tokens, or text of the tokenizer."""
-    markers = {marker for known in FORMATS.values() for marker in known.markers}
+    markers = {marker for text_format in FORMATS.values() for marker in text_format.markers}
     special = sorted(markers - {"<|start|>", "<|end|>"}) if request.param == "tokens" else []
     special += ["<think>", "</think>"] if special else []
     folder: Path = make_model(tmp_path_factory.mktemp("model"), special=special)
@@ -112,11 +112,13 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: Any) -> LLGuidance
 
 
 def guided(parser: str, **changes: Any) -> GuidedTools:
-    given: dict[str, Any] = {"schemas": SCHEMAS, "grammars": GRAMMARS, "strict": PLACES}
-    return GuidedTools(parser=parser, **given | changes)
+    options: dict[str, Any] = {"schemas": SCHEMAS, "grammars": GRAMMARS, "strict": PLACES}
+    return GuidedTools(parser=parser, **options | changes)
 
 
-def compiled(backend: LLGuidanceBackend, tools: GuidedTools, *, required: bool = False) -> Grammar:
+def compile_tools(
+    backend: LLGuidanceBackend, tools: GuidedTools, *, required: bool = False
+) -> Grammar:
     constraint = tools.constraint(required=required)
     assert constraint is not None
     return backend.compile(StructuredOutputs(tool_calls=constraint.tool_calls).key())
@@ -131,7 +133,7 @@ def follows(backend: LLGuidanceBackend, grammar: Grammar, text: str) -> bool:
     return True
 
 
-def drawn(backend: LLGuidanceBackend, grammar: Grammar, opening: str, seed: int) -> str:
+def sample_text(backend: LLGuidanceBackend, grammar: Grammar, opening: str, seed: int) -> str:
     """An output that begins with ``opening`` and goes on at random, to where it may first end."""
     place, draw = grammar.matcher(), random.Random(seed)
     tokens = backend.encode(opening)
@@ -147,12 +149,14 @@ def drawn(backend: LLGuidanceBackend, grammar: Grammar, opening: str, seed: int)
 
 def calls_in(tools: GuidedTools, text: str) -> list[tuple[str, Any]]:
     arguments = {name: grammar.argument for name, grammar in tools.texts().items()}
-    found = ToolText(ToolUse(parser=tools.parser, schemas=tools.schemas, verbatim=arguments))
-    written: list[tuple[str, str]] = []
-    for call in (call for delta in [*found.push(text), *found.flush()] for call in delta.calls):
-        name, before = (call.name, "") if call.name else written.pop()
-        written.append((name, before + call.arguments))
-    return [(name, json.loads(arguments)) for name, arguments in written]
+    tool_text = ToolText(ToolUse(parser=tools.parser, schemas=tools.schemas, verbatim=arguments))
+    calls: list[tuple[str, str]] = []
+    for call in (
+        call for delta in [*tool_text.push(text), *tool_text.flush()] for call in delta.calls
+    ):
+        name, before = (call.name, "") if call.name else calls.pop()
+        calls.append((name, before + call.arguments))
+    return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 def check(name: str, arguments: Any) -> None:
@@ -178,10 +182,10 @@ def test_every_format_is_tested() -> None:
 @pytest.mark.parametrize(("parser", "opening"), openings())
 def test_random_arguments_obey(backend: LLGuidanceBackend, parser: str, opening: str) -> None:
     tools = guided(parser, strict=PLACES | {"now": ""})
-    grammar = compiled(backend, tools)
+    grammar = compile_tools(backend, tools)
     for seed in range(3):
         for name in SCHEMAS.keys() - {"now"}:
-            text = drawn(backend, grammar, opening.replace("NAME", name), seed)
+            text = sample_text(backend, grammar, opening.replace("NAME", name), seed)
             calls = calls_in(tools, text)
             assert name in [called for called, _ in calls[:2]], text
             for call in calls:
@@ -192,7 +196,7 @@ def test_random_arguments_obey(backend: LLGuidanceBackend, parser: str, opening:
 def test_calls_of_unknown_functions_and_other_arguments_are_not_written(
     backend: LLGuidanceBackend, parser: str, opening: str
 ) -> None:
-    tools = compiled(backend, guided(parser))
+    tools = compile_tools(backend, guided(parser))
     assert follows(backend, tools, opening.replace("NAME", "now"))
     assert not follows(backend, tools, opening.replace("NAME", "then") + "{}")
     if "pythonic" in parser:
@@ -203,8 +207,8 @@ def test_calls_of_unknown_functions_and_other_arguments_are_not_written(
 
 @pytest.mark.parametrize("parser", sorted(FORMATS.keys() - {CHANNELS}))
 def test_other_text_is_free(backend: LLGuidanceBackend, parser: str) -> None:
-    grammar = compiled(backend, guided(parser))
-    for text in ANSWERS:
+    grammar = compile_tools(backend, guided(parser))
+    for text in TEXTS:
         if not (text.startswith("[link") and "pythonic" in parser):
             assert follows(backend, grammar, text), text
 
@@ -212,11 +216,11 @@ def test_other_text_is_free(backend: LLGuidanceBackend, parser: str) -> None:
 def test_messages_in_channels_are_free_unless_a_call_is_required(
     backend: LLGuidanceBackend,
 ) -> None:
-    grammar = compiled(backend, guided(CHANNELS))
+    grammar = compile_tools(backend, guided(CHANNELS))
     assert follows(backend, grammar, FINAL) and not follows(backend, grammar, "Yes.")
     assert not follows(backend, grammar, FINAL.replace("analysis", "analysis to=functions.then"))
     assert grammar.matcher().accepting
-    required = compiled(backend, guided(CHANNELS), required=True).matcher()
+    required = compile_tools(backend, guided(CHANNELS), required=True).matcher()
     assert not required.accepting
     required.advance(backend.encode(FINAL))
     assert not required.accepting
@@ -309,7 +313,7 @@ def test_values_that_are_not_texts_are_json_everywhere(backend: LLGuidanceBacken
         "$defs": {"place": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
         "required": ["at", "text"],
     }
-    for parser, opening, written in (
+    for parser, opening, text in (
         ("pythonic", "[count(", 'at=[1, 2], text="/a😀")]'),
         (
             "qwen3_xml",
@@ -319,10 +323,10 @@ def test_values_that_are_not_texts_are_json_everywhere(backend: LLGuidanceBacken
         ),
     ):
         tools = guided(parser, schemas={"count": strict}, grammars={})
-        grammar = compiled(backend, tools)
-        assert follows(backend, grammar, opening + written)
-        assert calls_in(tools, opening + written)[0][1] == {"at": [1, 2], "text": "/a😀"}
-        assert not follows(backend, grammar, opening + written.replace("2", "2, 3"))
+        grammar = compile_tools(backend, tools)
+        assert follows(backend, grammar, opening + text)
+        assert calls_in(tools, opening + text)[0][1] == {"at": [1, 2], "text": "/a😀"}
+        assert not follows(backend, grammar, opening + text.replace("2", "2, 3"))
 
 
 DEFINITIONS: dict[str, Any] = {
@@ -402,21 +406,21 @@ def test_what_a_schema_lets_models_write_is_read_as_valid(
         }
         tools = guided(parser, schemas={"count": strict, "now": NOTHING}, grammars={})
         try:
-            grammar = compiled(backend, tools)
+            grammar = compile_tools(backend, tools)
         except RequestError:
             continue
         texts = [
-            written(backend, grammar, opening.replace("NAME", "count"), 100 * number + seed)
+            free_text(backend, grammar, opening.replace("NAME", "count"), 100 * number + seed)
             for seed in range(2)
         ]
         followed += any(texts)
         for text in filter(None, texts):
-            arguments = [given for name, given in calls_in(tools, text) if name == "count"]
+            arguments = [value for name, value in calls_in(tools, text) if name == "count"]
             jsonschema.validate(arguments[0], strict)
     assert followed >= len(ARGUMENTS) - (8 if parser == "gemma4" else 0)
 
 
-def written(backend: LLGuidanceBackend, grammar: Grammar, opening: str, seed: int) -> str:
+def free_text(backend: LLGuidanceBackend, grammar: Grammar, opening: str, seed: int) -> str:
     """As ``drawn``, with fragments that may be misread; empty if it has no end."""
     place, draw = grammar.matcher(), random.Random(seed)
     tokens = backend.encode(opening)

@@ -111,11 +111,15 @@ def nested(count: int) -> dict[str, Any]:
 
 def doubling(count: int) -> dict[str, Any]:
     """References by which each definition is used twice by the one before."""
-    made: dict[str, Any] = {f"a{count}": {"type": "string"}}
+    definitions: dict[str, Any] = {f"a{count}": {"type": "string"}}
     for number in range(count):
         next_one = {"$ref": f"#/$defs/a{number + 1}"}
-        made[f"a{number}"] = {"type": "array", "prefixItems": [next_one, next_one], "minItems": 2}
-    return {"$ref": "#/$defs/a0", "$defs": made}
+        definitions[f"a{number}"] = {
+            "type": "array",
+            "prefixItems": [next_one, next_one],
+            "minItems": 2,
+        }
+    return {"$ref": "#/$defs/a0", "$defs": definitions}
 
 
 HOSTILE: dict[str, Callable[[], StructuredOutputs]] = {

@@ -33,8 +33,8 @@ def check_masks(constraint: Constraint | None, tokens: Iterable[int], size: int)
     """The tokens that are allowed at each place, as a rank finds them."""
     assert constraint is not None
     allowed = []
-    for taken in [[], *([token] for token in tokens)]:
-        mask = constraint.next_mask(taken)
+    for prefix in [[], *([token] for token in tokens)]:
+        mask = constraint.next_mask(prefix)
         assert not constraint.failure
         if mask is not None:
             assert len(mask) == -(-size // 8)

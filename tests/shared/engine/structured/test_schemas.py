@@ -22,7 +22,7 @@ from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import make_model
 
 BIG, FAR = 2**53, 2**63
-DRAWN, MOST = 12, 400
+SAMPLES, MAX_TOKENS = 12, 400
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> LLGuidanceBackend:
     return LLGuidanceBackend(read_tokenizer_files(folder), 320, [0])
 
 
-def drawn(backend: LLGuidanceBackend, constraint: StructuredOutputs, seed: int) -> str | None:
+def sample_text(backend: LLGuidanceBackend, constraint: StructuredOutputs, seed: int) -> str | None:
     """A random output, unless it gets too long."""
     rng, matcher = random.Random(seed), backend.compile(constraint.key()).matcher()
     text = b""
-    for _ in range(MOST):
+    for _ in range(MAX_TOKENS):
         mask = matcher.mask()
         allowed = [t for t in range(8 * len(mask)) if mask[t >> 3] & (1 << (t & 7))]
         if matcher.accepting and (not allowed or rng.random() < 0.3):
@@ -130,25 +130,25 @@ def test_drawn_values_are_valid(backend: LLGuidanceBackend, name: str) -> None:
 
 
 def _checked(backend: LLGuidanceBackend, constraint: StructuredOutputs, schema: Any) -> set[str]:
-    found = {drawn(backend, constraint, seed) for seed in range(DRAWN)} - {None}
-    known = jsonschema.Draft202012Validator
-    validator = jsonschema.validators.validator_for(_standard(schema), default=known)
-    for text in found:
+    texts = {sample_text(backend, constraint, seed) for seed in range(SAMPLES)} - {None}
+    draft = jsonschema.Draft202012Validator
+    validator = jsonschema.validators.validator_for(_standard(schema), default=draft)
+    for text in texts:
         assert text is not None
         validator(_standard(schema)).validate(json.loads(text))
-    return {text for text in found if text is not None}
+    return {text for text in texts if text is not None}
 
 
 def _standard(schema: Any) -> Any:
     """The schema as the validator knows it."""
     text = json.dumps(schema)
-    for ours, known in (
+    for ours, standard in (
         ('"$id": "#b"', '"$anchor": "b"'),
         ("https://json-schema.org/draft-07/schema", "http://json-schema.org/draft-07/schema#"),
         ('"$schema": "https://example.com/dialect", ', ""),
         ('"exclusiveMaximum": true', '"exclusiveMaximum": 1152921504606846976'),
     ):
-        text = text.replace(ours, known)
+        text = text.replace(ours, standard)
     return json.loads(text)
 
 
@@ -214,13 +214,13 @@ def test_schemas_in_grammars_and_tags_are_followed_too(backend: LLGuidanceBacken
         )
         for constraint in constraints:
             if schema is text:
-                found = drawn(backend, constraint, 1)
-                assert found is not None and found.strip("<> \n\r\t") in ("true", "false")
+                result = sample_text(backend, constraint, 1)
+                assert result is not None and result.strip("<> \n\r\t") in ("true", "false")
             else:
                 with pytest.raises(GrammarError, match="'const' has the number 9007199254740993"):
                     backend.compile(constraint.key())
     plain = StructuredOutputs(grammar='start: "%json {}" %json {"const": 5}')
-    assert drawn(backend, plain, 1) == "%json {}5"
+    assert sample_text(backend, plain, 1) == "%json {}5"
 
 
 TOOLS: dict[str, Any] = {
@@ -246,13 +246,13 @@ def test_forced_calls_follow_the_schema_of_their_tool(
     forced = required_calls(TOOLS, parallel=parallel)
     constraint = StructuredOutputs(json=forced.json, whitespace=False)
     called = set()
-    for seed in range(3 * DRAWN):
-        for call in json.loads(drawn(backend, constraint, seed) or "[]"):
+    for seed in range(3 * SAMPLES):
+        for call in json.loads(sample_text(backend, constraint, seed) or "[]"):
             called.add(call["name"])
             jsonschema.validate(call["parameters"], TOOLS[call["name"]])
     assert called == {"tree", "leaf"}
-    named = StructuredOutputs(json=named_call(TOOLS["tree"]).json, whitespace=False)
-    assert _checked(backend, named, TOOLS["tree"])
+    named_constraint = StructuredOutputs(json=named_call(TOOLS["tree"]).json, whitespace=False)
+    assert _checked(backend, named_constraint, TOOLS["tree"])
 
 
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_xml", "glm45", "pythonic"])

@@ -51,7 +51,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
-def spent(engine: Engine, completion: Completion) -> int:
+def reasoning_tokens(engine: Engine, completion: Completion) -> int:
     """The tokens before the closing marker."""
     assert engine._thread is not None
     decode = engine._thread.runner.tokenizer.decode
@@ -61,21 +61,21 @@ def spent(engine: Engine, completion: Completion) -> int:
 
 
 def follow(engine: Engine, constraint: StructuredOutputs | None, **params: Any) -> list[Completion]:
-    asked = replace(RANDOM, structured_outputs=constraint, **params)
-    return engine.generate_sync([PROMPT], asked)[0]
+    sampling_params = replace(RANDOM, structured_outputs=constraint, **params)
+    return engine.generate_sync([PROMPT], sampling_params)[0]
 
 
 def test_random_schemas_give_valid_json_beside_rows_without_one(engine: Engine) -> None:
     alone = engine.generate_sync([PROMPT], GREEDY)[0][0]
-    found = schemas(COUNT)
+    samples = schemas(COUNT)
     params = [
         replace(
             RANDOM, seed=seed, structured_outputs=StructuredOutputs(json=schema, whitespace=False)
         )
-        for seed, schema in enumerate(found)
+        for seed, schema in enumerate(samples)
     ]
     completions = engine.generate_sync([PROMPT] * (COUNT + 2), [GREEDY, *params, GREEDY])
-    for schema, [completion] in zip(found, completions[1:-1], strict=True):
+    for schema, [completion] in zip(samples, completions[1:-1], strict=True):
         assert completion.finish_reason == "stop", completion.text
         jsonschema.validate(json.loads(completion.text), schema)
     assert completions[0][0].tokens == completions[-1][0].tokens == alone.tokens
@@ -106,8 +106,8 @@ def test_any_model_writes_the_texts_of_tools_with_grammars(engine: Engine) -> No
     schemas = {"patch": lark.schema(), "day": day.schema()}
     use = ToolUse(parser="hermes", schemas=schemas, required=True, verbatim={"patch": "input"})
     for parallel in (True, False):
-        made = calls_and_text(schemas, {"patch": lark}, parallel=parallel, param="")
-        forced = StructuredOutputs(structural_tag=made.structural_tag)
+        tag = calls_and_text(schemas, {"patch": lark}, parallel=parallel, param="")
+        forced = StructuredOutputs(structural_tag=tag.structural_tag)
         called: set[str] = set()
         for completion in follow(engine, forced, n=6, seed=5):
             text = ToolText(use)
@@ -125,9 +125,9 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
     grammars = {"patch": lark, "day": replace(lark, syntax="regex", definition="[0-9]+")}
     schemas = with_grammars({"patch": {}, "day": {}, "now": {}}, grammars)
     tools = GuidedTools(parser="hermes", schemas=schemas, grammars=grammars, strict={})
-    made = tools.constraint()
-    assert made is not None
-    constraint = StructuredOutputs(tool_calls=made.tool_calls)
+    tool_constraint = tools.constraint()
+    assert tool_constraint is not None
+    constraint = StructuredOutputs(tool_calls=tool_constraint.tool_calls)
 
     def call(name: str, arguments: str) -> str:
         return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}'
@@ -150,11 +150,11 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
 def test_calls_in_xml_follow_their_grammars(engine: Engine) -> None:
     day = ToolGrammar(syntax="regex", definition="[0-9]+", argument="input", place="")
     schemas = {"day": day.schema(), "now": {}}
-    made = GuidedTools(
+    tool_constraint = GuidedTools(
         parser="qwen3_xml", schemas=schemas, grammars={"day": day}, strict={}
     ).constraint()
-    assert made is not None
-    constraint = StructuredOutputs(tool_calls=made.tool_calls)
+    assert tool_constraint is not None
+    constraint = StructuredOutputs(tool_calls=tool_constraint.tool_calls)
     now = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     day_call = "<tool_call>\n<function=day>\n<parameter=input>\n05"
     for text in ("one <fun", now, now + now, day_call, now + day_call):
@@ -241,8 +241,8 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
     assert [one.tokens for [one] in thought] == [alone.tokens] * 4
     for [one] in thought:
         assert [scored.token for scored in one.logprobs] == one.tokens
-        found = [scored.logprob for scored in one.logprobs]
-        assert found == pytest.approx([scored.logprob for scored in alone.logprobs], abs=1e-4)
+        logprobs = [scored.logprob for scored in one.logprobs]
+        assert logprobs == pytest.approx([scored.logprob for scored in alone.logprobs], abs=1e-4)
     for [completion] in completions:
         if completion.finish_reason == "stop":
             assert len(json.loads(completion.text)) == 20
@@ -252,19 +252,19 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
 
 def test_reasoning_ends_with_its_budget(engine: Engine) -> None:
     """In every choice, after the prompt or behind a marker, and before what a grammar asks for."""
-    opened = ThinkingBudget(tokens=6, start="")
+    unlimited = ThinkingBudget(tokens=6, start="")
     rest = StructuredOutputs(regex="[0-9]{3}", reasoning_end="</think>")
     for tokens in (0, 6):
-        budget = replace(opened, tokens=tokens)
+        budget = replace(unlimited, tokens=tokens)
         for completion in follow(engine, None, thinking=budget, n=3, max_tokens=24, seed=5):
             assert completion.text.count("</think>") == 1, completion.text
-            assert spent(engine, completion) == tokens
+            assert reasoning_tokens(engine, completion) == tokens
         for completion in follow(engine, rest, thinking=budget, n=3, seed=5):
-            _, said = completion.text.split("</think>")
-            assert re.fullmatch(r"\s*[0-9]{3}", said), completion.text
+            _, output = completion.text.split("</think>")
+            assert re.fullmatch(r"\s*[0-9]{3}", output), completion.text
     own = StructuredOutputs(grammar='start: "<think>" /(.|\\n)*/')
     # The grammar may end before a longer budget does.
-    marked = replace(opened, start="<think>", tokens=0)
+    marked = replace(unlimited, start="<think>", tokens=0)
     for completion in follow(engine, own, thinking=marked, max_tokens=40):
         assert completion.text.startswith("<think>") and completion.text.count("</think>") == 1
 

@@ -43,8 +43,8 @@ def test_a_call_ends_a_reasoning_before_its_budget_does(
     budget = ThinkingBudget(tokens=8, start=start, calls=("<tool_call>", "<function="))
     assert forced_after(backend, budget, f"{start}ab{CALL} and more") == []
     # A marker of several tokens is text, and a call after the budget is too late.
-    spent = len(backend.encode(f"{start}<function=")) + 8
-    assert forced_after(backend, budget, f"{start}<function={'x' * 40}")[0] <= spent
+    tokens = len(backend.encode(f"{start}<function=")) + 8
+    assert forced_after(backend, budget, f"{start}<function={'x' * 40}")[0] <= tokens
     assert forced_after(backend, budget, f"{start}{'x ' * 20}{CALL}")
 
 

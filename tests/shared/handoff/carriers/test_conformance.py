@@ -57,15 +57,15 @@ class ConnectedEnds:
         self.decode = world.rank("d", listen_host=None, **config)
         self.listener, self.dialer = self.prefill.loop._listener, self.decode.loop._dialer
         self.ring = self.prefill.loop._carriers.ring_of(world.carrier)
-        self.held: list[RingSlot] = []
+        self.slots_in_use: list[RingSlot] = []
         world.stack.callback(self.release)
         self.at_listener: list[Notice] = []
         self.at_dialer: list[Notice] = []
         self.to_listener: list[bytes] = []
         self.to_dialer: list[bytes] = []
 
-    def dial(self, **changed: Any) -> PeerKey:
-        peer = replace(_key(self.prefill), **changed)
+    def dial(self, **changes: Any) -> PeerKey:
+        peer = replace(_key(self.prefill), **changes)
         self.dialer.connect(peer, self.prefill.plane.endpoints, self.world.clock())
         return peer
 
@@ -93,29 +93,29 @@ class ConnectedEnds:
         """One full frame out of a slot of the ring."""
         slot = self.ring.acquire()
         assert slot is not None
-        self.held.append(slot)
+        self.slots_in_use.append(slot)
         paint(slot, fill)
         message = slot.message(self.ring.payload_bytes)
         return slot, self.listener.send_bulk(_key(self.decode), message, slot.offset)
 
     def release(self) -> None:
         """Give back every slot."""
-        while self.held:
-            self.ring.release(self.held.pop())
+        while self.slots_in_use:
+            self.ring.release(self.slots_in_use.pop())
 
     def take(self) -> bytes:
         """The next bulk frame."""
-        taken: list[bytes] = []
+        frames: list[bytes] = []
 
         def read() -> None:
-            found = self.dialer.receive_bulk(self.world.clock())
-            if found is not None:
-                assert found[0] == _key(self.prefill)
-                taken.append(whole(found[1]))
+            frame = self.dialer.receive_bulk(self.world.clock())
+            if frame is not None:
+                assert frame[0] == _key(self.prefill)
+                frames.append(whole(frame[1]))
             self.turn()
 
-        self.world.until(lambda: bool(taken), read)
-        return taken[0]
+        self.world.until(lambda: bool(frames), read)
+        return frames[0]
 
 
 @pytest.fixture
@@ -173,11 +173,11 @@ def test_an_unreachable_address_loses_the_peer_in_time(world: World) -> None:
 
 def test_bulk_frames_keep_their_order_and_their_bytes(pair: ConnectedEnds) -> None:
     for start in range(0, 40, 8):
-        sent = [pair.send(bytes([start + i])) for i in range(8)]
+        pending = [pair.send(bytes([start + i])) for i in range(8)]
         for i in range(8):
             assert set(pair.take()) == {start + i}
         pair.dialer.receive_bulk(pair.world.clock())  # the last view is let go
-        pair.until(lambda sent=sent: all(leaving.done for _, leaving in sent))  # type: ignore[misc]
+        pair.until(lambda pending=pending: all(leaving.done for _, leaving in pending))  # type: ignore[misc]
         pair.release()
 
 
@@ -203,21 +203,21 @@ def test_control_messages_keep_their_order(pair: ConnectedEnds) -> None:
 
 def test_a_slot_that_has_left_may_be_overwritten_at_once(world: World) -> None:
     pair = ConnectedEnds(world, slot_bytes=1 << 20).joined()
-    sent = [pair.send(bytes([i])) for i in range(8)]
+    pending = [pair.send(bytes([i])) for i in range(8)]
     for i in range(8):
-        for slot, leaving in sent:
+        for slot, leaving in pending:
             if leaving.done:
                 paint(slot, b"\xff")
         assert set(pair.take()) == {i}
     pair.dialer.receive_bulk(pair.world.clock())
-    pair.until(lambda: all(leaving.done for _, leaving in sent))
+    pair.until(lambda: all(leaving.done for _, leaving in pending))
 
 
 @pytest.mark.parametrize("dies", ["listener", "dialer"])
 def test_a_peer_that_was_killed_is_noticed_within_the_silence(world: World, dies: str) -> None:
     pair = ConnectedEnds(world, timing=QUICK).joined()
-    sent = [pair.send(b"x") for _ in range(4)]
-    begun = world.clock()
+    pending = [pair.send(b"x") for _ in range(4)]
+    start = world.clock()
     if dies == "listener":
         pair.prefill.kill()
         pair.until(lambda: len(pair.at_dialer) == 2, listener=False)
@@ -228,8 +228,8 @@ def test_a_peer_that_was_killed_is_noticed_within_the_silence(world: World, dies
         assert not pair.listener.is_live(_key(pair.decode))
         with pytest.raises(PeerGoneError):
             pair.send(b"x")
-        pair.until(lambda: all(leaving.done for _, leaving in sent), dialer=False)
-    assert world.clock() - begun < 3
+        pair.until(lambda: all(leaving.done for _, leaving in pending), dialer=False)
+    assert world.clock() - start < 3
 
 
 def test_a_peer_that_hangs_is_lost_and_notices_when_it_wakes(world: World) -> None:

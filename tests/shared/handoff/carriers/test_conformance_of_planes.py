@@ -65,17 +65,17 @@ def test_never_more_than_the_window_is_in_flight(world: World, window: int) -> N
     prefill, decode = _planes(world)
     fields = {"first_token": 0, "end_token": END, "window_bytes": window}
     world.transfer(prefill, decode, 1, BLOCKS, **fields)
-    most = 0
+    peak = 0
 
     def turn() -> None:
-        nonlocal most
+        nonlocal peak
         prefill.turn()
-        sent = prefill.plane.stats().bytes_sent - decode.plane.stats().bytes_received
-        most = max(most, sent, prefill.plane.stats().credit_in_flight)
+        in_flight = prefill.plane.stats().bytes_sent - decode.plane.stats().bytes_received
+        peak = max(peak, in_flight, prefill.plane.stats().credit_in_flight)
         world.turn()
 
     world.until(lambda: bool(prefill.log.of(SendFinished)), turn)
-    assert window // 4 < most <= window
+    assert window // 4 < peak <= window
 
 
 def test_a_thousand_small_transfers(world: World) -> None:
@@ -128,7 +128,7 @@ def test_a_cancel_frees_both_sides_within_a_second(world: World, side: str) -> N
     prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
     prefill.compute(1, 0, 50, chunk=10)
     world.until(lambda: decode.plane.stats().frames_received > 0)
-    begun = world.clock()
+    start = world.clock()
     if side == "send":
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
     else:
@@ -137,7 +137,7 @@ def test_a_cancel_frees_both_sides_within_a_second(world: World, side: str) -> N
         lambda: prefill.plane.stats().active_sends == decode.plane.stats().active_receives == 0
     )
     world.until(lambda: prefill.plane.stats().held_slots == 0)
-    assert world.clock() - begun < 1
+    assert world.clock() - start < 1
 
 
 def _held_bytes() -> dict[str, int]:
@@ -170,10 +170,10 @@ def test_closed_planes_leave_no_memory_descriptors_or_threads(carrier: str) -> N
     try:
         for _ in range(3):
             _one_life(carrier)
-        held = _held_bytes()
+        usage = _held_bytes()
     finally:
         tracemalloc.stop()
-    assert sum(held.values()) < 1 << 16, held  # less than a cache, which every part refers to
+    assert sum(usage.values()) < 1 << 16, usage  # less than a cache, which every part refers to
     # Others in this process may have let go of theirs meanwhile.
     until(
         lambda: all(now <= then for now, then in zip(_open(), (descriptors, threads), strict=True))

@@ -56,11 +56,11 @@ def test_a_device_is_known_by_its_uuid(library: str) -> None:
 
 def test_memory_that_was_exported_is_copied_out_of_where_it_was_opened(driver: CudaDriver) -> None:
     theirs, ours = driver.allocate(5 * MIB), driver.allocate(3)
-    opened = driver.open(driver.export(theirs), 5 * MIB)
+    mapping = driver.open(driver.export(theirs), 5 * MIB)
     ctypes.memmove(theirs + 4 * MIB, b"some KV", 7)
-    driver.copy(ours, opened + 4 * MIB, 7)
+    driver.copy(ours, mapping + 4 * MIB, 7)
     assert ctypes.string_at(ours, 7) == b"some KV"
-    driver.close(opened)
+    driver.close(mapping)
     driver.free(theirs)
     driver.free(ours)
 
@@ -90,9 +90,9 @@ def test_every_refusal_is_named(driver: CudaDriver) -> None:
         DeviceError, match=r"cuMemHostRegister_v2 of 5 bytes failed: CUDA_ERROR_INV"
     ):
         driver.pin(4097, 5)
-    for call in (driver.free, driver.close, driver.export, driver.unpin):
+    for function in (driver.free, driver.close, driver.export, driver.unpin):
         with pytest.raises(DeviceError, match=r"cu\w+ failed: CUDA_ERROR_INVALID_VALUE, something"):
-            call(4097)
+            function(4097)
     with pytest.raises(DeviceError, match="cuMemcpyDtoDAsync_v2 failed"):
         driver.copy(1, 2, 3)
 

@@ -41,7 +41,13 @@ from tandem.tests.shared.handoff.support.fake_driver import (
     device_named,
 )
 from tandem.tests.shared.handoff.support.fake_peers import FakeReceiver, FakeSender
-from tandem.tests.shared.handoff.support.other_process import contents, go, other, peer, said
+from tandem.tests.shared.handoff.support.other_process import (
+    contents,
+    go,
+    other,
+    peer,
+    read_json_line,
+)
 from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCKS,
     CELL,
@@ -76,7 +82,7 @@ def _returned(sender: FakeSender, counts: list[int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "chosen"),
+    ("here", "there", "carrier"),
     [
         ("auto", "auto", "cuda_ipc"),
         ("cuda_ipc", "auto", "cuda_ipc"),
@@ -86,7 +92,7 @@ def _returned(sender: FakeSender, counts: list[int]) -> int:
     ],
 )
 def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
-    here: str, there: str, chosen: str
+    here: str, there: str, carrier: str
 ) -> None:
     with (
         PlaneRank("p", seed=1, carrier=there, device=FakeDevice()) as prefill,
@@ -94,10 +100,10 @@ def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
     ):
         hand_over(prefill, decode)
         for rank in (prefill, decode):
-            joined = rank.log.wait(PeerJoined)
-            assert (joined.carrier, joined.note) == (chosen, "")
-            assert rank.plane.stats().peers == {chosen: 1}
-        assert bool(_driver(decode).calls["copy"]) == (chosen == "cuda_ipc")
+            event = rank.log.wait(PeerJoined)
+            assert (event.carrier, event.note) == (carrier, "")
+            assert rank.plane.stats().peers == {carrier: 1}
+        assert bool(_driver(decode).calls["copy"]) == (carrier == "cuda_ipc")
 
 
 @pytest.mark.parametrize("without", ["prefill", "decode"])
@@ -116,12 +122,12 @@ def test_on_another_host_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
         with PlaneRank("d", listen_host=None, device=FakeDevice()) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
-            failed = decode.log.wait(ReceiveFailed, 1)
+            failure = decode.log.wait(ReceiveFailed, 1)
             expected = "carrier: here cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts"
-            assert expected in failed.reason and not failed.retriable
+            assert expected in failure.reason and not failure.retriable
 
 
-def test_without_a_gpu_it_cannot_be_asked_for() -> None:
+def test_without_a_gpu_it_cannot_be_requested() -> None:
     plane = DataPlane(
         DataPlaneConfig(node_id="p", epoch=1, carrier="cuda_ipc"), make_cache(), print
     )
@@ -150,10 +156,10 @@ def test_memory_that_cannot_be_opened_is_not_used_and_the_reason_is_logged() -> 
     with PlaneRank("p", seed=1, device=FakeDevice()) as prefill:
         with PlaneRank("d", listen_host=None, device=refusing("open")) as decode:
             hand_over(prefill, decode)
-            joined = decode.log.wait(PeerJoined)
-            assert joined.carrier == "shared_memory"
+            event = decode.log.wait(PeerJoined)
+            assert event.carrier == "shared_memory"
             expected = "cannot open memory of GPU-fake from GPU-fake: open: no such luck"
-            assert joined.note == expected
+            assert event.note == expected
         with PlaneRank(
             "e", listen_host=None, carrier="cuda_ipc", device=refusing("open")
         ) as forced:
@@ -303,13 +309,13 @@ def test_an_invalid_place_loses_the_peer(
 ) -> None:
     sender.accept(device_ring=place)
     sender.tell(offset, length)
-    failed = decode.log.wait(ReceiveFailed, 1)
-    assert reason in failed.reason and failed.retriable
+    failure = decode.log.wait(ReceiveFailed, 1)
+    assert reason in failure.reason and failure.retriable
     until(lambda: _driver(decode).calls["close"] == 1)
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("changes", "reason"),
     [
         ({"handle": b""}, "carrier: cuda_ipc only, and cannot open memory of GPU-other"),
         ({"handle": bytes(64)}, "cannot open memory of GPU-other from GPU-fake: open: "),
@@ -317,9 +323,9 @@ def test_an_invalid_place_loses_the_peer(
     ],
 )
 def test_memory_that_differs_from_its_offer_is_not_used(
-    decode: PlaneRank, sender: FakeSender, place: DevicePlace, changed: dict[str, Any], reason: str
+    decode: PlaneRank, sender: FakeSender, place: DevicePlace, changes: dict[str, Any], reason: str
 ) -> None:
-    sender.accept(device_ring=replace(place, **changed))
+    sender.accept(device_ring=replace(place, **changes))
     assert reason in decode.log.wait(ReceiveFailed, 1).reason
 
 
@@ -330,8 +336,8 @@ def test_garbage_on_a_device_is_refused_like_garbage_on_the_wire(
     for size in (0, 3, HEADER_BYTES, 99):
         sender.tell(0, 512, random.Random(size).randbytes(size))
     until(lambda: decode.plane.stats().frames_refused == 4)
-    returned: list[int] = []
-    until(lambda: _returned(sender, returned) == 4)
+    credits: list[int] = []
+    until(lambda: _returned(sender, credits) == 4)
 
 
 # ---- whose bytes are believed ------------------------------------------------------------------
@@ -369,17 +375,17 @@ def test_a_slot_that_is_taken_back_before_it_was_read_is_not_believed() -> None:
 def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
     """The slot is released before the bytes are checked."""
 
-    read: list[tuple[int, int]] = []
+    reads: list[tuple[int, int]] = []
 
     def spoil(overwrite: Callable[[], None], decode: HandRank) -> None:
         copy, scatter = _driver(decode).copy, decode.cache.scatter
 
         def noted(into: int, source: int, length: int) -> None:
             copy(into, source, length)
-            read.append((source, length))
+            reads.append((source, length))
 
         def late(*of: Any) -> None:
-            source, length = read[-1]
+            source, length = reads[-1]
             ctypes.memset(source, 255, length)
             scatter(*of)
 
@@ -387,7 +393,7 @@ def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
         decode.cache.scatter = late  # type: ignore[method-assign, assignment]
 
     prefill, decode = _overwritten(spoil)
-    assert len(read) > LAYERS
+    assert len(reads) > LAYERS
     assert decode.log.of(Received)
     assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
@@ -400,7 +406,7 @@ def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -
     device = device_named(name)
     with PlaneRank("d", listen_host=None, carrier="cuda_ipc", device=device) as decode:
         with other("cuda_ipc", "send", 77, decode.config.epoch, device=name) as process:
-            sender = peer("p", 77, said(process))
+            sender = peer("p", 77, read_json_line(process))
             fields = {"first_token": 0, "end_token": other_process.END}
             decode.expect(sender, 77, other_process.BLOCKS, **fields)
             go(process)
@@ -425,15 +431,15 @@ def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) ->
             other("cuda_ipc", "receive", 88, *ends, device=name) as first,
             other("cuda_ipc", "receive", 89, *ends, device=name) as second,
         ):
-            assert said(first) == said(second) == "{}\n"
+            assert read_json_line(first) == read_json_line(second) == "{}\n"
             prefill.open(peer("d", 88), 88, other_process.BLOCKS, **fields)
-            computed = other_process.END - 1  # it waits for the last token
-            prefill.compute(88, 0, computed, chunk=computed)
+            count = other_process.END - 1  # it waits for the last token
+            prefill.compute(88, 0, count, chunk=count)
             until(lambda: prefill.plane.stats().frames_sent > 3)
             first.kill()
             assert "lost d rank 0" in prefill.log.wait(SendFailed, 88).reason
             until(lambda: prefill.plane.stats().held_slots == 0)
             prefill.open(peer("d", 89), 89, other_process.BLOCKS, **fields)
             prefill.compute(89, 0, other_process.END, chunk=other_process.END)
-            assert json.loads(said(second)) == contents(prefill.cache)
+            assert json.loads(read_json_line(second)) == contents(prefill.cache)
         prefill.log.wait(SendFinished, 89)

@@ -103,5 +103,5 @@ def test_unequal_sides_hand_over_every_value(there: Any, here: Any) -> None:
             until(lambda r=ranks, k=kind, n=expected: sum(len(x.log.of(k)) for x in r) == n)  # type: ignore[misc]
         assert {rank.log.wait(PeerJoined).carrier for rank in decode.ranks} == {"cuda_ipc"}
         for layer in range(LAYERS):
-            sent = castable(prefill.layer(layer), decode.dtype).to(decode.dtype)
-            assert torch.equal(sent.float(), decode.layer(layer).float())
+            source = castable(prefill.layer(layer), decode.dtype).to(decode.dtype)
+            assert torch.equal(source.float(), decode.layer(layer).float())

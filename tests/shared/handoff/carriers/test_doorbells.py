@@ -41,25 +41,25 @@ def _readable(end: DoorbellWriter | DoorbellReader) -> bool:
 def test_records_come_in_order_and_whole(ends: Ends) -> None:
     mine, theirs = ends
     assert not _readable(theirs) and theirs.next() is None
-    sent = [doorbell(0, 2**32 - 1), b"", b"small frame", b"x" * (MAX_RECORD_BYTES - 2)]
-    for record in sent:
+    records = [doorbell(0, 2**32 - 1), b"", b"small frame", b"x" * (MAX_RECORD_BYTES - 2)]
+    for record in records:
         mine.ring(record)
     assert _readable(theirs)
-    assert [theirs.next() for _ in sent] == sent
+    assert [theirs.next() for _ in records] == records
     assert theirs.next() is None
 
 
 def test_records_that_are_read_now_and_then(ends: Ends) -> None:
     mine, theirs = ends
-    heard = []
+    records = []
     for number in range(100):
         mine.ring(number.to_bytes(2, "little") * 700)
         if number % 20 == 19:
             while (record := theirs.next()) is not None:
-                heard.append(record)
+                records.append(record)
     while (record := theirs.next()) is not None:
-        heard.append(record)
-    assert [int.from_bytes(record[:2], "little") for record in heard] == list(range(100))
+        records.append(record)
+    assert [int.from_bytes(record[:2], "little") for record in records] == list(range(100))
 
 
 def test_frames_given_back_are_counted_once(ends: Ends) -> None:

@@ -83,7 +83,7 @@ def test_a_fault_on_the_first_frame_fails_the_attempt_by_name(
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("fault", [Fault.FLIP, Fault.TRUNCATE])
-def test_a_damaged_frame_is_never_taken(carrier: str, fault: Fault) -> None:
+def test_a_damaged_frame_is_never_accepted(carrier: str, fault: Fault) -> None:
     schedule = Schedule(seed=5)
     with World(carrier, schedule) as world:
         prefill, decode = _pair(world)
@@ -164,8 +164,8 @@ def test_a_peer_that_dies_or_hangs_is_lost_within_three_seconds(side: str, hangs
         world.ranks.remove(lost)
         if not hangs:
             lost.kill()
-        failed = ReceiveFailed if side == "prefill" else SendFailed
-        world.until(lambda: bool(other.log.of(failed) and other.log.of(PeerLost)), seconds=3)
+        failure = ReceiveFailed if side == "prefill" else SendFailed
+        world.until(lambda: bool(other.log.of(failure) and other.log.of(PeerLost)), seconds=3)
 
 
 def test_a_transfer_that_waits_for_its_turn_on_a_slow_link_is_not_given_up() -> None:

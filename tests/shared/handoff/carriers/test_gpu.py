@@ -40,8 +40,8 @@ def test_memory_is_seen_where_it_lies_and_summed_in_pieces(name: str) -> None:
 
 
 def test_memory_on_a_gpu_is_reserved_for_the_data_plane_by_carrier() -> None:
-    for carrier, taken in (("auto", DEVICE_BYTES), ("cuda_ipc", DEVICE_BYTES), ("tcp", 0)):
-        assert data_plane_bytes(carrier, GPU) == taken
+    for carrier, expected in (("auto", DEVICE_BYTES), ("cuda_ipc", DEVICE_BYTES), ("tcp", 0)):
+        assert data_plane_bytes(carrier, GPU) == expected
     assert data_plane_bytes("", GPU) == 0
     assert data_plane_bytes("auto", torch.device("cpu")) == 0
 

@@ -155,24 +155,24 @@ def test_kv_moves_by_a_carrier_that_the_tests_bring(stack: ExitStack) -> None:
     for number in range(2):
         hand_over(prefill, decode, number)
     for rank in (prefill, decode):
-        joined = rank.log.wait(PeerJoined)
-        assert (joined.carrier, joined.note) == (NAME, "")
+        event = rank.log.wait(PeerJoined)
+        assert (event.carrier, event.note) == (NAME, "")
         assert rank.plane.stats().peers == {NAME: 1}
 
 
 def test_where_it_does_not_work_the_next_best_is_used(stack: ExitStack) -> None:
     prefill, decode = ranks(stack, UnreachableCarrier)
     hand_over(prefill, decode)
-    joined = decode.log.wait(PeerJoined)
-    assert joined.carrier == "shared_memory" and "cannot connect" in joined.note
+    event = decode.log.wait(PeerJoined)
+    assert event.carrier == "shared_memory" and "cannot connect" in event.note
     assert prefill.log.wait(PeerJoined).carrier == "shared_memory"
 
 
 def test_by_name_alone_a_peer_that_cannot_be_reached_is_refused(stack: ExitStack) -> None:
     prefill, decode = ranks(stack, UnreachableCarrier, NAME)
     decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
-    failed = decode.log.wait(ReceiveFailed, 1)
-    assert f"carrier: {NAME} only, and cannot connect" in failed.reason and not failed.retriable
+    failure = decode.log.wait(ReceiveFailed, 1)
+    assert f"carrier: {NAME} only, and cannot connect" in failure.reason and not failure.retriable
 
 
 def test_a_rank_that_does_not_know_it_is_not_offered_it(stack: ExitStack) -> None:

@@ -36,7 +36,7 @@ from tandem.shared.handoff.wire.frame import Kind
 from tandem.shared.handoff.wire.greeting import PeerKey
 from tandem.tests.shared.handoff.support import other_process
 from tandem.tests.shared.handoff.support.fake_peers import FakeReceiver, FakeSender
-from tandem.tests.shared.handoff.support.other_process import go, other, peer, said
+from tandem.tests.shared.handoff.support.other_process import go, other, peer, read_json_line
 from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCKS,
     END,
@@ -62,7 +62,7 @@ def test_without_the_library_the_data_plane_refuses_to_start(
         PlaneRank("p", carrier="nixl").plane.start()
 
 
-def test_giving_back_what_was_never_lent_loses_the_peer() -> None:
+def test_returning_a_slot_that_was_never_granted_loses_the_peer() -> None:
     with PlaneRank("p", seed=1) as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         receiver.send(Kind.RELEASE)
         assert "it gave back 1 frames of 0" in prefill.log.wait(PeerLost).reason
@@ -161,12 +161,12 @@ def test_frames_are_read_at_once_and_given_out_in_the_order_of_the_doorbells(
     agent.readings[1].state = agent.readings[2].state = "landed"
     assert pair.reader.read(0) is None and pair.reader.needs_polling
     agent.readings[0].state = "landed"
-    given = []
+    frames = []
     while (frame := pair.reader.read(0)) is not None:
-        given.append(bytes(frame))
+        frames.append(bytes(frame))
         pair.reader.release()
-    assert [len(frame) for frame in given] == [SLOT, SLOT, SLOT, 13]
-    assert given[-1] == b"a small frame"
+    assert [len(frame) for frame in frames] == [SLOT, SLOT, SLOT, 13]
+    assert frames[-1] == b"a small frame"
     assert pair.given_back == 3 and not pair.reader.needs_polling
 
 
@@ -175,8 +175,8 @@ def test_a_slot_is_not_used_again_before_its_read_is_over(
 ) -> None:
     pair.lend(*range(MAX_PENDING))
     pair.reader.read(0)
-    held = {ours for _, ours, _ in agent.reads}
-    assert len(held) == RECEIVE_SLOTS // 2  # no peer holds more than are free
+    slots = {ours for _, ours, _ in agent.reads}
+    assert len(slots) == RECEIVE_SLOTS // 2  # no peer holds more than are free
     agent.readings[0].state = "landed"
     pair.reader.close()  # the peer is lost, with reads under way
     p = agent_name(P)
@@ -186,7 +186,7 @@ def test_a_slot_is_not_used_again_before_its_read_is_over(
     buffers.add("q", RING)
     for holding in range(4):  # the slots of p that was read, and those that were free
         read = buffers.read("q", 0, SLOT, holding)
-        assert read is not None and agent.reads[-1][1] not in held - {agent.reads[0][1]}
+        assert read is not None and agent.reads[-1][1] not in slots - {agent.reads[0][1]}
         read.handle.state = "landed"  # type: ignore[attr-defined]
         buffers.free(read)
     for reading in agent.readings:
@@ -254,9 +254,9 @@ def test_it_is_used_when_both_sides_ask_for_it() -> None:
                 until(lambda rank=rank: rank.plane.stats().peers == {"nixl": 1})  # type: ignore[misc]
         with PlaneRank("e", listen_host=None, carrier="auto") as other:
             other.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
-            failed = other.log.wait(ReceiveFailed, 2)
-            assert "carrier: here nixl, at e shared_memory,tcp" in failed.reason
-            assert not failed.retriable
+            failure = other.log.wait(ReceiveFailed, 2)
+            assert "carrier: here nixl, at e shared_memory,tcp" in failure.reason
+            assert not failure.retriable
 
 
 @pytest.fixture
@@ -285,9 +285,9 @@ def test_a_description_that_means_nothing_loses_the_peer(
 ) -> None:
     with FakeSender(PlaneRank("p", carrier="nixl")) as sender:
         _greet(decode, sender, NixlPlace(description, 0, 4096))
-        failed = decode.log.wait(ReceiveFailed, 1)
-        assert "carrier: nixl only, and NIXL cannot use the description of p/0/" in failed.reason
-        assert failed.retriable
+        failure = decode.log.wait(ReceiveFailed, 1)
+        assert "carrier: nixl only, and NIXL cannot use the description of p/0/" in failure.reason
+        assert failure.retriable
 
 
 def test_the_description_of_another_agent_loses_the_peer(
@@ -305,8 +305,8 @@ def test_an_address_that_is_not_registered_loses_the_peer(
     sender, _, place = registered
     _greet(decode, sender, replace(place, address=place.address + (1 << 30)))
     sender.send(doorbell(0, 1024))
-    failed = decode.log.wait(ReceiveFailed, 1)
-    assert "NIXL cannot read 1024 bytes of p/0/" in failed.reason and failed.retriable
+    failure = decode.log.wait(ReceiveFailed, 1)
+    assert "NIXL cannot read 1024 bytes of p/0/" in failure.reason and failure.retriable
 
 
 @pytest.mark.usefixtures("nixl")
@@ -317,13 +317,13 @@ def test_a_sender_that_falls_silent_during_a_read_fails_the_attempt(registered: 
         _greet(decode, sender, place)
         decode.log.wait(PeerJoined)
         sender.send(doorbell(0, 1024), doorbell(2048, 1024))
-        failed = decode.log.wait(ReceiveFailed, 1)
-        assert "nothing heard" in failed.reason and failed.retriable
+        failure = decode.log.wait(ReceiveFailed, 1)
+        assert "nothing heard" in failure.reason and failure.retriable
 
 
 def test_a_killed_sender_fails_the_attempt_within_three_seconds(decode: PlaneRank) -> None:
     with other("nixl", "send", 77, decode.config.epoch) as process:
-        sender = peer("p", 77, said(process))
+        sender = peer("p", 77, read_json_line(process))
         decode.expect(sender, 77, other_process.BLOCKS, first_token=0, end_token=other_process.END)
         go(process)
         until(lambda: decode.plane.stats().frames_received > 0)

@@ -45,7 +45,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "chosen"),
+    ("here", "there", "carrier"),
     [
         ("auto", "auto", "shared_memory"),
         ("shared_memory", "auto", "shared_memory"),
@@ -54,15 +54,15 @@ from tandem.tests.shared.handoff.support.plane_pair import (
         ("auto", "tcp", "tcp"),
     ],
 )
-def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen: str) -> None:
+def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, carrier: str) -> None:
     with (
         PlaneRank("p", seed=1, carrier=there) as prefill,
         PlaneRank("d", listen_host=None, carrier=here) as decode,
     ):
         hand_over(prefill, decode)
         for rank in (prefill, decode):
-            assert rank.log.wait(PeerJoined).carrier == chosen
-            assert rank.plane.stats().peers == {chosen: 1}
+            assert rank.log.wait(PeerJoined).carrier == carrier
+            assert rank.plane.stats().peers == {carrier: 1}
 
 
 def test_two_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,9 @@ def test_a_forced_carrier_that_is_not_possible_is_a_refusal_by_name(
         monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
         with PlaneRank("d", listen_host=None, carrier=carriers["decode"]) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
-            failed = decode.log.wait(ReceiveFailed, 1)
-            assert "carrier: here" in failed.reason and "on two hosts" in failed.reason
-            assert not failed.retriable
+            failure = decode.log.wait(ReceiveFailed, 1)
+            assert "carrier: here" in failure.reason and "on two hosts" in failure.reason
+            assert not failure.retriable
 
 
 def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +94,8 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shared_memory, "MappedRing", refuse)
     with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         hand_over(prefill, decode)
-        joined = decode.log.wait(PeerJoined)
-        assert (joined.carrier, joined.note) == ("tcp", "cannot map it")
+        event = decode.log.wait(PeerJoined)
+        assert (event.carrier, event.note) == ("tcp", "cannot map it")
         assert prefill.log.wait(PeerJoined).carrier == "tcp"
 
 
@@ -139,7 +139,7 @@ def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
         receiver.heard()  # the next one follows
 
 
-def test_giving_back_more_than_was_lent_loses_the_peer() -> None:
+def test_returning_more_slots_than_were_granted_loses_the_peer() -> None:
     with PlaneRank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.share()
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
@@ -157,7 +157,7 @@ def test_a_choice_that_was_not_offered_loses_the_peer(choice: bytes) -> None:
         assert "it chose the carrier" in prefill.log.wait(PeerLost).reason
 
 
-def test_a_choice_of_another_epoch_is_none() -> None:
+def test_a_choice_of_another_epoch_is_ignored() -> None:
     with PlaneRank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.send(Kind.CHOICE, payload=b"tcp", receiver_epoch=3)
         until(lambda: prefill.plane.stats().frames_stale == 1)
@@ -171,8 +171,8 @@ def test_a_place_outside_of_the_ring_loses_the_peer() -> None:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(ring)
         sender.lend(4000, 97)
-        failed = decode.log.wait(ReceiveFailed, 1)
-        assert "bytes 4000 to 4097 of a ring of 4096" in failed.reason and failed.retriable
+        failure = decode.log.wait(ReceiveFailed, 1)
+        assert "bytes 4000 to 4097 of a ring of 4096" in failure.reason and failure.retriable
     ring.close()
 
 
@@ -227,8 +227,8 @@ def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:
         for index in range(8):
             sender.lend(index * 512, 512)
         until(lambda: decode.plane.stats().frames_refused == 8)
-        returned: list[int] = []
-        until(lambda: _returned(sender, returned) == 8)
+        credits: list[int] = []
+        until(lambda: _returned(sender, credits) == 8)
     ring.close()
 
 

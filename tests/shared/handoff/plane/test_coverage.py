@@ -32,19 +32,19 @@ def test_each_cell_is_taken_once_and_only_inside(
     rectangles: list[Rectangle], firsts: tuple[int, ...]
 ) -> None:
     coverage = Coverage(LAYERS, FIRST, END, firsts)
-    taken: Cells = set()
+    added_cells: Cells = set()
     inside = _inside(firsts)
     assert coverage.total == len(inside)
     for rectangle in rectangles:
         cells = _cells(*rectangle)
-        if cells and cells <= inside and not cells & taken:
+        if cells and cells <= inside and not cells & added_cells:
             coverage.add(*rectangle)
-            taken |= cells
+            added_cells |= cells
         else:
             with pytest.raises(OverlapError):
                 coverage.add(*rectangle)
-        assert coverage.cells == len(taken)
-        assert coverage.complete == (taken == inside)
+        assert coverage.cells == len(added_cells)
+        assert coverage.complete == (added_cells == inside)
 
 
 @given(st.lists(RECTANGLE, max_size=20), st.integers(0, LAYERS - 1), st.integers(0, 24), FIRSTS)
@@ -52,15 +52,15 @@ def test_missing_is_just_what_was_not_added(
     rectangles: list[Rectangle], layer: int, first: int, firsts: tuple[int, ...]
 ) -> None:
     coverage = Coverage(LAYERS, FIRST, END, firsts)
-    taken: Cells = set()
+    added_cells: Cells = set()
     for rectangle in rectangles:
         try:
             coverage.add(*rectangle)
         except OverlapError:
             continue
-        taken |= _cells(*rectangle)
+        added_cells |= _cells(*rectangle)
     missing = {(layer, x) for a, b in coverage.missing(layer, first, 24) for x in range(a, b)}
-    assert missing == _cells(layer, layer + 1, first, END) & _inside(firsts) - taken
+    assert missing == _cells(layer, layer + 1, first, END) & _inside(firsts) - added_cells
 
 
 def test_a_cell_that_a_window_leaves_out_is_refused_by_its_place() -> None:

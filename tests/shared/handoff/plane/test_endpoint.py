@@ -40,11 +40,11 @@ def test_transfer_of_odd_size_arrives_whole_and_touches_nothing_else(
         assert prefill.plane.stats().bytes_sent == decode.plane.stats().bytes_received == missing
         assert 0 <= finished.exposed_seconds < 5
         assert rows(decode.cache, here, first, end) == rows(prefill.cache, there, first, end)
-        changed = sum(
+        count = sum(
             a != b
             for a, b in zip(untouched, rows(decode.cache, range(64), 0, 64 * BLOCK), strict=True)
         )
-        assert changed == LAYERS * (end - first)
+        assert count == LAYERS * (end - first)
 
 
 def _two_free_ports() -> int:

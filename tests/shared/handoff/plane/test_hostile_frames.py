@@ -168,16 +168,16 @@ def test_a_control_frame_on_the_bulk_connection_fails_the_attempt(
         {"receiver_epoch": 6},
     ],
 )
-def test_unexpected_frames_are_answered_with_abort_and_do_no_harm(
+def test_unexpected_frames_get_an_abort_and_do_no_harm(
     decode: PlaneRank, sender: FakeSender, stale: Any
 ) -> None:
     before = _contents(decode)
     header, payload = frame.decode(sender.data(7, 0, 0, 0, END), 1 << 20)
     message = frame.encode(replace(header, **stale), bytes(payload))
     sender.send(message, message)
-    answer, _ = sender.next(Kind.ABORT)
-    assert answer.transfer_id == stale.get("transfer_id", 7)
-    assert answer.attempt == stale.get("attempt", 1)
+    reply, _ = sender.next(Kind.ABORT)
+    assert reply.transfer_id == stale.get("transfer_id", 7)
+    assert reply.attempt == stale.get("attempt", 1)
     assert _contents(decode) == before
     until(lambda: decode.plane.stats().frames_stale == 2)
     assert decode.plane.stats().aborts_sent == 1

@@ -59,9 +59,9 @@ def numbers(cache: KVCache) -> list[torch.Tensor]:
 def test_kv_arrives_in_the_scales_of_the_receiver(
     there: tuple[torch.dtype, WholeScales], here: tuple[torch.dtype, WholeScales]
 ) -> None:
-    (prefill, sent), (decode, got) = rank("p", *there), rank("d", *here)
+    (prefill, prefill_cache), (decode, decode_cache) = rank("p", *there), rank("d", *here)
     torch.manual_seed(0)
-    for layer in sent.kv:
+    for layer in prefill_cache.kv:
         for component in layer:
             values = torch.randn(component.shape)
             if isinstance(component, torch.Tensor):
@@ -71,12 +71,14 @@ def test_kv_arrives_in_the_scales_of_the_receiver(
     blocks, span = range(2, 6), {"first_token": 0, "end_token": TOKENS}
     with prefill, decode:
         decode.expect(prefill, 1, blocks, **span)
-        prefill.open(decode, 1, blocks, dtype=got.kv_dtype, **span)
+        prefill.open(decode, 1, blocks, dtype=decode_cache.kv_dtype, **span)
         prefill.compute(1, 0, TOKENS, chunk=11)
         prefill.log.wait(SendFinished, 1)
         decode.log.wait(Received, 1)
     scales = [scale for layer in here[1] or ((1.0, 1.0),) * LAYERS for scale in layer]
-    for values, arrived, scale in zip(numbers(sent), numbers(got), scales, strict=True):
+    for values, arrived, scale in zip(
+        numbers(prefill_cache), numbers(decode_cache), scales, strict=True
+    ):
         assert values.any()
         if here[0] == torch.int8:
             assert ((values - arrived).abs() <= values.abs().amax(-1, keepdim=True) / 253).all()

@@ -124,7 +124,7 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: PlaneRank) -> Non
         until(lambda: locked.plane.stats().keys_refused in (1, 2))
 
 
-def test_an_unlocked_rank_gets_no_answer_from_a_locked_one(locked: PlaneRank) -> None:
+def test_an_unlocked_rank_gets_no_reply_from_a_locked_one(locked: PlaneRank) -> None:
     with PlaneRank("d", listen_host=None, timing=BRIEF) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
@@ -140,8 +140,8 @@ def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     dialled: list[zmq.Socket[bytes]] = []
     watched, encode = zmq_dialer.watched_socket, greeting.encode
 
-    def noted(*told: Any) -> Any:
-        socket, watch = watched(*told)
+    def noted(*args: Any) -> Any:
+        socket, watch = watched(*args)
         dialled.append(socket)
         return socket, watch
 
@@ -157,7 +157,7 @@ def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("greeted")
-def test_an_answer_without_the_announced_key_is_rejected(locked: PlaneRank) -> None:
+def test_a_reply_without_the_announced_key_is_rejected(locked: PlaneRank) -> None:
     """A stranger listens at the address of a prefill rank."""
     with (
         PlaneRank("d", listen_host=None, curve=True) as decode,
@@ -183,26 +183,26 @@ def test_raw_bytes_are_dropped_and_counted(kind: str, curve: bool) -> None:
 
 
 def test_a_hundred_unknown_connections_are_no_hindrance(prefill: PlaneRank) -> None:
-    held = [socket.create_connection(("127.0.0.1", port)) for port in ports(prefill) * 50]
+    sockets = [socket.create_connection(("127.0.0.1", port)) for port in ports(prefill) * 50]
     try:
-        for number, each in enumerate(held):
+        for number, each in enumerate(sockets):
             each.sendall(list(RAW.values())[number % len(RAW)])
         hands_over(prefill)
         until(lambda: prefill.plane.stats().unknown_connections == 100)
     finally:
-        for each in held:
+        for each in sockets:
             each.close()
 
 
-def _stream(port: int, first: bytes, again: bytes, most: int) -> int:
+def _stream(port: int, first: bytes, again: bytes, limit: int) -> int:
     """The number of bytes that a raw client can send before it is cut off."""
-    sent = 0
+    count = 0
     with socket.create_connection(("127.0.0.1", port)) as stranger, suppress(OSError):
         stranger.settimeout(10)
         stranger.sendall(first)
-        while sent < most:
-            sent += stranger.send(again)
-    return sent
+        while count < limit:
+            count += stranger.send(again)
+    return count
 
 
 def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: PlaneRank) -> None:
@@ -234,12 +234,12 @@ def test_a_flood_of_half_greetings_does_not_block_peers() -> None:
 def test_silent_connections_are_limited(monkeypatch: pytest.MonkeyPatch, curve: bool) -> None:
     """Peers that are connected go on, and others get in once the handshakes of those who say
     nothing are overdue."""
-    known: list[ListeningPort] = []
+    listeners: list[ListeningPort] = []
 
     class Known(ListeningPort):
         def __init__(self, bound: Any) -> None:
             super().__init__(bound)
-            known.append(self)
+            listeners.append(self)
 
     monkeypatch.setattr(zmq_listener, "ListeningPort", Known)
     monkeypatch.setattr(listening_port, "MAX_UNKNOWN", 20)
@@ -249,21 +249,21 @@ def test_silent_connections_are_limited(monkeypatch: pytest.MonkeyPatch, curve: 
     ):
         admit(prefill, old.plane.endpoints.key)
         hand_over(prefill, old, 5)
-        accepted = [port.accepted for port in known]
+        accepted = [port.accepted for port in listeners]
         silent = [_dialling(port) for port in ports(prefill) * 30]
         try:
-            until(lambda: not any(port.admits for port in known))
+            until(lambda: not any(port.admits for port in listeners))
             late = [_dialling(port) for port in ports(prefill) * 30]
             silent += late
             hand_over(prefill, old, 6)
             # Those that had connected before the port was shut may be let in still, the late never.
-            for one, before in zip(known, accepted, strict=True):
+            for one, before in zip(listeners, accepted, strict=True):
                 assert one.accepted <= before + 30
             assert not select.select([], late, [], 0)[1]
         finally:
             for each in silent:
                 each.close()
-        until(lambda: all(port.admits for port in known))
+        until(lambda: all(port.admits for port in listeners))
         hands_over(prefill)
 
 
@@ -281,8 +281,8 @@ def test_a_port_pauses_when_it_cannot_accept() -> None:
         router = context.socket(zmq.ROUTER)
         port = ListeningPort(router)
         endpoint = port.listen("127.0.0.1", 0)
-        told = struct.pack("=hi", zmq.EVENT_ACCEPT_FAILED, 24), endpoint.encode()
-        fake: Any = SimpleNamespace(recv_multipart=_once(told))
+        message = struct.pack("=hi", zmq.EVENT_ACCEPT_FAILED, 24), endpoint.encode()
+        fake: Any = SimpleNamespace(recv_multipart=_once(message))
         port.monitor, real = fake, port.monitor
         port.update(0, now=100.0)
         assert not port.admits
@@ -297,12 +297,12 @@ def test_a_port_pauses_when_it_cannot_accept() -> None:
 
 
 def _once(message: tuple[bytes, ...]) -> Any:
-    left = [message]
+    messages = [message]
 
     def receive(flags: int) -> tuple[bytes, ...]:
-        if not left:
+        if not messages:
             raise zmq.Again
-        return left.pop()
+        return messages.pop()
 
     return receive
 

@@ -33,7 +33,7 @@ BLOCKS = tuple(range(-(-END // BLOCK)))
 pytestmark = pytest.mark.usefixtures("every_carrier")
 
 
-def held(kv_heads: int, ranks: int) -> list[range]:
+def head_ranges(kv_heads: int, ranks: int) -> list[range]:
     kv = AttentionSpec(num_heads=16, num_kv_heads=kv_heads, head_dim=8).kv
     return [kv.heads_of(rank, ranks) for rank in range(ranks)]
 
@@ -50,12 +50,12 @@ SIZES = st.sampled_from([1, 2, 4, 8])
 def test_every_receiver_gets_each_of_its_heads_of_each_layer_once_from_a_holder(
     kv_heads: list[int], receivers: int, senders: int
 ) -> None:
-    here = by_layer(*(held(heads, receivers) for heads in kv_heads))
-    there = by_layer(*(held(heads, senders) for heads in kv_heads))
-    found = parts_of(here, there)
-    assert len({(part.receiver, part.sender) for part in found}) == len(found)
+    here = by_layer(*(head_ranges(heads, receivers) for heads in kv_heads))
+    there = by_layer(*(head_ranges(heads, senders) for heads in kv_heads))
+    parts = parts_of(here, there)
+    assert len({(part.receiver, part.sender) for part in parts}) == len(parts)
     for rank, expected in enumerate(here):
-        mine = [part for part in found if part.receiver == rank]
+        mine = [part for part in parts if part.receiver == rank]
         for layer in range(len(kv_heads)):
             runs = {part.sender: heads_of(part, layer) for part in mine}
             assert sorted(head for run in runs.values() for head in run) == list(expected[layer])
@@ -69,14 +69,17 @@ def heads_of(part: HeadPart, layer: int) -> range:
 
 def test_receivers_are_spread_over_the_holders_of_a_head() -> None:
     one = (HeadRun(1, 0, 1),)
-    found = parts_of(by_layer(held(1, 4)), by_layer(held(1, 2)))
-    assert found == [HeadPart(receiver, receiver // 2, one) for receiver in range(4)]
+    parts = parts_of(by_layer(head_ranges(1, 4)), by_layer(head_ranges(1, 2)))
+    assert parts == [HeadPart(receiver, receiver // 2, one) for receiver in range(4)]
 
 
 def test_layers_that_differ_take_no_more_pairs_of_ranks_than_one_of_them() -> None:
     """A latent, and eight heads: a rank gets the latent from a rank that it gets heads from."""
-    found = parts_of(by_layer(held(8, 2), held(1, 2)), by_layer(held(8, 4), held(1, 4)))
-    assert [(part.receiver, part.sender) for part in found] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    parts = parts_of(
+        by_layer(head_ranges(8, 2), head_ranges(1, 2)),
+        by_layer(head_ranges(8, 4), head_ranges(1, 4)),
+    )
+    assert [(part.receiver, part.sender) for part in parts] == [(0, 0), (0, 1), (1, 2), (1, 3)]
 
 
 def test_a_head_without_a_holder_is_an_error() -> None:
@@ -89,7 +92,7 @@ def value(layer: int, token: int, plane: int) -> bytes:
     return bytes([layer, token, plane, 7] * (HEAD_BYTES // 4))
 
 
-def ranks(stack: ExitStack, name: str, held: list[range], **config: Any) -> list[PlaneRank]:
+def ranks(stack: ExitStack, name: str, heads: list[range], **config: Any) -> list[PlaneRank]:
     """One data plane for each entry, which are the heads that it holds."""
     return [
         stack.enter_context(
@@ -98,18 +101,18 @@ def ranks(stack: ExitStack, name: str, held: list[range], **config: Any) -> list
                 epoch=ord(name),
                 cache=make_cache(heads=own),
                 rank=rank,
-                tp_size=len(held),
+                tp_size=len(heads),
                 **config,
             )
         )
-        for rank, own in enumerate(held)
+        for rank, own in enumerate(heads)
     ]
 
 
 @pytest.mark.parametrize(("receivers", "senders"), [(1, 2), (2, 1), (1, 4), (4, 2), (2, 4)])
 def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> None:
     heads = 4
-    here, there = held(heads, receivers), held(heads, senders)
+    here, there = head_ranges(heads, receivers), head_ranges(heads, senders)
     with ExitStack() as stack:
         prefill = ranks(stack, "p", there)
         decode = ranks(stack, "d", here, listen_host=None)
@@ -135,8 +138,8 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
             for layer in range(LAYERS):
                 for token in range(END):
                     planes = [*here[number], *(heads + head for head in here[number])]
-                    found = bytes(rank.cache.layers[layer][rank.cache.row(BLOCKS, token)])
-                    assert found == b"".join(value(layer, token, plane) for plane in planes)
+                    result = bytes(rank.cache.layers[layer][rank.cache.row(BLOCKS, token)])
+                    assert result == b"".join(value(layer, token, plane) for plane in planes)
         for number, rank in enumerate(prefill):
             expected = sum(part.sender == number for part in parts)
             until(lambda rank=rank, expected=expected: len(rank.log.of(SendFinished)) == expected)  # type: ignore[misc]
@@ -145,7 +148,7 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
 def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
     with ExitStack() as stack:
         prefill = stack.enter_context(PlaneRank("p", epoch=1, seed=1))
-        decode = ranks(stack, "d", held(2, 2), listen_host=None)
+        decode = ranks(stack, "d", head_ranges(2, 2), listen_host=None)
         for number, rank in enumerate(decode):
             span = {"heads": every_layer(range(number, number + 1))}
             rank.expect(prefill, 1, BLOCKS, first_token=0, end_token=END, **span)

@@ -72,9 +72,9 @@ def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served() -> N
         decode.log.wait(Received, 1)
         with PlaneRank("e", listen_host=None) as late:
             late.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
-            failed = late.log.wait(ReceiveFailed, 2)
-            assert "1 ranks are connected, which is the limit; see --max-peers" in failed.reason
-            assert failed.retriable and failed.cause == Cause.NO_PLACE
+            failure = late.log.wait(ReceiveFailed, 2)
+            assert "1 ranks are connected, which is the limit; see --max-peers" in failure.reason
+            assert failure.retriable and failure.cause == Cause.NO_PLACE
         assert rows(decode.cache, here, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
         _run(prefill, decode, 3)
         decode.log.wait(Received, 3)
@@ -154,8 +154,8 @@ def test_a_dead_sender_is_noticed() -> None:
             sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
             sender.send(sender.data(1, 0, 0, 0, 8))
             until(lambda: decode.plane.stats().frames_received == 1)
-        failed = decode.log.wait(ReceiveFailed, 1)
-        assert failed.retriable
+        failure = decode.log.wait(ReceiveFailed, 1)
+        assert failure.retriable
         assert decode.log.wait(PeerLost).node_id == "p"
 
 
@@ -172,8 +172,8 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
     with PlaneRank("d", listen_host=None) as decode, FakeSender(PlaneRank("p")) as sender:
         sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
         sender.end(socket)
-        failed = decode.log.wait(ReceiveFailed, 1)
-        assert failed.retriable and "the connection ended" in failed.reason
+        failure = decode.log.wait(ReceiveFailed, 1)
+        assert failure.retriable and "the connection ended" in failure.reason
         decode.log.wait(PeerLost)
 
 
@@ -213,9 +213,9 @@ def test_another_start_of_the_sender_is_refused_by_epoch() -> None:
         decode.plane.submit(
             expect(prefill, 1, BLOCKS, first_token=0, end_token=END, peer_epoch=12345)
         )
-        failed = decode.log.wait(ReceiveFailed, 1)
-        assert "epoch: p was 0000000000003039" in failed.reason
-        assert not failed.retriable
+        failure = decode.log.wait(ReceiveFailed, 1)
+        assert "epoch: p was 0000000000003039" in failure.reason
+        assert not failure.retriable
 
 
 def test_a_sender_of_another_shape_is_refused_by_field_and_values() -> None:
@@ -245,7 +245,7 @@ def test_an_ack_beyond_what_was_sent_fails_the_transfer() -> None:
         assert "bytes acknowledged" in prefill.log.wait(SendFailed, 1).reason
 
 
-def test_an_ack_for_an_unknown_transfer_is_answered_with_abort() -> None:
+def test_an_ack_for_an_unknown_transfer_gets_an_abort() -> None:
     with PlaneRank("p") as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         receiver.send(Kind.ACK, 77, frame.ack_payload(0))
         assert receiver.next(Kind.ABORT)[0].transfer_id == 77
@@ -274,7 +274,7 @@ def test_a_nack_fails_the_attempt_with_its_reason() -> None:
 
 @pytest.mark.parametrize("phase", ["before_open", "opened", "streaming", "finished", "unknown"])
 @pytest.mark.parametrize("side", ["send", "receive"])
-def test_cancel_is_answered_in_every_phase(phase: str, side: str) -> None:
+def test_cancel_gets_a_reply_in_every_phase(phase: str, side: str) -> None:
     with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         if phase != "unknown":
             decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
@@ -387,7 +387,7 @@ def test_stopping_fails_running_transfers() -> None:
         assert decode.log.wait(ReceiveFailed, 1).retriable
 
 
-def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused() -> None:
+def test_commands_queued_before_a_stop_complete_and_later_ones_are_refused() -> None:
     for _ in range(20):
         with PlaneRank("p") as prefill:
             prefill.open(PlaneRank("d"), 1, BLOCKS, first_token=0, end_token=END)

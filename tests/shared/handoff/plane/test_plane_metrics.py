@@ -37,8 +37,8 @@ def _shows(rank: PlaneRank, **expected: float) -> None:
     def reached() -> bool:
         if not rank.log.of(DataPlaneStats):
             return False
-        shown = _latest(rank)
-        return all(shown[name] == value for name, value in _named(expected).items())
+        metrics = _latest(rank)
+        return all(metrics[name] == value for name, value in _named(expected).items())
 
     until(reached)
 

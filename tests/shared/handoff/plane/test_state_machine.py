@@ -342,11 +342,11 @@ class Planes(RuleBasedStateMachine):
                 self._check_finished(one)
             if isinstance(event, Received):
                 self._check_received(one)
-            sent = isinstance(event, (SendFinished, SendFailed))
-            if sent or (isinstance(event, Cancelled) and event.side == "send"):
+            is_send = isinstance(event, (SendFinished, SendFailed))
+            if is_send or (isinstance(event, Cancelled) and event.side == "send"):
                 self._end(rank, one.there, event)
-            got = isinstance(event, (Received, ReceiveFailed))
-            if got or (isinstance(event, Cancelled) and event.side == "receive"):
+            is_receive = isinstance(event, (Received, ReceiveFailed))
+            if is_receive or (isinstance(event, Cancelled) and event.side == "receive"):
                 self._end(rank, one.here, event)
 
     def _end(self, rank: HandRank, side: AttemptSide, event: Event) -> None:

@@ -29,7 +29,7 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
 ) -> None:
     work = WorkList(LAYOUT, Coverage(LAYERS, FIRST, END, firsts))
     expected: set[Any] = set()
-    got: list[Any] = []
+    pieces: list[Any] = []
     starts = firsts or (FIRST,) * LAYERS
 
     def take(count: int) -> None:
@@ -39,7 +39,7 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
                 return
             work.take(piece)
             assert 0 < piece.cells <= max_cells
-            got.extend(
+            pieces.extend(
                 (y, x)
                 for y in range(piece.first_layer, piece.end_layer)
                 for x in range(piece.first_token, piece.end_token)
@@ -51,8 +51,8 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
         take(taken_between)
     take(10_000)
     assert work.empty
-    assert len(got) == len(set(got))
-    assert set(got) == expected
+    assert len(pieces) == len(set(pieces))
+    assert set(pieces) == expected
     assert work.complete == (len(expected) == sum(END - start for start in starts))
 
 

@@ -82,9 +82,9 @@ class FakeSender:
         ring: SharedRing | None = None,
         device_ring: DevicePlace | None = None,
         encode: Callable[[Greeting], bytes] = greeting.encode,
-        **changed: Any,
+        **changes: Any,
     ) -> None:
-        """Answer one dialer's greeting, with fields changed; with a ring, in shared memory or in a
+        """Reply to one dialer's greeting, with fields changed; with a ring, in shared memory or a
         device's."""
         until(self._has_greeting)
         self.bulk_id, _ = self.bulk.recv_multipart()
@@ -92,17 +92,17 @@ class FakeSender:
         self.hello = message
         theirs = greeting.decode(message)
         self.peer_epoch = theirs.epoch
-        answer = replace(self.me, connection=theirs.connection)
+        reply = replace(self.me, connection=theirs.connection)
         if ring is not None:
             self.bells = DoorbellWriter(theirs.connection)
             offer = shared_memory.encode_offer(ring.place, self.bells.descriptor)
-            answer = replace(answer, offers={SHARED_MEMORY: offer, TCP: b""})
+            reply = replace(reply, offers={SHARED_MEMORY: offer, TCP: b""})
         if device_ring is not None:
             self.bells = DoorbellWriter(theirs.connection)
             offer = cuda_ipc.encode_offer(device_ring, os.getpid(), self.bells.descriptor)
-            answer = replace(answer, offers={CUDA_IPC: offer})
-        answer = replace(answer, **changed)
-        self.control.send_multipart([self.control_id, encode(answer)])
+            reply = replace(reply, offers={CUDA_IPC: offer})
+        reply = replace(reply, **changes)
+        self.control.send_multipart([self.control_id, encode(reply)])
 
     def _has_greeting(self) -> bool:
         """Let dialers in; true once one has greeted on both connections."""
@@ -144,13 +144,13 @@ class FakeSender:
             self.header(Kind.DATA, transfer_id, sequence=sequence, **(ranges | fields)), payload
         )
 
-    def fin(self, transfer_id: int, sent: list[bytes], **changed: Any) -> bytes:
+    def fin(self, transfer_id: int, messages: list[bytes], **changes: Any) -> bytes:
         digest = frame.Digest()
-        for message in sent:
+        for message in messages:
             digest.add(frame.verify(message))
-        size = sum(len(message) - frame.HEADER_BYTES for message in sent)
-        fin = replace(frame.Fin(len(sent), size, digest.value), **changed)
-        header = self.header(Kind.FIN, transfer_id, sequence=len(sent))
+        size = sum(len(message) - frame.HEADER_BYTES for message in messages)
+        fin = replace(frame.Fin(len(messages), size, digest.value), **changes)
+        header = self.header(Kind.FIN, transfer_id, sequence=len(messages))
         return frame.encode(header, frame.fin_payload(fin))
 
     def send(self, *messages: bytes) -> None:
@@ -178,7 +178,7 @@ class FakeSender:
         self.send_control(frame.encode(header))
 
     def next(self, *kinds: Kind) -> tuple[Header, memoryview]:
-        """The next control frame of these kinds; pings are answered meanwhile."""
+        """The next control frame of these kinds; pings get a reply meanwhile."""
         return _next(self.control, kinds, self.pong)
 
 
@@ -190,7 +190,7 @@ class FakeReceiver:
         real: PlaneRank,
         sender: PlaneRank,
         encode: Callable[[Greeting], bytes] = greeting.encode,
-        **changed: Any,
+        **changes: Any,
     ) -> None:
         self.config = real.config
         self.epoch = real.config.epoch
@@ -202,7 +202,7 @@ class FakeReceiver:
             connection=secrets.randbits(64),
             peer_epoch=self.sender_epoch,
         )
-        hello = replace(hello, **changed)
+        hello = replace(hello, **changes)
         endpoints = sender.plane.endpoints
         for socket, at in ((self.bulk, endpoints.bulk), (self.control, endpoints.control)):
             socket.setsockopt(zmq.LINGER, 0)
@@ -210,8 +210,8 @@ class FakeReceiver:
             password.show(socket, self.sender_epoch)
             socket.connect(at)
             socket.send(encode(hello))
-        self.answer = self.control.recv()
-        self.welcome = greeting.decode(self.answer)
+        self.reply = self.control.recv()
+        self.welcome = greeting.decode(self.reply)
         self.bells: DoorbellReader | None = None
         self.ring: MappedRing | None = None
 

@@ -152,11 +152,11 @@ class _Faulty:
         for (peer, name), lane in list(self._lanes.items()):
             lane.let_go()
             self._flush(peer, name, lane)
-        found: list[Notice] = self._inner.notices(now)
-        for notice in found:
+        notices: list[Notice] = self._inner.notices(now)
+        for notice in notices:
             if isinstance(notice, Lost):
                 self._forget(notice.peer)
-        return found
+        return notices
 
     def close(self) -> None:
         self._inner.close()

@@ -52,14 +52,14 @@ class MemoryCache:
 
     def _pieces(self, layer: int, heads: range | None) -> Iterator[tuple[int, int]]:
         """Each component of some heads, by its place in a row and its bytes."""
-        held = self.layout[layer].heads
-        chosen_heads = held if heads is None else heads
-        assert set(chosen_heads) <= set(held)
+        layer_heads = self.layout[layer].heads
+        chosen_heads = layer_heads if heads is None else heads
+        assert set(chosen_heads) <= set(layer_heads)
         first = 0
         for component in self.layout[layer].components:
             for head in chosen_heads:
-                yield first + (head - held.start) * component.bytes, component.bytes
-            first += len(held) * component.bytes
+                yield first + (head - layer_heads.start) * component.bytes, component.bytes
+            first += len(layer_heads) * component.bytes
 
     def _places(
         self,
@@ -89,9 +89,9 @@ class MemoryCache:
         whole_scales: Sequence[float] = (),
     ) -> None:
         if _is_elsewhere(out):
-            packed = bytearray(len(out))
-            self.pack(layer, block_table, first_token, end_token, packed, heads, dtype)
-            out.copy_(torch.frombuffer(packed, dtype=torch.uint8))
+            buffer = bytearray(len(out))
+            self.pack(layer, block_table, first_token, end_token, buffer, heads, dtype)
+            out.copy_(torch.frombuffer(buffer, dtype=torch.uint8))
             return
         out = as_memory(out)
         places = self._places(layer, block_table, first_token, end_token, heads)

@@ -248,19 +248,19 @@ class MemoryListener(_End):
             theirs = greeting.decode(hello)
         except FrameError:
             return
-        answer = replace(self._me, connection=theirs.connection, peer_epoch=theirs.epoch)
+        reply = replace(self._me, connection=theirs.connection, peer_epoch=theirs.epoch)
         try:
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
         except PeerRefusedError as refusal:
-            answer = replace(answer, refused=greeting.refusal_text(refusal))
-            wire.put(wire.to_dialer, greeting.encode(answer))
+            reply = replace(reply, refused=greeting.refusal_text(refusal))
+            wire.put(wire.to_dialer, greeting.encode(reply))
             return
         self.lose(theirs.key, "the peer connected anew")
         link = MemoryLink(theirs.key, wire, wire.to_listener, wire.to_dialer, now, live=True)
         link.max_payload, link.kv_scales = theirs.max_payload, theirs.scales
         self._links[theirs.key] = link
-        wire.put(wire.to_dialer, greeting.encode(answer))
+        wire.put(wire.to_dialer, greeting.encode(reply))
         self._notices.append(Joined(theirs.key, MEMORY))
 
     def close(self) -> None:
@@ -293,12 +293,12 @@ class MemoryDialer(_End):
         for link in list(self._links.values()):
             for message in self._taken(link, now):
                 if not link.live:
-                    self._answered(link, message)
+                    self._handle_reply(link, message)
                 elif about_connection(message, link.peer, self._me.epoch, Kind.PONG) is None:
                     messages.append((link.peer, message))
         return messages
 
-    def _answered(self, link: MemoryLink, message: bytes) -> None:
+    def _handle_reply(self, link: MemoryLink, message: bytes) -> None:
         try:
             theirs = greeting.decode(message)
             if theirs.refused:

@@ -53,7 +53,7 @@ def peer(name: str, epoch: int, endpoints: str = "{}") -> Any:
     )
 
 
-def said(process: Popen[str]) -> str:
+def read_json_line(process: Popen[str]) -> str:
     """The next line in JSON; libraries may say other things in between."""
     assert process.stdout is not None
     return next(line for line in process.stdout if line.startswith("{"))

@@ -79,16 +79,18 @@ class PlaneEvents:
     def wait(
         self, kind: type[E], transfer_id: int | None = None, *, seconds: float = WAIT_SECONDS
     ) -> E:
-        def found() -> E | None:
+        def match() -> E | None:
             for event in self.events:
-                named = transfer_id is None or getattr(event, "transfer_id", None) == transfer_id
-                if isinstance(event, kind) and named:
+                id_matches = (
+                    transfer_id is None or getattr(event, "transfer_id", None) == transfer_id
+                )
+                if isinstance(event, kind) and id_matches:
                     return event
             return None
 
         with self._changed:
-            assert self._changed.wait_for(found, seconds), (kind, transfer_id, self.events)
-            event = found()
+            assert self._changed.wait_for(match, seconds), (kind, transfer_id, self.events)
+            event = match()
         assert event is not None
         return event
 

@@ -73,7 +73,7 @@ def wire(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"inner": {"number": "1"}}, r"Outer: Expected `int`, got `str` - at `\$\.inner\.number`"),
         ({"inner": {"number": True}}, r"Expected `int`, got `bool` - at `\$\.inner\.number`"),
@@ -94,9 +94,9 @@ def wire(**changes: Any) -> bytes:
     ],
 )
 def test_a_value_that_is_not_what_its_field_declares_is_rejected_by_name(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CodecError, match=said):
+    with pytest.raises(CodecError, match=message):
         CODEC.decode(wire(**changes))
 
 

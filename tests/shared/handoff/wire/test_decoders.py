@@ -116,8 +116,8 @@ def test_messages_about_a_connection_are_of_an_expected_kind_or_ignored(
     message: bytes, epoch: int
 ) -> None:
     peer = PeerKey(node_id="d", epoch=epoch, rank=0)
-    found = about_connection(resealed(message), peer, 1, Kind.PING, Kind.CHOICE)
-    assert found is None or found[0] in (Kind.PING, Kind.CHOICE)
+    result = about_connection(resealed(message), peer, 1, Kind.PING, Kind.CHOICE)
+    assert result is None or result[0] in (Kind.PING, Kind.CHOICE)
 
 
 # ---- greetings -----------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def test_any_greeting_can_be_compared(theirs: Greeting) -> None:
         greeting.check(ME, theirs)
         assert CARRIERS_OF_ME.possible(ME, theirs)
     except PeerRefusedError as refusal:
-        answer = replace(ME, refused=greeting.refusal_text(refusal))
-        assert greeting.decode(greeting.encode(answer)) == answer
+        reply = replace(ME, refused=greeting.refusal_text(refusal))
+        assert greeting.decode(greeting.encode(reply)) == reply
 
 
 VALUES = st.recursive(
@@ -185,9 +185,9 @@ VALUES = st.recursive(
 
 @given(st.sampled_from(sorted(asdict(ME))), VALUES)
 def test_a_greeting_with_any_value_in_any_field(name: str, value: object) -> None:
-    packed = msgpack.packb(asdict(ME) | {name: value})
+    message = msgpack.packb(asdict(ME) | {name: value})
     try:
-        theirs = greeting.decode(greeting.MAGIC + packed)
+        theirs = greeting.decode(greeting.MAGIC + message)
     except FrameError:
         return
     assert getattr(theirs, name) == value and type(getattr(theirs, name)) is type(value)
@@ -223,8 +223,8 @@ def test_an_offer_of_nixl_is_understood_or_refused(offer: bytes) -> None:
 
 @given(strange(st.builds(payload_doorbell, U64, U32, st.binary(max_size=80).map(memoryview))))
 def test_a_payload_doorbell_has_a_place_and_a_header_or_is_invalid(message: bytes) -> None:
-    told = read_payload_doorbell(message)
-    assert told is None or payload_doorbell(*told[:2], memoryview(told[2])) == message
+    doorbell = read_payload_doorbell(message)
+    assert doorbell is None or payload_doorbell(*doorbell[:2], memoryview(doorbell[2])) == message
 
 
 @given(strange(st.builds(doorbell, U64, U32)))
@@ -234,15 +234,15 @@ def test_a_doorbell_names_a_place_or_is_none(message: bytes) -> None:
 
 
 @given(st.lists(strange(st.binary(max_size=40).map(lambda r: struct.pack("<H", len(r)) + r))))
-def test_any_bytes_in_a_doorbell_are_records_or_nothing_yet(written: list[bytes]) -> None:
+def test_any_bytes_in_a_doorbell_are_records_or_nothing_yet(parts: list[bytes]) -> None:
     ours = DoorbellWriter(1)
-    heard = DoorbellReader(os.getpid(), ours.descriptor, 1)
-    for part in written:
+    reader = DoorbellReader(os.getpid(), ours.descriptor, 1)
+    for part in parts:
         os.write(ours._bell, part[:1000])
-    records = list(iter(heard.next, None))
-    sent = b"".join(part[:1000] for part in written)
-    assert b"".join(struct.pack("<H", len(r)) + r for r in records) == sent[: _length(records)]
-    heard.close()
+    records = list(iter(reader.next, None))
+    stream = b"".join(part[:1000] for part in parts)
+    assert b"".join(struct.pack("<H", len(r)) + r for r in records) == stream[: _length(records)]
+    reader.close()
     ours.close()
 
 

@@ -43,8 +43,8 @@ def data_frames(draw: st.DrawFn) -> tuple[Header, bytes]:
 @given(data_frames())
 def test_data_frame_survives_the_round_trip(case: tuple[Header, bytes]) -> None:
     header, payload = case
-    got, view = frame.decode(frame.encode(header, payload), LIMIT)
-    assert got == header
+    result, view = frame.decode(frame.encode(header, payload), LIMIT)
+    assert result == header
     assert bytes(view) == payload
 
 

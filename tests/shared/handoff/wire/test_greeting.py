@@ -128,12 +128,12 @@ def test_a_long_greeting_is_refused_unread() -> None:
         greeting.decode(greeting.encode(ME) + bytes(greeting.MAX_GREETING_BYTES))
 
 
-def test_a_refusal_in_any_script_fits_into_the_answer() -> None:
+def test_a_refusal_in_any_script_fits_into_the_reply() -> None:
     theirs = replace(ME, node_id="界" * 170, protocol=5)
     with pytest.raises(PeerRefusedError) as refusal:
         greeting.check(ME, theirs)
-    answer = replace(ME, refused=greeting.refusal_text(refusal.value))
-    assert greeting.decode(greeting.encode(answer)).refused.startswith("protocol: here 2, at 界")
+    reply = replace(ME, refused=greeting.refusal_text(refusal.value))
+    assert greeting.decode(greeting.encode(reply)).refused.startswith("protocol: here 2, at 界")
 
 
 def test_ranks_of_unequal_sides_may_meet() -> None:

@@ -52,8 +52,8 @@ def test_a_layer_begins_where_the_first_token_to_compute_begins_to_see(
     firsts = first_tokens(spec_of(*windows), first, end, resume)
     for window, start in zip(windows, firsts, strict=True):
         # As the attention's mask has it: token > query - window.
-        seen = [t for t in range(first, end) if window is None or t > resume - window]
-        assert list(range(start, end)) == (seen or [end - 1])
+        visible = [t for t in range(first, end) if window is None or t > resume - window]
+        assert list(range(start, end)) == (visible or [end - 1])
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_what_a_window_leaves_out_is_not_sent_and_not_waited_for(
         received, finished = decode.log.wait(Received, 1), prefill.log.wait(SendFinished, 1)
         assert received.bytes == finished.bytes == cells * CELL
         assert prefill.plane.stats().bytes_sent == cells * CELL
-        sent, got = rows(prefill.cache, HERE, 0, END), rows(decode.cache, THERE, 0, END)
+        source, target = rows(prefill.cache, HERE, 0, END), rows(decode.cache, THERE, 0, END)
         for layer, first in enumerate(firsts):
             border = layer * END + first
-            assert got[border : (layer + 1) * END] == sent[border : (layer + 1) * END]
-            assert got[layer * END : border] == before[layer * END : border]
+            assert target[border : (layer + 1) * END] == source[border : (layer + 1) * END]
+            assert target[layer * END : border] == before[layer * END : border]
 
 
 def test_a_sender_that_sends_more_than_the_window_is_refused() -> None:

@@ -17,13 +17,13 @@ from tandem.tests.shared.models.test_parity import prompt_of
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.ranks import build_ranks
 
-LENGTH, DRAWN = 33, 8
+LENGTH, MAX_TOKENS = 33, 8
 Weights = dict[str, torch.Tensor]
 
 
 def logits_of(folder: Path) -> torch.Tensor:
     """After a prompt, and after each of the greedy tokens that follow."""
-    return build_ranks(folder).draw(prompt_of(LENGTH), DRAWN, list(range(1, 12)))
+    return build_ranks(folder).draw(prompt_of(LENGTH), MAX_TOKENS, list(range(1, 12)))
 
 
 def renamed(weights: Weights, names: dict[str, str]) -> Weights:

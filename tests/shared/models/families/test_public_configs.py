@@ -138,5 +138,5 @@ def test_a_model_that_computes_something_else_is_refused(model: str) -> None:
     "kind", sorted({each.model_type for each in FAMILIES.values()} & {*CONFIG_MAPPING_NAMES})
 )
 def test_what_the_installed_transformers_writes_is_read(kind: str, use_diff: bool) -> None:
-    written = AutoConfig.for_model(kind).to_json_string(use_diff=use_diff)
-    read({**json.loads(written), **UNTRAINED.get(kind, {})})
+    text = AutoConfig.for_model(kind).to_json_string(use_diff=use_diff)
+    read({**json.loads(text), **UNTRAINED.get(kind, {})})

@@ -294,11 +294,13 @@ def test_every_family_has_tensors() -> None:
 def test_published_tensors_fill_every_parameter(model: str) -> None:
     values = config_of(model)
     spec, family = read(values), family_of(values)
-    known, names = with_short_names(family.weights), expanded(TENSORS[model], spec)
+    weight_names, names = with_short_names(family.weights), expanded(TENSORS[model], spec)
     expected = parameters(spec)
     assert sorted(parameters_of(spec)) == sorted(expected)
     for each in (names, [without_body(name) for name in names]):
-        origins = tensor_origins(each, known, spec, model, family.more_layers, family.wrapped)
+        origins = tensor_origins(
+            each, weight_names, spec, model, family.more_layers, family.wrapped
+        )
         # A head beside an embedding that it is tied to is compared with that.
         filled = origins.keys() - {HEAD} if spec.tie_embeddings else origins.keys()
         assert filled == expected

@@ -26,6 +26,6 @@ def test_a_row_that_no_expert_scores_gets_no_weight_rather_than_nan() -> None:
     )
     router.weight.fill_(1.0)
     router.finish_loading()
-    weights, chosen = router(torch.stack([torch.full((8,), -50.0), torch.ones(8)]))
-    assert weights[0].tolist() == [0.0, 0.0] and chosen.shape == (2, 2)
+    weights, expert_ids = router(torch.stack([torch.full((8,), -50.0), torch.ones(8)]))
+    assert weights[0].tolist() == [0.0, 0.0] and expert_ids.shape == (2, 2)
     torch.testing.assert_close(weights[1], torch.full((2,), 1.25))

@@ -47,9 +47,9 @@ def test_yarn(table: dict[str, Any], head_dim: int) -> None:
     torch.testing.assert_close(sin[1, 0, head_dim // 2 :], gain * (3 * expected).sin())
 
 
-@pytest.mark.parametrize(("limit", "chosen"), [(None, "long"), (4097, "long"), (4096, "short")])
+@pytest.mark.parametrize(("limit", "factors"), [(None, "long"), (4097, "long"), (4096, "short")])
 @pytest.mark.parametrize("part", [1.0, 0.75])
-def test_longrope(limit: int | None, chosen: str, part: float) -> None:
+def test_longrope(limit: int | None, factors: str, part: float) -> None:
     """The factors are chosen by the longest context, not by the sequence."""
     count = int(16 * part) // 2
     short, long = ([1.0 + step * i for i in range(count)] for step in (0.1, 1.5))
@@ -62,7 +62,7 @@ def test_longrope(limit: int | None, chosen: str, part: float) -> None:
     theirs = transformers.Phi3Config(
         hidden_size=64, num_attention_heads=4, rope_parameters=dict(values), **limits
     )
-    length = 5000 if chosen == "long" else 1
+    length = 5000 if factors == "long" else 1
     expected, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, torch.device("cpu"), seq_len=length)
     config = Config({"rope_parameters": values, **limits}, max_model_len=limit)
     rope = Rope(read_rope(config, 16, partial=True), torch.device("cpu"))

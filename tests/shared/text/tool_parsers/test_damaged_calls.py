@@ -69,7 +69,9 @@ def read(parser: OutputParser | None, pieces: Iterable[str]) -> Parsed:
     return result
 
 
-def parsed(name: str, text: str, reasoning: str = NO_PARSER, opened: bool | None = None) -> Parsed:
+def parse_text(
+    name: str, text: str, reasoning: str = NO_PARSER, opened: bool | None = None
+) -> Parsed:
     """What is found in a text, whole and character by character."""
     tools = ToolUse(parser=name, schemas=SCHEMAS | {"f": VALUE_SCHEMA})
     whole = read(output_parser(reasoning, tools, opened=opened), [text])
@@ -101,22 +103,24 @@ def check_cut(text: str, cut: Parsed, whole: Parsed) -> None:
 @pytest.mark.parametrize("output", outputs())
 def test_a_cut_call_is_open_and_leaves_no_markup(output: Recorded) -> None:
     text = f"{output.text}\n\n{output.text}" if output.content else output.text
-    whole = parsed(output.parser, text)
+    whole = parse_text(output.parser, text)
     for end in range(len(text)):
-        check_cut(text[:end], parsed(output.parser, text[:end]), whole)
+        check_cut(text[:end], parse_text(output.parser, text[:end]), whole)
 
 
 @pytest.mark.parametrize("output", outputs())
 def test_a_missing_or_doubled_marker_leaves_no_markup(output: Recorded) -> None:
     markers = FORMATS[output.parser].markers
     for marker, damaged, doubled in damages(output):
-        result = parsed(output.parser, damaged)
+        result = parse_text(output.parser, damaged)
         if doubled:
-            assert result.calls and result.calls[0] == parsed(output.parser, output.text).calls[0]
+            assert (
+                result.calls and result.calls[0] == parse_text(output.parser, output.text).calls[0]
+            )
         if result.calls and (doubled or marker not in HEADS | set(FORMATS[output.parser].starts)):
             assert not any(each in result.content for each in markers), damaged
         for end in range(0, len(damaged), STEP):
-            parsed(output.parser, damaged[:end])
+            parse_text(output.parser, damaged[:end])
 
 
 def damages(output: Recorded) -> Iterator[tuple[str, str, bool]]:
@@ -139,9 +143,9 @@ def test_a_misplaced_marker_breaks_nothing(output: Recorded) -> None:
     edges = sorted({at for marker in markers for at in places(output.text, marker)})
     for marker in markers:
         for at in edges:
-            parsed(output.parser, output.text[:at] + marker + output.text[at:])
+            parse_text(output.parser, output.text[:at] + marker + output.text[at:])
         for at, other in pairwise(edges):
-            parsed(output.parser, output.text[:at] + marker + output.text[other:])
+            parse_text(output.parser, output.text[:at] + marker + output.text[other:])
 
 
 FRAGMENTS = (
@@ -182,7 +186,7 @@ def test_random_damage_is_read_the_same_in_any_pieces(seed: int) -> None:
             length = draw.choice((0, 0, draw.randint(1, 12)))
             parts[at : at + length] = draw.sample(fragments, k=draw.randint(0, 3))
         reasoning, opened = draw.choice((NO_PARSER, "qwen3")), draw.choice((True, False, None))
-        result = parsed(output.parser, "".join(parts), reasoning, opened)
+        result = parse_text(output.parser, "".join(parts), reasoning, opened)
         for name, arguments in result.calls:
             assert name.strip() and not arguments.strip().startswith(("[", '"'))
 
@@ -192,7 +196,7 @@ def test_values_end_where_the_next_argument_begins(
     parser: str, arguments: str, expected: object
 ) -> None:
     before, after = AROUND[parser]
-    result = parsed(parser, f"a {before}{arguments}{after} b")
+    result = parse_text(parser, f"a {before}{arguments}{after} b")
     assert [(name, json.loads(raw)) for name, raw in result.calls] == [("f", expected)]
     assert result.content.split() in (["a", "b"], ["ab"])
 
@@ -201,7 +205,7 @@ def test_values_end_where_the_next_argument_begins(
 def test_values_are_cut_before_their_end(parser: str, arguments: str, expected: object) -> None:
     before, _ = AROUND[parser]
     for end in range(0, len(arguments), 1 + len(arguments) // 100):
-        cut = parsed(parser, before + arguments[:end])
+        cut = parse_text(parser, before + arguments[:end])
         assert not cut.content.strip()
         if "</tool_call>" not in arguments:
             assert not is_whole(cut.calls[0][1]) or json.loads(cut.calls[0][1]) == expected
@@ -210,27 +214,27 @@ def test_values_are_cut_before_their_end(parser: str, arguments: str, expected: 
 @pytest.mark.parametrize("name", sorted(name for name, each in FORMATS.items() if each.starts))
 def test_a_call_ends_the_reasoning(name: str) -> None:
     """Each kind of it, whoever opened it, and with its end behind the call."""
-    text = begun(name)
-    alone = parsed(name, text)
+    text = call_start(name)
+    alone = parse_text(name, text)
     assert alone.calls
     for reasoning, markers in PARSERS.items():
         for opened, before in ((True, "I will.\n"), (None, f"{markers.start}I will.\n")):
             for after in ("", f"\n{markers.end}\n\n"):
-                result = parsed(name, before + text + after, reasoning, opened)
+                result = parse_text(name, before + text + after, reasoning, opened)
                 assert (result.reasoning, result.calls) == ("I will.\n", alone.calls)
                 assert result.content.split() == alone.content.split()
-    output = parsed(name, f"I will.</think>{text}</think>!", "qwen3", True)
+    output = parse_text(name, f"I will.</think>{text}</think>!", "qwen3", True)
     assert (output.reasoning, output.content, output.calls) == (
         "I will.",
         f"{alone.content}!",
         alone.calls,
     )
     for end in range(0, len(text), 3):
-        cut = parsed(name, f"I will.{text[:end]}", "qwen3", True)
+        cut = parse_text(name, f"I will.{text[:end]}", "qwen3", True)
         check_cut(text[:end], cut, alone)
 
 
-def begun(name: str) -> str:
+def call_start(name: str) -> str:
     """A recorded output, from the marker of its first call."""
     text = next(output.text for output in OUTPUTS if output.parser == name and output.calls)
     result = [text.index(start) for start in FORMATS[name].starts if start in text]
@@ -245,7 +249,7 @@ def test_no_reasoning_begins_in_a_call(name: str) -> None:
         "qwen3_xml": "<tool_call><function=f><parameter=s>\nTEXT\n</parameter></function>",
     }.get(name, '{"name": "f", "parameters": {"s": "TEXT"}}')
     value = "<think>a</think> b"
-    result = parsed(name, text.replace("TEXT", value), "qwen3")
+    result = parse_text(name, text.replace("TEXT", value), "qwen3")
     assert [json.loads(raw) for _, raw in result.calls] == [{"s": value}]
     assert not result.reasoning and not result.content
 

@@ -121,11 +121,11 @@ def test_texts_are_values_of_their_types(parser: str, way: str) -> None:
         }
         definitions = {"color": {"enum": ["red", "5"]}, "place": OBJECT}
         root: dict[str, Any] = {way: ways[way], "$defs": definitions}
-        written = f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        body = f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
         if parser == "glm45":
-            written = f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+            body = f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
         result = ToolText(ToolUse(parser=parser, schemas={"f": root}))
-        deltas = [*result.push(f"<tool_call>{written}"), *result.flush()]
+        deltas = [*result.push(f"<tool_call>{body}"), *result.flush()]
         raw = "".join(call.arguments for delta in deltas for call in delta.calls)
         if text.isdecimal() and len(text) > 99:
             assert raw == f'{{"x": {text}}}'

@@ -27,7 +27,7 @@ from tandem.tests.shared.text.tool_parsers.recorded import (
 LONGEST_MARKER = len(r"\n</parameter")
 
 
-def parsed(parser: str, pieces: Iterable[str], **options: Any) -> list[TextDelta]:
+def parse_pieces(parser: str, pieces: Iterable[str], **options: Any) -> list[TextDelta]:
     stage = ToolText(ToolUse(parser=parser, schemas=SCHEMAS, **options))
     deltas = [delta for piece in pieces for delta in stage.push(piece)]
     return [*deltas, *stage.flush()]
@@ -52,28 +52,28 @@ def summary(deltas: list[TextDelta]) -> tuple[str, list[tuple[str, str]]]:
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.parser)
 def test_recorded_outputs_give_their_calls_wherever_they_are_cut(output: Recorded) -> None:
     text = output.text
-    whole = summary(parsed(output.parser, [text]))
+    whole = summary(parse_pieces(output.parser, [text]))
     content, calls = whole
     assert (content, [(name, json.loads(raw)) for name, raw in calls]) == (
         output.content,
         output.calls,
     )
-    ids = tuple(call.id for delta in parsed(output.parser, [text]) for call in delta.calls)
+    ids = tuple(call.id for delta in parse_pieces(output.parser, [text]) for call in delta.calls)
     assert set(output.ids) <= set(ids)
-    reasoning = "".join(delta.reasoning for delta in parsed(output.parser, list(text)))
+    reasoning = "".join(delta.reasoning for delta in parse_pieces(output.parser, list(text)))
     assert reasoning == output.reasoning
     for at in range(len(text)):
-        assert summary(parsed(output.parser, [text[:at], text[at:]])) == whole, at
+        assert summary(parse_pieces(output.parser, [text[:at], text[at:]])) == whole, at
     for step in (1, 2, 3, 7):
         edges = [*range(0, len(text), step), len(text)]
         pieces = [text[a:b] for a, b in pairwise(edges)]
-        assert summary(parsed(output.parser, pieces)) == whole, step
+        assert summary(parse_pieces(output.parser, pieces)) == whole, step
 
 
 @pytest.mark.parametrize(("parser", "text"), MALFORMED)
 def test_malformed_calls_are_content(parser: str, text: str) -> None:
     for pieces in ([text], list(text)):
-        assert summary(parsed(parser, pieces)) == (text, [])
+        assert summary(parse_pieces(parser, pieces)) == (text, [])
 
 
 @pytest.mark.parametrize(("parser", "text", "calls", "content"), BROKEN)
@@ -81,22 +81,22 @@ def test_broken_calls_have_what_can_be_read_of_them(
     parser: str, text: str, calls: list[tuple[str, Any]], content: str
 ) -> None:
     for pieces in ([text], list(text)):
-        output, result = summary(parsed(parser, pieces))
+        output, result = summary(parse_pieces(parser, pieces))
         assert (output, [(name, json.loads(raw)) for name, raw in result]) == (content, calls)
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.parser)
 def test_outputs_that_end_early_keep_what_they_have(output: Recorded) -> None:
     """However a call is cut off, the names and arguments before the cut are those of the whole."""
-    _, calls = summary(parsed(output.parser, [output.text]))
+    _, calls = summary(parse_pieces(output.parser, [output.text]))
     for end in range(len(output.text)):
-        content, begun = summary(parsed(output.parser, [output.text[:end]]))
-        assert len(begun) <= len(calls)
-        for (name, arguments), (whole_name, whole) in zip(begun, calls, strict=False):
+        content, partial = summary(parse_pieces(output.parser, [output.text[:end]]))
+        assert len(partial) <= len(calls)
+        for (name, arguments), (whole_name, whole) in zip(partial, calls, strict=False):
             assert name == whole_name
             # The beginning of a marker may be a part of the text.
             assert whole.startswith(arguments[: max(1, len(arguments) - LONGEST_MARKER)])
-        if not begun:
+        if not partial:
             assert (
                 content == output.text[:end]
                 or output.parser == "openai"
@@ -106,7 +106,7 @@ def test_outputs_that_end_early_keep_what_they_have(output: Recorded) -> None:
 
 def test_without_parallel_calls_only_the_first_counts() -> None:
     [output] = [output for output in OUTPUTS if len(output.calls) > 1][:1]
-    content, calls = summary(parsed(output.parser, list(output.text), parallel=False))
+    content, calls = summary(parse_pieces(output.parser, list(output.text), parallel=False))
     assert content == output.content
     assert [(name, json.loads(raw)) for name, raw in calls] == output.calls[:1]
 
@@ -114,7 +114,8 @@ def test_without_parallel_calls_only_the_first_counts() -> None:
 def test_text_after_a_call_is_in_a_delta_of_its_own() -> None:
     text = 'a<tool_call>{"name": "now"}</tool_call>b<tool_call>{"name": "now"}</tool_call>'
     places = [
-        (delta.content, len(delta.calls)) for delta in join_deltas(parsed("hermes", list(text)))
+        (delta.content, len(delta.calls))
+        for delta in join_deltas(parse_pieces("hermes", list(text)))
     ]
     assert places == [("a", 1), ("b", 1)]
 
@@ -126,20 +127,20 @@ def test_the_router_s_option_lists_every_parser() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "given"),
+    ("text", "expected"),
     [
         ("{'a': 'it\\'s', \"b\": [1, 'x']}", {"a": "it's", "b": [1, "x"]}),
         ("[" + "'" + "y" * 60_000 + "', 1]", ["y" * 60_000, 1]),
         ('{\'code\': """say(f\'it\'s {x}\')"""}', {"code": "say(f'it's {x}')"}),
     ],
 )
-def test_a_literal_may_have_long_strings(text: str, given: Any) -> None:
-    assert json.loads(literal_to_json(text)) == given
+def test_a_literal_may_have_long_strings(text: str, expected: Any) -> None:
+    assert json.loads(literal_to_json(text)) == expected
 
 
 # Each takes Python's parser 20 ms and more.
 @pytest.mark.parametrize("part", ["1,", "{},", "'a',", 'f"{1}",', "rF'{1:{2}}',", "1+"])
-def test_a_literal_that_takes_long_to_parse_is_none(part: str) -> None:
+def test_a_literal_that_takes_long_to_parse_is_rejected(part: str) -> None:
     with pytest.raises(ValueError, match="too large"):
         literal_to_json(f"[{part * 4000}]")
 
@@ -147,13 +148,13 @@ def test_a_literal_that_takes_long_to_parse_is_none(part: str) -> None:
 @pytest.mark.parametrize("parser", ["hermes", "pythonic", "llama3_json"])
 def test_endless_white_space_is_content(parser: str) -> None:
     texts = ["x", *[" " * 100] * 2000, "y"]
-    parts = [delta.content for delta in parsed(parser, texts)]
+    parts = [delta.content for delta in parse_pieces(parser, texts)]
     assert "".join(parts) == "".join(texts)
 
 
 def test_endless_white_space_in_a_call_ends_it() -> None:
     texts = ["<tool_call>", *[" " * 1000] * 200]
-    deltas = parsed("hermes", texts)
+    deltas = parse_pieces("hermes", texts)
     assert "".join(delta.content for delta in deltas) == "".join(texts)
     # It is not held back until the end.
     assert len(deltas) > 1

@@ -127,17 +127,17 @@ def _chat(draw: random.Random, version: str) -> list[dict[str, Any]]:
     messages = [{"role": "system", "content": text()} for _ in range(draw.choice([0, 1, 2]))]
     for _ in range(draw.randrange(1, 4)):
         messages += [{"role": "user", "content": text()} for _ in range(draw.choice([1, 1, 2]))]
-        answer: dict[str, Any] = {"role": "assistant", "content": text()}
+        message: dict[str, Any] = {"role": "assistant", "content": text()}
         if version == "v13" and draw.random() < 0.5:
-            answer["reasoning_content"] = text()
+            message["reasoning_content"] = text()
         if draw.random() < 0.6:
             ids = [
                 "".join(draw.choices(string.ascii_letters, k=9)) for _ in range(draw.choice([1, 3]))
             ]
             if version == "v3" or draw.random() < 0.5:
-                answer["content"] = None
+                message["content"] = None
             arguments = ('{"x": "é"}', '{"x":1,"y":[2]}', "{}", '{"x": "</s>"}')
-            answer["tool_calls"] = [
+            message["tool_calls"] = [
                 {
                     "id": id,
                     "type": "function",
@@ -147,9 +147,9 @@ def _chat(draw: random.Random, version: str) -> list[dict[str, Any]]:
             ]
             results = [{"role": "tool", "tool_call_id": id, "content": text()} for id in ids]
             draw.shuffle(results)
-            messages += [answer, *results]
+            messages += [message, *results]
         else:
-            messages.append(answer)
+            messages.append(message)
     return [*messages, {"role": "user", "content": text()}]
 
 

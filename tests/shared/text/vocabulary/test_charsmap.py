@@ -15,7 +15,7 @@ CHARSMAP = MODEL.normalizer_spec.precompiled_charsmap
 FOLLOWED = [text for text in AWKWARD if text] + ["\uff21", "\u3000", "e\u0301", "\x1f"]
 
 
-def test_a_whole_map_is_taken() -> None:
+def test_a_whole_map_is_accepted() -> None:
     assert CHARSMAP and check_charsmap(CHARSMAP) is None
 
 

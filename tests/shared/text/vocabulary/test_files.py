@@ -109,8 +109,8 @@ def test_a_node_knows_the_token_that_ends_a_text(tmp_path: Path, name: str, end:
 
 
 def test_the_number_in_the_configuration_is_enough(tmp_path: Path) -> None:
-    added = {"7": {"content": "<|end|>"}}
-    config = {"eos_token": "<|end|>", "added_tokens_decoder": added}
+    added_tokens = {"7": {"content": "<|end|>"}}
+    config = {"eos_token": "<|end|>", "added_tokens_decoder": added_tokens}
     write(tmp_path, tokenizer_config_dot_json=config, tokenizer_dot_model=b"?")
     assert SafetensorsFolder(tmp_path).end_tokens() == [7]
 
@@ -122,13 +122,13 @@ def test_a_node_runs_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("name", "max_mib"),
     [("tokenizer.json", 128), ("tekken.json", 32), ("tokenizer.model", 16), ("vocab.txt", 32)],
 )
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, name: str, most: int) -> None:
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, name: str, max_mib: int) -> None:
     with (tmp_path / name).open("wb") as file:
-        file.truncate((most << 20) + 1)
-    with cheap(1), pytest.raises(ModelError, match=rf"of a model has at most {most} MiB"):
+        file.truncate((max_mib << 20) + 1)
+    with cheap(1), pytest.raises(ModelError, match=rf"of a model has at most {max_mib} MiB"):
         read_tokenizer_files(tmp_path)
 
 
@@ -198,8 +198,8 @@ def damaged(content: bytes) -> st.SearchStrategy[bytes]:
 
     def apply(changes: list[tuple[int, int, bytes]]) -> bytes:
         values = content
-        for at, removed, put in changes:
-            values = values[:at] + put + values[at + removed :]
+        for at, removed, value in changes:
+            values = values[:at] + value + values[at + removed :]
         return values
 
     return st.lists(change, min_size=1, max_size=4).map(apply)
@@ -211,13 +211,13 @@ def test_a_damaged_file_is_one_line(name: str) -> None:
 
     @settings(max_examples=60, deadline=None)
     @given(damaged(content))
-    def check(changed: bytes) -> None:
+    def check(content: bytes) -> None:
         with tempfile.TemporaryDirectory() as place:
             config = {"add_bos_token": False}
             folder = write(
                 Path(place), merges_dot_txt="t h\nh e\n", tokenizer_config_dot_json=config
             )
-            (folder / name).write_bytes(changed)
+            (folder / name).write_bytes(content)
             one_line(folder)
 
     check()
@@ -286,7 +286,7 @@ SETTINGS = (
 
 @pytest.mark.parametrize("name", every_kind())
 def test_a_strange_configuration_is_one_line(name: str) -> None:
-    added = st.dictionaries(
+    added_tokens = st.dictionaries(
         st.integers(-1, 400).map(str) | st.text(max_size=3),
         st.fixed_dictionaries({"content": st.text(max_size=4)}, optional={"special": st.booleans()})
         | JSON,
@@ -294,7 +294,7 @@ def test_a_strange_configuration_is_one_line(name: str) -> None:
     )
 
     @settings(max_examples=50, deadline=None)
-    @given(st.dictionaries(st.sampled_from(SETTINGS), JSON | added, max_size=3))
+    @given(st.dictionaries(st.sampled_from(SETTINGS), JSON | added_tokens, max_size=3))
     def check(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
             write(Path(place), tokenizer_config_dot_json=config, merges_dot_txt="t h\n")
@@ -326,5 +326,5 @@ def test_special_tokens_are_text_in_chats_with_each_kind(tmp_path: Path) -> None
             ours.special_tokens.get("unk_token", "")
         )
         actual = [token for token in tokens if token in ours.texts.special_ids - {unknown}]
-        written = [ours.special_tokens.get("bos_token"), ours.special_tokens.get("eos_token")]
-        assert actual == [ours._raw.token_to_id(text) for text in written if text], name
+        names = [ours.special_tokens.get("bos_token"), ours.special_tokens.get("eos_token")]
+        assert actual == [ours._raw.token_to_id(text) for text in names if text], name

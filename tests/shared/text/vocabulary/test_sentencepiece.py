@@ -31,7 +31,7 @@ def folder_of(folder: Path, model: str, name: str = "tokenizer.model", **config:
     return write(folder, tokenizer_config_dot_json={"add_bos_token": True, **config})
 
 
-def made(folder: Path, *pieces: tuple[str, float, int], **trainer: Any) -> Path:
+def write_model(folder: Path, *pieces: tuple[str, float, int], **trainer: Any) -> Path:
     """A folder with a model of a few pieces."""
     proto = pb.ModelProto()
     for text, score, kind in pieces:
@@ -118,46 +118,51 @@ def test_symbols_in_the_configuration_stay_symbols(tmp_path: Path) -> None:
 def test_tokens_that_follow_the_pieces_are_no_part_of_the_vocabulary(tmp_path: Path) -> None:
     """Some models have no rows in their embedding for them, and are served all the same."""
     size = len(pb.ModelProto.FromString((MODELS / "llama.model").read_bytes()).pieces)
-    added = {str(size): {"content": "<a>"}, str(size + 1): {"content": "<b>", "special": True}}
-    ours = load(folder_of(tmp_path / "m", "llama", added_tokens_decoder=added))
+    added_tokens = {
+        str(size): {"content": "<a>"},
+        str(size + 1): {"content": "<b>", "special": True},
+    }
+    ours = load(folder_of(tmp_path / "m", "llama", added_tokens_decoder=added_tokens))
     assert ours.encode("<b><a>", add_special_tokens=False) == [size + 1, size]
     assert (ours.base_vocab_size, ours.vocab_size) == (size, size + 2)
 
 
 def test_a_configuration_names_tokens_that_stand_for_no_text(tmp_path: Path) -> None:
-    added = {
+    added_tokens = {
         "2": {"content": "<|end|>", "special": True},
         "3": {"content": "<|start|>", "special": True, "normalized": True},
         "10000": {"content": "<tool>", "special": False},
     }
-    ours = load(folder_of(tmp_path / "m", "llama", added_tokens_decoder=added, eos_token="<|end|>"))
+    ours = load(
+        folder_of(tmp_path / "m", "llama", added_tokens_decoder=added_tokens, eos_token="<|end|>")
+    )
     assert ours.encode("<|start|><|end|><tool>", add_special_tokens=False) == [3, 2, 10000]
     assert ours.decode([3, 2, 10000]) == "<tool>"
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "last", "known"),
+    ("name", "first", "last", "ids"),
     [
         ("T5Tokenizer", [], ["</s>"], {"<extra_id_0>": -1, "<extra_id_99>": -100}),
         ("XLMRobertaTokenizer", ["<s>"], ["</s>"], {"<pad>": 1, "<unk>": 3, "<mask>": -1}),
     ],
 )
 def test_classes_have_numbers_of_their_own(
-    tmp_path: Path, name: str, first: list[str], last: list[str], known: dict[str, int]
+    tmp_path: Path, name: str, first: list[str], last: list[str], ids: dict[str, int]
 ) -> None:
     ours = load(folder_of(tmp_path / "m", "unigram", "spiece.model", tokenizer_class=name))
     plain = load(folder_of(tmp_path / "plain", "unigram"))
     expected = [plain.texts.piece_of(token) for token in plain.encode("the fox")[1:]]
     tokens = [ours.texts.piece_of(token) for token in ours.encode("the fox")]
     assert tokens == [*first, *expected, *last]
-    for text, number in known.items():
+    for text, number in ids.items():
         assert ours.encode(text, add_special_tokens=False) == [number % ours.vocab_size]
 
 
 def test_albert_lowers_letters_and_drops_accents(tmp_path: Path) -> None:
     pieces = [*ENDS, ("[CLS]", 0.0, CONTROL), ("[SEP]", 0.0, CONTROL)]
     letters = [(letter, -1.0, NORMAL) for letter in "\u2581ecaf"]
-    place = made(tmp_path, *pieces, *letters, model_type=pb.TrainerSpec.UNIGRAM)
+    place = write_model(tmp_path, *pieces, *letters, model_type=pb.TrainerSpec.UNIGRAM)
     write(place, tokenizer_config_dot_json={"tokenizer_class": "AlbertTokenizer"})
     ours = load(place)
     text = [ours.texts.piece_of(token) for token in ours.encode("Café")]
@@ -183,7 +188,7 @@ def test_albert_lowers_letters_and_drops_accents(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_read_says_why(
     tmp_path: Path, pieces: Any, trainer: dict[str, Any], reason: str
 ) -> None:
-    place = made(tmp_path, *pieces, **trainer)
+    place = write_model(tmp_path, *pieces, **trainer)
     with pytest.raises(ModelError) as caught:
         read_tokenizer_files(place)
     assert str(caught.value).startswith(f"{place / 'tokenizer.model'}: {reason}")

@@ -82,7 +82,7 @@ def test_conversations_that_mistral_common_refuses_are_refused(
         ours.encode_chat(messages)
 
 
-def changed(**config: Any) -> dict[str, Any]:
+def with_changes(**config: Any) -> dict[str, Any]:
     content = tekken("v7")
     content["config"] |= config
     return content
@@ -98,12 +98,21 @@ def with_token(at: int, **token: Any) -> dict[str, Any]:
     ("content", "reason"),
     [
         ({}, "config is missing"),
-        (changed(pattern=None), "config.pattern is missing"),
-        (changed(default_vocab_size=10), "has 10 tokens, of which 30 are special"),
-        (changed(default_vocab_size=10**12), "config.default_vocab_size is 1000000000000; it must"),
-        (changed(default_num_special_tokens=True), "config.default_num_special_tokens is True"),
-        (changed(default_vocab_size=5000), "vocab must be a list of at least 4970 tokens"),
-        (changed(default_num_special_tokens=3), "a special token must have token_str, and a rank"),
+        (with_changes(pattern=None), "config.pattern is missing"),
+        (with_changes(default_vocab_size=10), "has 10 tokens, of which 30 are special"),
+        (
+            with_changes(default_vocab_size=10**12),
+            "config.default_vocab_size is 1000000000000; it must",
+        ),
+        (
+            with_changes(default_num_special_tokens=True),
+            "config.default_num_special_tokens is True",
+        ),
+        (with_changes(default_vocab_size=5000), "vocab must be a list of at least 4970 tokens"),
+        (
+            with_changes(default_num_special_tokens=3),
+            "a special token must have token_str, and a rank",
+        ),
         (tekken("v11", None), "special_tokens are missing, which v11 needs; download"),
         (tekken("v7", ["<s>", "<s>"]), "two special tokens are the same"),
         (tekken("v7", [""]), "token 0 is empty"),
@@ -125,6 +134,6 @@ def test_a_broken_file_says_what_is_wrong(
 
 
 def test_a_pattern_that_is_none_is_an_error_of_the_tokenizer(tmp_path: Path) -> None:
-    write(tmp_path, tekken_dot_json=changed(pattern="(?P<"))
+    write(tmp_path, tekken_dot_json=with_changes(pattern="(?P<"))
     with pytest.raises(ModelError, match=r"tekken.json: not a tokenizer"):
         load(tmp_path)

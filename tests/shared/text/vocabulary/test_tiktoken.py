@@ -35,10 +35,10 @@ def folder_of(folder: Path, family: str, monkeypatch: pytest.MonkeyPatch, **conf
     if family == "llama4":
         first = len(TOKENS)
         names = ("<|begin_of_text|>", "<|end_of_text|>")
-        added = {
+        added_tokens = {
             str(first + at): {"content": text, "special": True} for at, text in enumerate(names)
         }
-        config = {"added_tokens_decoder": added} | config
+        config = {"added_tokens_decoder": added_tokens} | config
     write(folder, tokenizer_config_dot_json=config)
     (folder / name).write_text(ranks(TOKENS))
     return folder
@@ -104,8 +104,10 @@ def test_a_configuration_may_give_a_name_to_another_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of Llama 3.1, where fewer tokens are reserved before the named ones."""
-    added = {str(len(TOKENS) + 5): {"content": "<|reserved_special_token_2|>", "special": True}}
-    ours = load(folder_of(tmp_path, "llama3", monkeypatch, added_tokens_decoder=added))
+    added_tokens = {
+        str(len(TOKENS) + 5): {"content": "<|reserved_special_token_2|>", "special": True}
+    }
+    ours = load(folder_of(tmp_path, "llama3", monkeypatch, added_tokens_decoder=added_tokens))
     tokens = ours.encode("<|reserved_special_token_2|><|eot_id|>", add_special_tokens=False)
     assert tokens == [len(TOKENS) + 5, len(TOKENS) + 9]
 
@@ -158,7 +160,7 @@ def test_a_rule_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
 def test_two_names_for_one_token_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    added = {"added_tokens_decoder": {"104": {"content": "<|end|>"}}}
-    place = folder_of(tmp_path, "tiktoken.model", monkeypatch, **added)
+    added_tokens = {"added_tokens_decoder": {"104": {"content": "<|end|>"}}}
+    place = folder_of(tmp_path, "tiktoken.model", monkeypatch, **added_tokens)
     with pytest.raises(ModelError, match=r"'<\|end\|>' is added as token 104, which is 'h' in"):
         read_tokenizer_files(place)

@@ -75,8 +75,8 @@ def test_classes_put_special_tokens_around_a_text(
 
 
 def test_qwens_class_splits_digits_and_composes(tmp_path: Path, trained: RawTokenizer) -> None:
-    added = {"400": {"content": "<|im_end|>", "special": True}}
-    config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added}
+    added_tokens = {"400": {"content": "<|im_end|>", "special": True}}
+    config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added_tokens}
     ours = load(folder_of(tmp_path, trained, **config))
     assert [ours.decode([token]) for token in ours.encode("2024")] == ["2", "0", "2", "4"]
     assert ours.encode("e\u0301") == ours.encode("\u00e9")

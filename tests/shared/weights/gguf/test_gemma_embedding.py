@@ -39,13 +39,13 @@ def converted(
     *,
     kind: str = "F32",  # of the linear layers
     pooling: gguf.PoolingType | None = gguf.PoolingType.MEAN,
-    listed: bool = False,
+    as_list: bool = False,
 ) -> Path:
     """A file as llama.cpp's converter writes it, with the linear layers over a vector."""
 
     def change(writer: gguf.GGUFWriter) -> None:
         kinds = [True, True, False]
-        writer.add_sliding_window_pattern(kinds if listed else 3)
+        writer.add_sliding_window_pattern(kinds if as_list else 3)
         if pooling is not None:
             writer.add_pooling_type(pooling)
         for name, layer in zip(("dense_2", "dense_3"), layers, strict=False):
@@ -56,14 +56,14 @@ def converted(
     return write_gguf(folder, file, change=change, architecture=architecture)
 
 
-@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_file_embeds_as_its_folder(
-    folder: Path, projections: list[torch.Tensor], tmp_path: Path, count: int, listed: bool
+    folder: Path, projections: list[torch.Tensor], tmp_path: Path, count: int, as_list: bool
 ) -> None:
     """With as many of the linear layers as it has. Prompts are longer than the window."""
     layers = projections[:count]
-    file = converted(folder, tmp_path / "model.gguf", layers, listed=listed)
+    file = converted(folder, tmp_path / "model.gguf", layers, as_list=as_list)
     with Engine(EngineConfig(model=str(file), dtype="float32", threads=1)) as engine:
         vectors = engine.embed(prompts())
     for vector, states in zip(vectors, expected(folder), strict=True):

@@ -170,10 +170,10 @@ def test_random_changes_never_raise_anything_else(tmp_path: Path, whole: bytes) 
     file = tmp_path / "model.gguf"
     generator = np.random.default_rng(0)
     for _ in range(300):
-        changed = bytearray(whole[:30_000])
-        changed += bytes(len(whole) - len(changed))
-        changed[generator.integers(0, 2000)] = generator.integers(0, 256)
-        file.write_bytes(changed)
+        damaged_bytes = bytearray(whole[:30_000])
+        damaged_bytes += bytes(len(whole) - len(damaged_bytes))
+        damaged_bytes[generator.integers(0, 2000)] = generator.integers(0, 256)
+        file.write_bytes(damaged_bytes)
         try:
             source = open_source(file)
             source.config()
@@ -201,7 +201,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 Change = Callable[[gguf.GGUFWriter], None]
 
 
-def changed(folder: Path, tmp_path: Path, change: Change) -> str:
+def error_after(folder: Path, tmp_path: Path, change: Change) -> str:
     file = write_gguf(folder, tmp_path / "model.gguf", change=change)
     with pytest.raises(ModelError) as caught:
         load_model(file)
@@ -262,7 +262,7 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
 def test_a_model_that_cannot_be_run_says_why(
     folder: Path, tmp_path: Path, change: Change, reason: str
 ) -> None:
-    assert reason in changed(folder, tmp_path, change)
+    assert reason in error_after(folder, tmp_path, change)
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,10 @@ def test_types_that_are_not_read_are_named_with_what_is(tmp_path: Path) -> None:
         with pytest.raises(ModelError) as caught:
             open_source(file).config()
         assert words in str(caught.value)
-        named = "use a file of the same model in one of these types: F32, " in str(caught.value)
-        assert named == (architecture == "llama")
+        lists_types = "use a file of the same model in one of these types: F32, " in str(
+            caught.value
+        )
+        assert lists_types == (architecture == "llama")
 
 
 def test_types_with_codebooks_need_the_library(
@@ -372,7 +374,7 @@ def test_a_pointer_of_git_lfs_is_no_broken_file(tmp_path: Path) -> None:
     assert "is a Git LFS pointer and not the file itself" in refusal(tmp_path, pointer)
 
 
-def test_a_format_that_was_asked_for_must_be_the_file_s(folder: Path, tmp_path: Path) -> None:
+def test_a_requested_format_must_be_that_of_the_file(folder: Path, tmp_path: Path) -> None:
     file = write_gguf(folder, tmp_path / "model.gguf")
     load_model(file, load_format="gguf")
     with pytest.raises(ModelError, match=r"--load-format safetensors, but .* is gguf"):
@@ -383,5 +385,5 @@ def test_a_format_that_was_asked_for_must_be_the_file_s(folder: Path, tmp_path: 
 
 def test_numbers_are_those_that_the_converter_was_given() -> None:
     for value in (1e-05, 1e-6, 0.1, 1.0, 500000.0, 123456.79, 1e30, 0.0, -2.5, float("inf")):
-        stored = struct.unpack("<f", struct.pack("<f", value))[0]
-        assert shortest(stored) == value
+        single = struct.unpack("<f", struct.pack("<f", value))[0]
+        assert shortest(single) == value

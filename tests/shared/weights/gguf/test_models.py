@@ -203,11 +203,11 @@ def test_a_type_has_the_logits_of_its_dequantised_weights(root: Path, kind: str)
     check_compiled(folder, file, quantised=kind in BLOCK_FORMATS)
 
 
-def after(plain: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
+def after(plain: Path, prompt: list[int], output: list[int]) -> torch.Tensor:
     """The logits of transformers, of a prompt's last token and of what was drawn."""
     oracle: Any = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     with torch.inference_mode():
-        logits: torch.Tensor = oracle(torch.tensor([prompt + drawn])).logits[0]
+        logits: torch.Tensor = oracle(torch.tensor([prompt + output])).logits[0]
     return logits[len(prompt) - 1 :]
 
 
@@ -247,8 +247,8 @@ def test_a_quantised_file_has_the_logits_of_its_weights(
         assert {source.dtype(each) for each in matrices} == {kind}
     plain = build_ranks(in_numbers(file, tmp_path / "plain.gguf"))
 
-    def expected(prompt: list[int], drawn: list[int]) -> torch.Tensor:
-        return plain.logits([prompt, *([token] for token in drawn)], 0, list(range(20)))
+    def expected(prompt: list[int], output: list[int]) -> torch.Tensor:
+        return plain.logits([prompt, *([token] for token in output)], 0, list(range(20)))
 
     check_on_ranks(file, PROMPT, expected)
 
@@ -339,13 +339,13 @@ def test_a_load_needs_the_result_and_a_layer(root: Path, kind: str) -> None:
     events = profile.profiler.kineto_results.events()
     sizes = [event for event in events if event.name() == "[memory]"]
     sizes.sort(key=lambda event: event.start_ns())
-    held = list(accumulate(event.nbytes() for event in sizes))
+    totals = list(accumulate(event.nbytes() for event in sizes))
     assert len(model.layers) == 8
     size = file.stat().st_size
     if kind != "BF16" or multiplies(torch.bfloat16):
-        assert held[-1] > 0.9 * size and max(held) - held[-1] <= size / 8
+        assert totals[-1] > 0.9 * size and max(totals) - totals[-1] <= size / 8
     else:  # packed from float32, one matrix at a time, into memory that is not torch's
-        assert max(held) <= 2.5 * size / 8
+        assert max(totals) <= 2.5 * size / 8
 
 
 @pytest.mark.parametrize(

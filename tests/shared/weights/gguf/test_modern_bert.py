@@ -18,7 +18,7 @@ from tandem.shared.errors import ModelError
 from tandem.shared.models.spec import AttentionSpec, ClassifierSpec, DecoderSpec
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import gguf_files, tiny_models
-from tandem.tests.support.checkpoints.rerankers import add_answers
+from tandem.tests.support.checkpoints.rerankers import add_labels
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -43,7 +43,7 @@ def checkpoint(folder: Path, name: str = "modernbert", **changes: Any) -> Path:
         "layer_norm_eps": config["norm_eps"],
     }
     (folder / "config.json").write_text(json.dumps(config))
-    add_answers(folder)
+    add_labels(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.normalizer = tokenizers.normalizers.NFC()
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -125,8 +125,8 @@ def hidden_of(folder: Path, kind: str = "F32") -> torch.Tensor:
     type_of = gguf.GGMLQuantizationType[kind]
     with torch.inference_mode():
         for weight in (each for each in model.parameters() if each.ndim > 1):
-            stored = gguf.quants.quantize(weight.numpy(), type_of)
-            weight.copy_(torch.from_numpy(gguf.quants.dequantize(stored, type_of)))
+            blocks = gguf.quants.quantize(weight.numpy(), type_of)
+            weight.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, type_of)))
         hidden: torch.Tensor = model(tokenizer(TEXT, return_tensors="pt").input_ids)[0][0]
     return hidden
 

@@ -21,10 +21,10 @@ from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.support.checkpoints import gguf_files, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.checkpoints.rerankers import (
-    ANSWERS,
+    LABELS,
     PREFIX,
     SUFFIX,
-    add_answers,
+    add_labels,
     on_the_card,
     on_the_vl_card,
 )
@@ -44,7 +44,7 @@ PLACES = (
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "plain"
     tiny_models.build("qwen3_tied", folder)
-    add_answers(folder)
+    add_labels(folder)
     return folder
 
 
@@ -62,7 +62,7 @@ def expected(
     tokens = card(raw, QUERY, document, *instruction)
     with torch.inference_mode():
         logits = model.eval()(torch.tensor([tokens])).logits[0, -1]
-    no, yes = (logits[raw.token_to_id(answer)] for answer in ANSWERS)
+    no, yes = (logits[raw.token_to_id(label)] for label in LABELS)
     return float((yes - no).sigmoid())
 
 
@@ -71,7 +71,7 @@ def ranking(folder: Path, file: Path, kind: str = "F32", template: str = PLACES)
     (weights,) = folder.glob("*.safetensors")
     table = load_file(weights)["model.embed_tokens.weight"].float()
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    no, yes = (table[raw.token_to_id(answer)] for answer in ANSWERS)
+    no, yes = (table[raw.token_to_id(label)] for label in LABELS)
     type_of = gguf.GGMLQuantizationType[kind]
 
     def add(writer: gguf.GGUFWriter) -> None:
@@ -129,16 +129,18 @@ def test_a_file_of_a_reranker_of_images_reads_texts_by_its_card(
     assert found_by_name == found_by_kind
 
 
-@pytest.mark.parametrize("named", ["file", "metadata"])
-def test_a_whole_file_is_told_by_its_name(reranker: Path, tmp_path: Path, named: str) -> None:
+@pytest.mark.parametrize("by_name", ["file", "metadata"])
+def test_a_whole_file_is_recognised_by_its_name(
+    reranker: Path, tmp_path: Path, by_name: str
+) -> None:
     """One from before there were files for ranking, which has the head that generates."""
 
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_pooling_type(gguf.PoolingType(4))
-        if named == "metadata":
+        if by_name == "metadata":
             writer.add_name("Qwen3 Reranker 0.6B")
 
-    name = "Qwen3-Reranker-0.6B.Q8_0.gguf" if named == "file" else "model.gguf"
+    name = "Qwen3-Reranker-0.6B.Q8_0.gguf" if by_name == "file" else "model.gguf"
     with engine_of(write_gguf(reranker, tmp_path / name, change=add)) as engine:
         [result] = engine.score(QUERY, DOCUMENTS[0])
         assert engine.generate_sync(["yes or no?"])[0][0].tokens
@@ -167,12 +169,12 @@ def test_a_head_of_another_size_than_its_labels_is_refused(reranker: Path, tmp_p
         read_spec(file)
 
 
-def test_overrides_name_the_answers_of_a_file(reranker: Path, tmp_path: Path) -> None:
+def test_overrides_name_the_labels_of_a_file(reranker: Path, tmp_path: Path) -> None:
     keys = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
     file = write_gguf(reranker, tmp_path / "model.gguf")
     assert read_spec(file).classifier is None
-    named = write_gguf(reranker, tmp_path / "Qwen3-Reranker.gguf")
-    assert read_spec(file, overrides=keys).classifier == read_spec(named).classifier
+    reference = write_gguf(reranker, tmp_path / "Qwen3-Reranker.gguf")
+    assert read_spec(file, overrides=keys).classifier == read_spec(reference).classifier
 
 
 def encoder(

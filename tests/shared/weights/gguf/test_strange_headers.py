@@ -29,34 +29,34 @@ KINDS = st.integers(0, 13)
 NAMES = st.sampled_from(["a", "b", "c", "general.alignment", "split.count", "", "x\n", "é" * 40])
 
 
-def packed(form: str, *numbers: int) -> bytes:
+def pack(form: str, *numbers: int) -> bytes:
     return struct.pack(f"<{form}", *numbers)
 
 
 @st.composite
 def texts(draw: st.DrawFn) -> bytes:
     data = draw(NAMES).encode()
-    return packed("Q", draw(st.just(len(data)) | COUNTS)) + data
+    return pack("Q", draw(st.just(len(data)) | COUNTS)) + data
 
 
 @st.composite
 def values(draw: st.DrawFn) -> bytes:
     kind = draw(KINDS)
     if kind == 8:
-        return packed("I", kind) + draw(texts())
+        return pack("I", kind) + draw(texts())
     if kind == 9:
         of, count = draw(KINDS), draw(COUNTS)
-        return packed("IIQ", kind, of, count) + draw(st.binary(max_size=40))
-    return packed("I", kind) + draw(st.binary(min_size=1, max_size=8))
+        return pack("IIQ", kind, of, count) + draw(st.binary(max_size=40))
+    return pack("I", kind) + draw(st.binary(min_size=1, max_size=8))
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> bytes:
     shape = draw(st.lists(st.sampled_from([1, 32, 256]) | COUNTS, max_size=5))
     kind = draw(st.sampled_from([*TENSOR_TYPES, 9, 99]))
-    sizes = packed("I", len(shape)) + b"".join(packed("Q", size) for size in shape)
+    sizes = pack("I", len(shape)) + b"".join(pack("Q", size) for size in shape)
     begin = draw(st.sampled_from([0, 32, 64]) | COUNTS)
-    return draw(texts()) + sizes + packed("IQ", kind, begin)
+    return draw(texts()) + sizes + pack("IQ", kind, begin)
 
 
 @st.composite
@@ -65,11 +65,11 @@ def headers(draw: st.DrawFn) -> bytes:
     metadata = [draw(texts()) + draw(values()) for _ in range(draw(st.integers(0, 3)))]
     entries = [draw(tensors()) for _ in range(draw(st.integers(0, 3)))]
     counts = draw(st.just((len(entries), len(metadata))) | st.tuples(COUNTS, COUNTS))
-    start = b"GGUF" + packed("IQQ", draw(st.sampled_from([2, 3])), *counts)
+    start = b"GGUF" + pack("IQQ", draw(st.sampled_from([2, 3])), *counts)
     return start + b"".join(metadata + entries) + bytes(draw(st.integers(0, 300)))
 
 
-def told(error: ModelError) -> bool:
+def is_one_line(error: ModelError) -> bool:
     """True for one line of a bearable length."""
     return len(str(error)) < 2000 and all(each.isprintable() for each in str(error))
 
@@ -86,7 +86,7 @@ def test_any_bytes_are_a_header_or_an_error(file: Path, data: bytes) -> None:
         try:
             header = read_header(file)
         except ModelError as error:
-            assert told(error), str(error)
+            assert is_one_line(error), str(error)
             return
     assert all(each.begin + each.nbytes <= len(data) for each in header.tensors.values())
 
@@ -171,7 +171,7 @@ def everything(file: Path, header: GGUFHeader) -> None:
         try:
             ask()
         except ModelError as error:
-            assert told(error), str(error)
+            assert is_one_line(error), str(error)
     config = source.config()
     spec_of(config, frozenset(), None)
     source.weight_names(family_of(config.values, config.file))
@@ -184,4 +184,4 @@ def test_any_values_are_a_model_or_an_error(whole: Path, data: st.DataObject) ->
     try:
         everything(whole, header)
     except ModelError as error:
-        assert told(error), str(error)
+        assert is_one_line(error), str(error)

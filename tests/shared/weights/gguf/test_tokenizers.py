@@ -68,7 +68,7 @@ VOCABULARIES = sorted(
 )
 
 
-def loaded(file: Path) -> Tokenizer:
+def load_tokenizer(file: Path) -> Tokenizer:
     return Tokenizer.load(open_source(file).tokenizer_files())
 
 
@@ -139,7 +139,7 @@ def pieces(file: Path, architecture: str, prefixed: bool) -> Path:
 @pytest.mark.parametrize("rule", KNOWN)
 def test_byte_pairs_are_those_of_transformers(tmp_path: Path, rule: str) -> None:
     file = byte_pairs(tmp_path / "model.gguf", rule, add_bos_token=False)
-    ours, theirs = loaded(file), oracle(file)
+    ours, theirs = load_tokenizer(file), oracle(file)
     for text in TEXTS:
         values = text.replace("e\u0301", "é")  # some rules normalise
         assert ours.encode(values) == theirs.encode(values, add_special_tokens=False).ids
@@ -166,7 +166,7 @@ def test_every_rule_is_tested() -> None:
 @pytest.mark.skipif(not VOCABULARIES, reason="LLAMA_CPP is no folder of its source")
 @pytest.mark.parametrize("file", VOCABULARIES, ids=lambda file: file.stem)
 def test_texts_of_llama_cpp_are_its_tokens(file: Path) -> None:
-    ours = loaded(file)
+    ours = load_tokenizer(file)
     values = file.with_name(f"{file.name}.inp")
     if not values.exists():  # nobody has said what its tokens are
         assert ours.decode(ours.encode("Hello world")) == "Hello world"
@@ -184,7 +184,7 @@ def test_texts_of_llama_cpp_are_its_tokens(file: Path) -> None:
 
 
 def test_digits_are_split_before_words(tmp_path: Path) -> None:
-    ours = loaded(byte_pairs(tmp_path / "model.gguf", "smollm"))
+    ours = load_tokenizer(byte_pairs(tmp_path / "model.gguf", "smollm"))
     tokens = ours.encode(" 2024x")
     assert [ours.decode([token]) for token in tokens][-5:] == ["2", "0", "2", "4", "x"]
 
@@ -197,7 +197,7 @@ def test_pieces_are_those_of_transformers(
     tmp_path: Path, architecture: str, prefixed: bool
 ) -> None:
     file = pieces(tmp_path / "model.gguf", architecture, prefixed)
-    ours, theirs = loaded(file), oracle(file)
+    ours, theirs = load_tokenizer(file), oracle(file)
     for text in TEXTS[1:-1]:
         tokens = ours.encode(text, add_special_tokens=False)
         assert tokens == theirs.encode(text, add_special_tokens=False).ids
@@ -223,7 +223,7 @@ def test_words_are_the_longest_pieces_of_bert(tmp_path: Path) -> None:
         if cased:
             writer.add_bool("tokenizer.ggml.normalizer.lowercase", False)
         finish(writer)
-        ours = loaded(file)
+        ours = load_tokenizer(file)
         assert ours.encode("hello playing played! 你[SEP]") == [2, 5, 6, 7, 6, 8, 9, 11, 3, 3]
         assert ours.encode("Hello été", add_special_tokens=False) == ([1, 1] if cased else [5, 10])
         assert ours.decode([2, 6, 7, 9, 3]) == "playing!"
@@ -238,7 +238,7 @@ def test_words_are_the_likeliest_pieces(tmp_path: Path) -> None:
         getattr(writer, f"add_{name}_token_id")(number)
     writer.add_remove_extra_whitespaces(True)
     finish(writer)
-    ours = loaded(tmp_path / "model.gguf")
+    ours = load_tokenizer(tmp_path / "model.gguf")
     theirs = oracle(tmp_path / "model.gguf")
     for text in ("ab", "abb  a", " abab", "a\nb", "cab"):
         tokens_of = ours.encode(text)
@@ -248,7 +248,7 @@ def test_words_are_the_likeliest_pieces(tmp_path: Path) -> None:
     assert ours.decode(ours.encode("ab a")) == "ab a"
 
 
-def test_merges_of_pieces_are_given(tmp_path: Path) -> None:
+def test_merges_of_pieces_are_read_from_the_file(tmp_path: Path) -> None:
     """As in Gemma 4's files, whose characters are no bytes, and whose spaces merge."""
     pieces_of = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens = [*pieces_of, "\u2581", "a", "é", "\n", "\n\n", "a\u2581", "a\u2581a", "\u2581a"]
@@ -260,7 +260,7 @@ def test_merges_of_pieces_are_given(tmp_path: Path) -> None:
         writer.add_token_merges(["a \u2581", "\n \n", "a\u2581 a", "\u2581 a"])
         writer.add_unk_token_id(0)
         finish(writer)
-        ours = loaded(file)
+        ours = load_tokenizer(file)
         first = len(pieces_of)
         assert ours.encode("a a\n\né a") == [first + each for each in (6, 4, 2, 7)]
         assert ours.encode("ü") == [1 + 0xC3, 1 + 0xBC]
@@ -275,7 +275,7 @@ def test_a_text_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:
         ("qwen2", {"add_bos_token": True, "add_eos_token": True}, 1, 1),
     ):
         file = byte_pairs(tmp_path / "model.gguf", rule, **flags)
-        ours = loaded(file)
+        ours = load_tokenizer(file)
         tokens = ours.encode("Hello")
         first, last = ours.special_tokens["bos_token"], ours.special_tokens["eos_token"]
         assert (ours.decode(tokens[:1], skip_special_tokens=False) == first) == bool(bos)
@@ -284,8 +284,8 @@ def test_a_text_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:
 
 
 def test_a_file_may_have_a_template_for_tools(tmp_path: Path) -> None:
-    named = [{"name": name, "template": name} for name in ("default", "tool_use")]
-    ours = loaded(byte_pairs(tmp_path / "model.gguf", "qwen2", chat_template=named))
+    templates = [{"name": name, "template": name} for name in ("default", "tool_use")]
+    ours = load_tokenizer(byte_pairs(tmp_path / "model.gguf", "qwen2", chat_template=templates))
     messages = [{"role": "user", "content": "hi"}]
     assert ours.apply_chat_template(messages) == "default"
     assert ours.apply_chat_template(messages, tools=[{}]) == "tool_use"
@@ -294,7 +294,7 @@ def test_a_file_may_have_a_template_for_tools(tmp_path: Path) -> None:
 def test_the_template_and_the_special_tokens_come_from_the_file(tmp_path: Path) -> None:
     folder = tiny_models.cached("qwen3", tmp_path)
     file = write_gguf(folder, tmp_path / "model.gguf")
-    ours, expected = loaded(file), Tokenizer.load(read_tokenizer_files(folder))
+    ours, expected = load_tokenizer(file), Tokenizer.load(read_tokenizer_files(folder))
     assert ours.vocab_size == expected.vocab_size == 259
     messages = [{"role": "user", "content": "Say <|im_end|> twice."}]
     assert ours.encode_chat(messages) == expected.encode_chat(messages)

@@ -144,17 +144,17 @@ def test_a_wrong_folder_is_refused_in_one_line(
     config: dict[str, Any],
     words: str,
 ) -> None:
-    coded, _ = write_quantized(folder, tmp_path, METHODS[method])
-    tensors = load_file(coded / "model.safetensors")
+    quantized, _ = write_quantized(folder, tmp_path, METHODS[method])
+    tensors = load_file(quantized / "model.safetensors")
     change(tensors)
-    save_file(tensors, coded / "model.safetensors")
-    values = json.loads((coded / "config.json").read_text())
+    save_file(tensors, quantized / "model.safetensors")
+    values = json.loads((quantized / "config.json").read_text())
     values[METHODS[method].key] |= config
-    (coded / "config.json").write_text(json.dumps(values))
+    (quantized / "config.json").write_text(json.dumps(values))
     with pytest.raises(ModelError) as caught:
-        load_model(coded)
+        load_model(quantized)
     message = str(caught.value)
-    assert words in message and "\n" not in message and str(coded) in message
+    assert words in message and "\n" not in message and str(quantized) in message
 
 
 def allocated(folder: Path) -> int:
@@ -176,34 +176,34 @@ def test_groups_beyond_the_weights_are_all_of_them(
     tmp_path: Path, folder: Path, method: str, change: Callable[[Tensors], None], config: Any
 ) -> None:
     """And take no memory for what is beyond."""
-    coded, _ = write_quantized(folder, tmp_path, METHODS[method])
+    quantized, _ = write_quantized(folder, tmp_path, METHODS[method])
     prompt = list(range(40))
-    expected, needed = logits_of(coded, prompt), allocated(coded)
-    tensors = load_file(coded / "model.safetensors")
+    expected, needed = logits_of(quantized, prompt), allocated(quantized)
+    tensors = load_file(quantized / "model.safetensors")
     change(tensors)
-    save_file(tensors, coded / "model.safetensors")
-    values = json.loads((coded / "config.json").read_text())
+    save_file(tensors, quantized / "model.safetensors")
+    values = json.loads((quantized / "config.json").read_text())
     values[METHODS[method].key] |= config
-    (coded / "config.json").write_text(json.dumps(values))
-    assert torch.equal(logits_of(coded, prompt), expected)
-    assert allocated(coded) < 1.1 * needed
+    (quantized / "config.json").write_text(json.dumps(values))
+    assert torch.equal(logits_of(quantized, prompt), expected)
+    assert allocated(quantized) < 1.1 * needed
 
 
 def test_scales_of_a_cache_in_8_bits_are_passed_over(tmp_path: Path, folder: Path) -> None:
     for name in ("compressed fp8", "modelopt fp8"):
-        coded, _ = write_quantized(folder, tmp_path / name, METHODS[name])
-        tensors = load_file(coded / "model.safetensors")
+        quantized, _ = write_quantized(folder, tmp_path / name, METHODS[name])
+        tensors = load_file(quantized / "model.safetensors")
         for each in ("k_scale", "v_scale", "k_proj.k_scale", "q_scale"):
             tensors[f"model.layers.0.self_attn.{each}"] = torch.tensor(0.5)
-        save_file(tensors, coded / "model.safetensors")
-        assert load_model(coded)
+        save_file(tensors, quantized / "model.safetensors")
+        assert load_model(quantized)
 
 
 def test_numbers_beside_scales_of_a_cache_are_numbers(tmp_path: Path, folder: Path) -> None:
-    coded, _ = write_quantized(folder, tmp_path, METHODS["modelopt fp8"])
+    quantized, _ = write_quantized(folder, tmp_path, METHODS["modelopt fp8"])
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.k_proj.k_scale"] = torch.tensor(0.5)
-    save_file(tensors, coded / "model.safetensors")
+    save_file(tensors, quantized / "model.safetensors")
     table = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
-    (coded / "hf_quant_config.json").write_text(json.dumps(table))
-    assert load_model(coded).spec.dtype == "float32"
+    (quantized / "hf_quant_config.json").write_text(json.dumps(table))
+    assert load_model(quantized).spec.dtype == "float32"

@@ -52,8 +52,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) -> None:
     """Every matrix to the last bit, and the logits: on one rank, on two, and handed over."""
-    coded, plain = write_quantized(llama, tmp_path, METHODS[name])
-    with open_source(coded) as source, open_source(plain) as expected:
+    quantized, plain = write_quantized(llama, tmp_path, METHODS[name])
+    with open_source(quantized) as source, open_source(plain) as expected:
         quantised = [each for each in source.names() if source.block_format(each)]
         assert len(quantised) >= 14
         for each in quantised:
@@ -68,19 +68,19 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
             assert torch.equal(part, blocks[5:-3])
     result = {
         each.name: each
-        for each in parameter_sizes(open_source(coded), read_spec(coded), "bfloat16")
+        for each in parameter_sizes(open_source(quantized), read_spec(quantized), "bfloat16")
     }
     for each in ("attention.q", "attention.o", "mlp.gate", "mlp.down"):
         size = result[f"layers.1.{each}.weight"]
         assert size.format not in ("bfloat16", "float32") and size.nbytes < 1.6 * size.values
-    assert header_sizes(coded, tmp_path / "header") == list(result.values())
-    check_on_ranks(coded, PROMPT, partial(after, plain))
+    assert header_sizes(quantized, tmp_path / "header") == list(result.values())
+    check_on_ranks(quantized, PROMPT, partial(after, plain))
 
 
-def after(plain: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
+def after(plain: Path, prompt: list[int], output: list[int]) -> torch.Tensor:
     """The logits of the numbers, of a prompt's last token and of what was drawn."""
     ranks = build_ranks(plain)
-    return ranks.logits([prompt, *([token] for token in drawn)], 0, list(range(20)))
+    return ranks.logits([prompt, *([token] for token in output)], 0, list(range(20)))
 
 
 @pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
@@ -89,11 +89,11 @@ def test_compiled_kernels_have_the_logits_of_rounded_rows(
     tmp_path: Path, llama: Path, name: str
 ) -> None:
     """On one rank and on two."""
-    coded, plain = write_quantized(llama, tmp_path, METHODS[name])
+    quantized, plain = write_quantized(llama, tmp_path, METHODS[name])
     operators, expected = compiled_operators(), logits_of(plain, PROMPT)
     for size in (1, 2):
         result, emulated = (
-            build_ranks(coded, size, operators=each).logits([PROMPT], 0, list(range(10)))[0]
+            build_ranks(quantized, size, operators=each).logits([PROMPT], 0, list(range(10)))[0]
             for each in (operators, RoundedOperators())
         )
         # Sums that differ in the last digit may be rounded to another code, here and there.
@@ -103,8 +103,8 @@ def test_compiled_kernels_have_the_logits_of_rounded_rows(
 
 def test_biases_of_the_model_are_no_additions_of_gptq(tmp_path: Path, llama: Path) -> None:
     """Those of the model are not taken for missing."""
-    coded, _ = write_quantized(llama, tmp_path, METHODS["gptq 4"])
-    file, config = coded / "model.safetensors", EngineConfig(model=str(coded))
+    quantized, _ = write_quantized(llama, tmp_path, METHODS["gptq 4"])
+    file, config = quantized / "model.safetensors", EngineConfig(model=str(quantized))
     assert obtain_model(config).generates
     tensors, bias = load_file(file), "model.layers.1.self_attn.q_proj.bias"
     assert bias in tensors
@@ -147,22 +147,22 @@ def test_experts_and_latents_are_those_of_their_numbers(
 ) -> None:
     folder = tmp_path / "model"
     tiny_models.build(family, folder, **changes)
-    coded, plain = write_quantized(folder, tmp_path, METHODS[name])
-    check_on_ranks(coded, PROMPT, partial(after, plain))
+    quantized, plain = write_quantized(folder, tmp_path, METHODS[name])
+    check_on_ranks(quantized, PROMPT, partial(after, plain))
 
 
 def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
     """gpt-oss, whose gate and up alternate."""
     folder = tmp_path / "model"
     tiny_models.build("gpt_oss", folder, intermediate_size=64)
-    coded, plain = write_mxfp4(folder, tmp_path)
-    with open_source(coded) as source:
+    quantized, plain = write_mxfp4(folder, tmp_path)
+    with open_source(quantized) as source:
         assert "MXFP4" in source.block_formats()
-    check_on_ranks(coded, PROMPT, partial(after, plain))
+    check_on_ranks(quantized, PROMPT, partial(after, plain))
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "turned"),
+    ("family", "method", "transpose"),
     [
         # As Qwen3-VL's FP8 is published, and as transformers 5 has experts in memory.
         ("qwen3_moe", "fp8 blocks", True),
@@ -173,7 +173,7 @@ def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_experts_in_fp8_may_be_stacked(
-    tmp_path: Path, family: str, method: str, turned: bool
+    tmp_path: Path, family: str, method: str, transpose: bool
 ) -> None:
     folder = tmp_path / "model"
     sizes: dict[str, dict[str, Any]] = {
@@ -181,10 +181,10 @@ def test_experts_in_fp8_may_be_stacked(
         "gpt_oss": {"intermediate_size": 64},
     }
     tiny_models.build(family, folder, **sizes[family])
-    coded, plain = write_stacked(folder, tmp_path, METHODS[method], turned=turned)
-    with open_source(coded) as source:
+    quantized, plain = write_stacked(folder, tmp_path, METHODS[method], transpose=transpose)
+    with open_source(quantized) as source:
         assert "FP8" in source.block_formats()
-    check_on_ranks(coded, PROMPT, partial(after, plain))
+    check_on_ranks(quantized, PROMPT, partial(after, plain))
 
 
 @pytest.mark.parametrize(
@@ -201,20 +201,20 @@ def test_stacked_experts_that_do_not_fit_are_refused(
 ) -> None:
     folder = tmp_path / "model"
     tiny_models.build("qwen3_moe", folder, moe_intermediate_size=96, num_hidden_layers=1)
-    coded, _ = write_stacked(folder, tmp_path, METHODS["fp8 blocks"], turned=True)
-    tensors = load_file(coded / "model.safetensors")
+    quantized, _ = write_stacked(folder, tmp_path, METHODS["fp8 blocks"], transpose=True)
+    tensors = load_file(quantized / "model.safetensors")
     full = f"model.layers.0.mlp.experts.{name}"
     kind = tensors.pop(full).dtype
     if change is not None:
         tensors[full] = change.to(kind)
-    save_file(tensors, coded / "model.safetensors", {"format": "pt"})
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=reason):
-        load_model(coded)
+        load_model(quantized)
 
 
 def test_experts_stacked_by_mlx_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     tiny_models.build("qwen3_moe", folder, moe_intermediate_size=32)
-    coded, plain = write_quantized(folder, tmp_path, METHODS["mlx 4"])
-    stack_experts(coded)
-    check_on_ranks(coded, PROMPT, partial(after, plain))
+    quantized, plain = write_quantized(folder, tmp_path, METHODS["mlx 4"])
+    stack_experts(quantized)
+    check_on_ranks(quantized, PROMPT, partial(after, plain))

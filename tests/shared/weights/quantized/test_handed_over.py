@@ -25,10 +25,10 @@ from tandem.tests.support.runners import build_runner
 def test_the_canary_allows_for_the_rounding_of_weights_and_for_no_other_weights(
     tmp_path: Path, deep: Path, senders: tuple[ModelRunner, ModelRunner], name: str
 ) -> None:
-    coded, _ = write_quantized(deep, tmp_path, METHODS[name])
-    assert fingerprint(coded) == fingerprint(deep)
-    formats = open_source(coded).block_formats()
+    quantized, _ = write_quantized(deep, tmp_path, METHODS[name])
+    assert fingerprint(quantized) == fingerprint(deep)
+    formats = open_source(quantized).block_formats()
     assert formats
-    quantised = build_runner(coded, dtype="bfloat16", block_size=4, num_blocks=24)
+    quantised = build_runner(quantized, dtype="bfloat16", block_size=4, num_blocks=24)
     same, other = ratios(senders, quantised, formats)
     assert same < 1 < other

@@ -112,8 +112,10 @@ def coded(root: Path, name: str) -> tuple[Path, dict[str, Tensor]]:
         folder, _ = write_quantized(root / "qwen3_moe", target, METHODS["mlx 4"])
         stack_experts(folder)
     elif name in STACKED:
-        turned = name.startswith("turned")
-        folder, _ = write_stacked(root / "qwen3_moe", target, METHODS["fp8 blocks"], turned=turned)
+        transpose = name.startswith("turned")
+        folder, _ = write_stacked(
+            root / "qwen3_moe", target, METHODS["fp8 blocks"], transpose=transpose
+        )
     else:
         folder, _ = write_quantized(root / "llama", target, METHODS[name])
     return folder, read(folder)
@@ -130,8 +132,8 @@ def other(draw: st.DrawFn, tensor: Tensor) -> Tensor:
         case 1:
             return tensor.as_(dtype, draw(SHAPES))
         case 2:
-            turned = [(count,), (1, count), (count, 1), shape[::-1], (*shape, 1), (1, *shape)]
-            return replace(tensor, shape=draw(st.sampled_from(turned)))
+            shapes = [(count,), (1, count), (count, 1), shape[::-1], (*shape, 1), (1, *shape)]
+            return replace(tensor, shape=draw(st.sampled_from(shapes)))
         case 3 if shape:
             sides = list(shape)
             side = draw(st.integers(0, len(sides) - 1))
@@ -146,13 +148,13 @@ def other(draw: st.DrawFn, tensor: Tensor) -> Tensor:
 @given(data=st.data())
 def test_any_tensors_of_a_method_are_a_model_or_an_error(root: Path, data: st.DataObject) -> None:
     folder, tensors = coded(root, data.draw(st.sampled_from([*METHODS, *STACKED])))
-    changed = dict(tensors)
+    variant = dict(tensors)
     names = [name for name in tensors if name.startswith(LAYER)]
     for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
-        changed[name] = data.draw(other(tensors[name]))
+        variant[name] = data.draw(other(tensors[name]))
         if data.draw(st.integers(0, 7)) == 0:
-            del changed[name]
-    write(folder, changed)
+            del variant[name]
+    write(folder, variant)
     try:
         loads_or_tells(folder)
     finally:
@@ -199,12 +201,12 @@ def test_any_state_of_bitsandbytes_is_a_model_or_an_error(root: Path, data: st.D
             del state[key]
     text = json.dumps(state).encode()
     content = data.draw(st.just(text) | strange(st.just(text)) | st.just(b"[" * 4000))
-    changed = tensors | {name: Tensor("U8", (len(content),), content)}
+    variant = tensors | {name: Tensor("U8", (len(content),), content)}
     if isinstance(size := state.get("blocksize"), int) and size > 0:  # which the scales follow
         absmax = f"{name.partition(STATE)[0]}.absmax"
         count = -(-2 * len(tensors[name.partition(STATE)[0]].content) // size)
-        changed[absmax] = changed[absmax].as_(changed[absmax].dtype, (count,))
-    write(folder, changed)
+        variant[absmax] = variant[absmax].as_(variant[absmax].dtype, (count,))
+    write(folder, variant)
     try:
         loads_or_tells(folder)
     finally:
