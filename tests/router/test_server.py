@@ -33,9 +33,17 @@ async def test_a_port_in_use_is_a_startup_error(tmp_path: Path) -> None:
 
 async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> None:
     stop = asyncio.Event()
-    options = RouterOptions(port=0, registry_port=0)
+    ports: list[int] = []
+
+    def on_ready(router: Router) -> None:
+        ports.extend((router.http_port, router.registry_port))
+        stop.set()
+
     async with asyncio.timeout(10):
-        await run_router(options, stop, lambda router: stop.set())
+        await run_router(RouterOptions(port=0, registry_port=0), stop, on_ready)
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_probes_get_responses_while_the_model_is_read(
