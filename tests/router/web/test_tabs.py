@@ -76,6 +76,7 @@ async def test_messages_of_two_tabs_in_one_chat_are_all_kept(t: Tab, c: Cluster)
     end = asyncio.Event()
     goes_on(c, end)
     await t.send("of the first tab")
+    await t.has("article.assistant.running .markdown:has-text('goes on')")
     await other.has("article.running")
     await other.page.press("#message", "ArrowUp")  # another version
     assert await other.page.input_value("#message") == "of the first tab"
