@@ -178,18 +178,23 @@ async def test_a_prompt_in_mid_stream_is_taken_and_computed_before_those_that_wa
         await node.stub.Release(ids(*range(10)))
 
 
-async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> None:
+async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr("tandem.prefill_node.service.time", SimpleNamespace(monotonic=clock))
     async with prefill_node(lease_seconds=0.5) as node:
         node.ranks.computes.clear()
         stream = node.open()
         assert (await stream.read()).HasField("accepted")
         await node.ranks.wait(OpenSend)
-        # This one is renewed until the other has ended.
         renewed = node.open(2)
         assert (await renewed.read()).HasField("accepted")
         expire = asyncio.create_task(node.service.expire_leases())
-        while 1 in node.service._sending:
+        for _ in range(3):
+            clock.now += 0.3
             assert (await node.stub.Renew(ids(2, 9))).ids == [2]
+        await until(lambda: 1 not in node.service._sending)
         assert len(node.ranks.of(CancelSend)) == RANKS
         assert node.service.live == 1
         assert node.metric("tandem_transfers_total", outcome="cancelled", cause="lease") == 1
