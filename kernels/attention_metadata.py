@@ -130,26 +130,45 @@ class SequenceMetadata:
 class DecodeMetadata:
     """The decoding rows of a step, for a kernel that handles all of them in one call.
 
-    ``table``, int32 [R, 2 + blocks], holds each row's index in the step, its sequence's length,
-    and its block table.
+    ``rows``, int32 [R, 3], holds each one's index in the step, the index of its block table in
+    ``tables``, int32 [S, blocks], and its sequence's length. Length 0 stands for padding.
     """
 
-    table: torch.Tensor
+    rows: torch.Tensor
+    tables: torch.Tensor
     max_seq_len: int
     block_size: int
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkMetadata:
+    """The chunks of a step, sequences with several rows, for a kernel that handles all of them in
+    one call.
+
+    ``chunks``, int32 [C, 4] in row order, holds each one's first row in the step, its number of
+    rows, the index of its block table in ``tables``, int32 [S, blocks], and the position of its
+    first row. ``num_rows`` is the number of rows of all chunks.
+    """
+
+    chunks: torch.Tensor
+    tables: torch.Tensor
+    num_rows: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """A step's sequences in row order, each row's cache slot, and the decoding rows if batched."""
+    """A step's sequences in row order, each row's cache slot, and the decoding rows and the chunks
+    if batched."""
 
     sequences: list[SequenceMetadata]
     slots: torch.Tensor
     decodes: DecodeMetadata | None = None
+    chunks: ChunkMetadata | None = None
 
     def one_by_one(self) -> AttentionMetadata:
-        """The same metadata, for attention without a batched decode kernel."""
-        return replace(self, decodes=None)
+        """The same metadata, for attention without kernels for all sequences of a step."""
+        return replace(self, decodes=None, chunks=None)
 
 
 def decode_metadata(
@@ -159,9 +178,37 @@ def decode_metadata(
     single = [sequence for sequence in sequences if sequence.num_rows == 1]
     if not single:
         return None
-    table = np.zeros((len(single), 2 + max(len(s.block_table) for s in single)), dtype=np.int32)
-    for row, sequence in zip(table, single, strict=True):
-        row[0], row[1] = sequence.rows.start, sequence.end
-        row[2 : 2 + len(sequence.block_table)] = sequence.block_table
-    longest = max(sequence.end for sequence in single)
-    return DecodeMetadata(torch.from_numpy(table).to(device), longest, single[0].block_size)
+    rows = [(sequence.rows.start, number, sequence.end) for number, sequence in enumerate(single)]
+    return DecodeMetadata(
+        torch.from_numpy(np.array(rows, np.int32)).to(device),
+        _tables(single, device),
+        max(sequence.end for sequence in single),
+        single[0].block_size,
+    )
+
+
+def chunk_metadata(
+    sequences: Sequence[SequenceMetadata], device: torch.device
+) -> ChunkMetadata | None:
+    """The sequences with several rows; ``None`` if there are none."""
+    several = [sequence for sequence in sequences if sequence.num_rows > 1]
+    if not several:
+        return None
+    chunks = [
+        (sequence.rows.start, sequence.num_rows, number, sequence.start)
+        for number, sequence in enumerate(several)
+    ]
+    return ChunkMetadata(
+        torch.from_numpy(np.array(chunks, np.int32)).to(device),
+        _tables(several, device),
+        sum(sequence.num_rows for sequence in several),
+        several[0].block_size,
+    )
+
+
+def _tables(sequences: Sequence[SequenceMetadata], device: torch.device) -> torch.Tensor:
+    blocks = max(len(sequence.block_table) for sequence in sequences)
+    tables = np.zeros((len(sequences), blocks), dtype=np.int32)
+    for table, sequence in zip(tables, sequences, strict=True):
+        table[: len(sequence.block_table)] = sequence.block_table
+    return torch.from_numpy(tables).to(device)

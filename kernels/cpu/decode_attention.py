@@ -40,7 +40,8 @@ def decode_attention(
         array(q_THD),
         cached_arrays(keys_KND),
         cached_arrays(values_KND),
-        decodes.table.numpy(),
+        array(decodes.rows),
+        array(decodes.tables),
         decodes.block_size,
         *constants(params, sinks_H),
         array(out_THD),
@@ -63,6 +64,7 @@ def attend(
     keys: CachedArrays,
     values: CachedArrays,
     rows: np.ndarray,
+    tables: np.ndarray,
     block_size: int,
     window: int,
     scale: float,
@@ -73,7 +75,9 @@ def attend(
     """``soft_cap`` 0 means none; ``sinks`` may be empty."""
     for number in prange(len(rows) * len(keys[0])):
         task = np.int64(number)  # prange is unsigned, and functions would be compiled for both
-        _attend_head(q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out)
+        _attend_head(
+            q, keys, values, rows, tables, task, block_size, window, scale, soft_cap, sinks, out
+        )
 
 
 @kernel()
@@ -82,6 +86,7 @@ def _attend_head(
     keys: CachedArrays,
     values: CachedArrays,
     rows: np.ndarray,
+    tables: np.ndarray,
     task: int,
     block_size: int,
     window: int,
@@ -95,14 +100,15 @@ def _attend_head(
     heads, _, dim = key_codes.shape
     group = q.shape[1] // heads
     entry, head = rows[task // heads], task % heads
-    row, end = entry[0], entry[1]
+    row, table, end = entry[0], tables[entry[1]], entry[2]
     first = max(0, end - window)
     count = end - first
     filled = -(-count // LANES) * LANES
     places = np.empty((2, filled), np.int64)
-    _find(entry, block_size, window, dim, places[0])
+    _find(table, end, block_size, window, dim, places[0])
     following = min(task + 1, len(rows) * heads - 1)
-    _find(rows[following // heads], block_size, window, dim, places[1])
+    later_row = rows[following // heads]
+    _find(tables[later_row[1]], later_row[2], block_size, window, dim, places[1])
     weights = np.empty((group, filled), np.float32)
     queries = np.empty((group, dim), np.float32)
     for g in range(group):
@@ -111,7 +117,7 @@ def _attend_head(
             into[d] = widen(source[d]) * np.float32(scale * key_scale)
     _score(queries, key_codes[head], places[0], weights, value_codes[head])
     if len(key_scales):
-        _scale(weights, count, entry, block_size, first, key_scales[head])
+        _scale(weights, count, table, block_size, first, key_scales[head])
     if soft_cap > 0:
         for g in range(group):
             cap_scores(weights[g, :count], np.float32(soft_cap))
@@ -124,7 +130,7 @@ def _attend_head(
     for g in range(group):
         weigh_row(weights, g, 0, count, filled, m_i, l_i)
     if len(value_scales):
-        _scale(weights, count, entry, block_size, first, value_scales[head])
+        _scale(weights, count, table, block_size, first, value_scales[head])
     later = key_codes[following % heads]
     _sum(weights, value_codes[head], places[0], count, queries, later, places[1])
     for g in range(group):
@@ -134,10 +140,11 @@ def _attend_head(
 
 
 @kernel()
-def _find(entry: np.ndarray, block_size: int, window: int, dim: int, places: np.ndarray) -> None:
+def _find(
+    table: np.ndarray, end: int, block_size: int, window: int, dim: int, places: np.ndarray
+) -> None:
     """Find the offsets in a head's cache of the tokens that a row attends to; the last one is
     repeated in the remaining ``places``."""
-    end, table = entry[1], entry[2:]
     token = max(0, end - window)
     count = min(end - token, len(places))
     number = 0
@@ -153,13 +160,12 @@ def _find(entry: np.ndarray, block_size: int, window: int, dim: int, places: np.
 def _scale(
     numbers: np.ndarray,
     count: int,
-    entry: np.ndarray,
+    table: np.ndarray,
     block_size: int,
     first: int,
     scales: np.ndarray,
 ) -> None:
     """Multiply the numbers of each visible token, from ``first`` on, by its scale."""
-    table = entry[2:]
     own = np.empty(count, np.float32)
     for t in range(count):
         token = first + t

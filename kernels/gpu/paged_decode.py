@@ -112,10 +112,12 @@ def paged_decode(
     if keys.dtype == INT8:  # read in words
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     q_THD = q_THD if keys_KND.dtype.itemsize == 1 else q_THD.to(keys_KND.dtype)
-    assert out_THD.shape == q_THD.shape and decodes.table.dtype == torch.int32
+    assert (
+        out_THD.shape == q_THD.shape and decodes.rows.dtype == decodes.tables.dtype == torch.int32
+    )
     for each in (q_THD, out_THD):
         assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
-    count, max_visible = decodes.table.shape[0], decodes.max_seq_len
+    count, max_visible = decodes.rows.shape[0], decodes.max_seq_len
     max_visible = min(max_visible, window or max_visible)
     num_splits = min(MAX_SPLITS, triton.cdiv(max_visible, SPLIT))
     partial = q_THD.new_empty(count, heads, num_splits, dim, dtype=torch.float32)
@@ -129,12 +131,13 @@ def paged_decode(
         values,
         key_scales,
         value_scales,
-        decodes.table,
+        decodes.rows,
+        decodes.tables,
         partial,
         lse,
         *_factors(params, _whole_scale(keys_KND)),
         num_splits,
-        decodes.table.stride(0),
+        decodes.tables.stride(0),
         q_THD.stride(0) // dim,
         keys.shape[1],
         **attend,
@@ -143,11 +146,10 @@ def paged_decode(
     _combine[(count, heads)](
         partial,
         lse,
-        decodes.table,
+        decodes.rows,
         lse if sinks_H is None else sinks_H,
         out_THD,
         num_splits,
-        decodes.table.stride(0),
         out_THD.stride(0) // dim,
         _whole_scale(values_KND),
         **combine,
@@ -214,7 +216,8 @@ def _attend(
     values_KND: tl.tensor,
     key_scales_KN: tl.tensor,
     value_scales_KN: tl.tensor,
-    table: tl.tensor,
+    rows: tl.tensor,
+    tables: tl.tensor,
     partial_RHSD: tl.tensor,
     lse_RHS: tl.tensor,
     scale: tl.tensor,
@@ -239,8 +242,9 @@ def _attend(
 ) -> None:
     """Attend to one split of one sequence, for the query heads of one KV head."""
     number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    entry = table + number.to(tl.int64) * table_stride
-    row, length = tl.load(entry).to(tl.int64), tl.load(entry + 1)
+    entry = rows + number * 3
+    row, length = tl.load(entry).to(tl.int64), tl.load(entry + 2)
+    table = tables + tl.load(entry + 1).to(tl.int64) * table_stride
     first = tl.maximum(length - WINDOW, 0) if WINDOW else 0
     size = _size(length - first, MIN_SPLIT, MAX_SPLITS)
     begin = first + split * size
@@ -266,7 +270,7 @@ def _attend(
         for tile in range(begin, end, BLOCK_N):
             token = tile + tl.arange(0, BLOCK_N)
             inside = token < end
-            block = tl.load(entry + 2 + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
             slot = first_slot + block * BLOCK_SIZE + token % BLOCK_SIZE
             if IS_INT8:  # in words of four
                 place = slot[:, None] * (HEAD_DIM // 4) + tl.arange(0, BLOCK_D // 4)[None, :]
@@ -314,15 +318,14 @@ def _attend(
         tl.store(place, acc / l_i[:, None], mask=q_mask)
 
 
-@triton.jit(do_not_specialize=["num_splits", "table_stride", "out_row"])
+@triton.jit(do_not_specialize=["num_splits", "out_row"])
 def _combine(
     partial_RHSD: tl.tensor,
     lse_RHS: tl.tensor,
-    table: tl.tensor,
+    rows: tl.tensor,
     sinks_H: tl.tensor,
     out_THD: tl.tensor,
     num_splits: tl.tensor,
-    table_stride: tl.tensor,
     out_row: tl.tensor,
     value_scale: tl.tensor,
     WINDOW: tl.constexpr,
@@ -335,8 +338,8 @@ def _combine(
 ) -> None:
     """Combine the splits of one head of one sequence, by their log-sum-exps."""
     number, head = tl.program_id(0), tl.program_id(1)
-    entry = table + number.to(tl.int64) * table_stride
-    row, length = tl.load(entry).to(tl.int64), tl.load(entry + 1)
+    entry = rows + number * 3
+    row, length = tl.load(entry).to(tl.int64), tl.load(entry + 2)
     visible = tl.minimum(length, WINDOW) if WINDOW else length
     count = tl.cdiv(visible, _size(visible, MIN_SPLIT, MAX_SPLITS))
     at = (number.to(tl.int64) * tl.num_programs(1) + head) * num_splits

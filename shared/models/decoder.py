@@ -563,6 +563,6 @@ class Decoder:
 def _all_decode(batch: ForwardBatch) -> bool:
     """Return whether each row is the only one of its sequence."""
     decodes = batch.attention.decodes
-    if decodes is None or len(decodes.table) < len(batch.tokens):
+    if decodes is None or len(decodes.rows) < len(batch.tokens):
         return False
     return batch.biases is None and batch.needs_logits

@@ -48,8 +48,9 @@ def test_of_each_decoding_row_the_table_has_its_number_its_length_and_its_blocks
     ]
     rows = decode_metadata(contexts, CPU)
     assert rows is not None
-    assert rows.table.tolist() == [[0, 10, 7, 3, 5], [6, 1, 8, 0, 0]]
-    assert (rows.table.dtype, rows.max_seq_len, rows.block_size) == (torch.int32, 10, 4)
+    assert rows.rows.tolist() == [[0, 0, 10], [6, 1, 1]]
+    assert rows.tables.tolist() == [[7, 3, 5], [8, 0, 0]]
+    assert (rows.tables.dtype, rows.max_seq_len, rows.block_size) == (torch.int32, 10, 4)
 
 
 def test_a_step_of_chunks_has_none() -> None:
@@ -66,8 +67,9 @@ def one_by_one(
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Compute what the kernel does, from the table that it gets."""
-    for row, length, *blocks in rows.table.tolist():
+    """Compute what the kernel does, from the rows and tables that it gets."""
+    for row, slot, length in rows.rows.tolist():
+        blocks = rows.tables[slot].tolist()
         context = SequenceMetadata(slice(row, row + 1), length - 1, blocks, rows.block_size)
         paged_attention(q, keys, values, [context], params, out=out, sinks_H=sinks)
 
@@ -80,7 +82,7 @@ class FakeKernels:
         monkeypatch.setitem(__import__("sys").modules, "tandem.kernels.gpu.paged_decode", self)
 
     def paged_decode(self, *arguments: Any) -> None:
-        self.seen.append(len(arguments[3].table))
+        self.seen.append(len(arguments[3].rows))
         one_by_one(*arguments)
 
 

@@ -133,7 +133,7 @@ class OnGpu(GpuOperators):
         sinks_H: torch.Tensor | None = None,
     ) -> None:
         """``paged_decode``, which launches two kernels."""
-        assert rows.table.device == q_THD.device == META
+        assert rows.rows.device == q_THD.device == META
         self.work.kernels += ["attend", "combine"]
 
 
