@@ -23,6 +23,7 @@ from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write
 from .reference.experts import LoopedExperts
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
+from .reference.step_inputs import stage_inputs
 from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
@@ -38,6 +39,7 @@ from .signatures import (
     Queries,
     Routing,
     SlotCopies,
+    StageInputs,
     Weight,
 )
 
@@ -193,6 +195,10 @@ class Operators:
         """Copies for the handoff on a GPU, of rows of these sizes. Kernels are compiled and tried
         here."""
         return IndexedCopies()
+
+    def prepare_step_inputs(self, device: torch.device) -> StageInputs:
+        """See ``StageInputs``. Kernels are compiled and tried here."""
+        return stage_inputs
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise over the last dimension."""

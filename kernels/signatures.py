@@ -115,6 +115,14 @@ class BlockCopies(Protocol):
         """``cached[:, indices[i]] = data[:, i]``."""
 
 
+# Stages the inputs of a step on a device: enters ``changes`` int32 [E, 2], flat index and block, in
+# the block tables [N, B], and writes tokens, positions and cache slots to ``staged`` int64 [3, T].
+# Arguments: ``inputs`` int32 [4, T], which are these and the index of each row's table, changes,
+# tables, last tokens int32 [N], staged. A negative token stands for the last one of the row's
+# sequence.
+StageInputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
 class SlotCopies(Protocol):
     """Copies between slots of a cache in GPU memory and consecutive rows, which may be in host
     memory.

@@ -16,8 +16,8 @@ from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
-from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
-from . import decode_trial, quantized_trial, slot_copy_trial
+from ..signatures import Experts, QuantizedLinear, SlotCopies, StageInputs, Weight
+from . import decode_trial, quantized_trial, slot_copy_trial, step_inputs_trial
 from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
@@ -101,6 +101,13 @@ class GpuOperators(Operators):
         if all(slot_copy_trial.works(size, device) for size in row_bytes):
             return slot_copy_trial.TritonSlotCopies()
         return super().prepare_slot_copies(row_bytes, device)
+
+    def prepare_step_inputs(self, device: torch.device) -> StageInputs:
+        if not step_inputs_trial.works(device):
+            return super().prepare_step_inputs(device)
+        from .step_inputs import stage_inputs
+
+        return stage_inputs
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         if not config.params.causal:

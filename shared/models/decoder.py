@@ -545,6 +545,14 @@ class Decoder:
         cap = self.spec.logit_soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
+    @property
+    def attends_one_by_one(self) -> bool:
+        """True if a layer attends to each sequence by itself."""
+        return self.position_bias is not None or not all(
+            isinstance(layer.attention, Attention) and layer.attention.batched_decode
+            for layer in self.layers
+        )
+
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
         """Compile the kernels that attend for all decoding rows at once. Returns whether any layer
         has one; latent attention has none."""

@@ -58,6 +58,7 @@ from tandem.kernels.gpu.packed_codes import (
     takes,
 )
 from tandem.kernels.gpu.row_blocks import row_blocks
+from tandem.kernels.gpu.step_inputs import stage_inputs
 from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
@@ -80,6 +81,7 @@ PROGRAMS = {
     "_multiply_plain": 2,
     "_add_weighted": 8,
     "_copy": 8,
+    "_stage": 8,
     "_plan": 8,
 }
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores and int8 is
@@ -279,6 +281,19 @@ def copy(words: int, *, scatter: bool) -> Case:
     return Case(f"{words} words {'in' if scatter else 'out'}", launch, {"_copy": moved})
 
 
+def step_inputs() -> Case:
+    """The inputs of a step: a few rows' are small beside a launch, so bytes are not counted."""
+
+    def launch() -> None:
+        inputs, changes = (torch.empty(s, dtype=torch.int32, device=META) for s in ((4, 9), (7, 2)))
+        tables = torch.empty(8, 64, dtype=torch.int32, device=META)
+        last_tokens = torch.empty(8, dtype=torch.int32, device=META)
+        staged = torch.empty(3, 9, dtype=torch.int64, device=META)
+        stage_inputs(inputs, changes, tables, last_tokens, staged)
+
+    return Case("step inputs", launch, {})
+
+
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
@@ -289,6 +304,7 @@ def cases(generation: int) -> Iterator[Case]:
     fewest and most rows."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     every = FULL or generation == COUNTED
+    yield step_inputs()
     if every:
         yield attention("Qwen3-0.6B", bf16, bf16, 16, 8, 128)
     yield attention("Llama-3-8B", bf16, bf16, 32, 8, 128)

@@ -21,12 +21,17 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
-from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
+from tandem.kernels.gpu import (
+    decode_trial,
+    grouped_experts,
+    quantized_trial,
+    slot_copy_trial,
+    step_inputs_trial,
+)
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.shared.models.batch import build_batch
 from tandem.tests.kernels.launches import recorded
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
@@ -80,7 +85,7 @@ def run(runner: ModelRunner, rows: Rows) -> None:
         SequenceStep(number, [5] * count, start, blocks[: (start + count) // 16 + 1], True)
         for number, (start, count) in enumerate(rows)
     ]
-    batch = build_batch(sequences, 16, META, batched_decode=runner.batched_decode)
+    batch = runner.inputs.batch(sequences)
     runner.model.logits(runner.model.forward(batch, runner.cache.kv))
 
 
@@ -105,6 +110,7 @@ def main() -> int:
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
             slot_copy_trial.works.cache_clear()
+            step_inputs_trial.works.cache_clear()
             keys.clear()
             runner = build_runner(
                 path,

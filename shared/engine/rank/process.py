@@ -147,7 +147,7 @@ class RankProcess:
         from .device import bind_threads
         from .loading import backing_of
 
-        self._runner = self._model.runner(request.num_blocks)
+        self._runner = self._model.runner(request.num_blocks, request.limits)
         self._backing = backing_of(self._runner.cache)
         endpoints = None
         if self._settings.data_plane is not None:
@@ -168,7 +168,7 @@ class RankProcess:
     def _step(self, request: ExecuteStep) -> StepDone:
         plan = request.plan
         if self._backing is not None:
-            self._backing.reach_all(row.block_table for row in plan.sequences)
+            self._backing.reach_all(row.blocks for row in plan.sequences)
         hand_over = self._layer_hook(request)
 
         def computed(layer: int) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from ...kv.cache import KVCache
-from ...models.batch import build_batch
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
 from ..plan import (
@@ -18,6 +17,7 @@ from ..plan import (
     VOID,
     PositionLogprobs,
     SequenceStep,
+    SlotLimits,
     StepPlan,
     StepResult,
 )
@@ -26,15 +26,17 @@ from .logprobs import position_logprobs
 from .mask_inbox import MaskInbox
 from .output_rows import not_finite, output_rows, pooled_states
 from .sampler import Sampler
+from .slots import Slots
+from .step_inputs import StepInputs
 
 # Logits of prompt positions are computed this many rows at a time: each has the whole vocabulary.
 _PROMPT_ROWS = 64
 
 
 class ModelRunner:
-    """Owns one rank's tensors. Between steps it keeps the weights, the cache, the sampler's history
-    and the last draws; everything else arrives in the plan, and masks in ``masks``. Only rank 0
-    samples."""
+    """Owns one rank's tensors. Between steps it keeps the weights, the cache, and the slots of live
+    sequences with the sampler's history; everything else arrives in the plan, and masks in
+    ``masks``. Only rank 0 samples."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class ModelRunner:
         cache: KVCache,
         sampler: Sampler,
         tp: TensorParallel,
+        slots: Slots,
         *,
         batched_decode: bool = False,
     ) -> None:
@@ -50,8 +53,16 @@ class ModelRunner:
         self.cache = cache
         self.sampler = sampler
         self.tp = tp
+        self.slots = slots
         self.masks = MaskInbox()
-        self._last_draws = LastDraws(tp)
+        self.inputs = StepInputs(
+            slots,
+            cache.block_size,
+            model.place.operators,
+            batched_decode=batched_decode,
+            one_by_one=model.attends_one_by_one,
+        )
+        self._last_draws = LastDraws(tp, slots.last_tokens)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
@@ -60,16 +71,17 @@ class ModelRunner:
         Raises ``StepVoidError`` if the step was planned on top of one that failed.
         """
         start = time.perf_counter()
-        sequences = self._last_draws.begin(plan)
+        self._last_draws.begin(plan)
         for sequence_id in plan.removed:
             self.sampler.remove(sequence_id)
+        self.slots.remove(plan.removed)
         for spec in plan.added:
             self.sampler.add(spec)
         result = StepResult(plan.step, [])
-        if sequences:
-            self._run(sequences, on_layer, result)
+        if plan.sequences:
+            self._run(plan.sequences, on_layer, result)
             self._finish()
-        self._last_draws.end(result.sampled)
+        self._last_draws.end()
         result.seconds = time.perf_counter() - start
         return result
 
@@ -95,14 +107,7 @@ class ModelRunner:
         result: StepResult,
     ) -> None:
         rows = output_rows(sequences)
-        batch = build_batch(
-            sequences,
-            self.cache.block_size,
-            self.cache.device,
-            rows.all,
-            batched_decode=self.batched_decode,
-            needs_logits=rows.needs_logits,
-        )
+        batch = self.inputs.batch(sequences, rows.all, needs_logits=rows.needs_logits)
         if len(rows.samples) == len(sequences):
             logits = self.model.decode(batch, self.cache.kv, on_layer)
             if logits is not None:
@@ -128,6 +133,8 @@ class ModelRunner:
         masked = any(row.masked for row in rows)
         masks = self.masks.take(result.step) if masked else {}
         sampled, failed = self.sampler.sample([row.sequence_id for row in rows], logits, masks)
+        for draw in sampled:
+            self.slots.last_tokens[self.slots[draw.sequence_id]] = draw.tokens[-1]
         result.sampled.extend(sampled)
         result.failed.update(failed)
 
@@ -155,9 +162,12 @@ def lacks_memory(error: Exception) -> bool:
     return "can't allocate memory" in str(error)  # a plain RuntimeError of torch's, on CPUs
 
 
-def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
+def runner_of(
+    model: Decoder, cache: KVCache, tp: TensorParallel, limits: SlotLimits
+) -> ModelRunner:
     """A runner, which decodes in batches if the device supports it."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
-    return ModelRunner(model, cache, sampler, tp, batched_decode=batched)
+    slots = Slots(limits, cache.device)
+    return ModelRunner(model, cache, sampler, tp, slots, batched_decode=batched)

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from tandem import Engine, EngineConfig
 from tandem.shared.engine.plan import SequenceStep, StepPlan
 from tandem.shared.errors import ModelError, RequestError
-from tandem.shared.models.batch import build_batch
 from tandem.shared.models.config_files import ModelConfig, read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import Pooling, ScoreActivation
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 

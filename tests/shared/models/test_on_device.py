@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.shared.models.batch import build_batch
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
