@@ -72,7 +72,19 @@ class SlotLimits:
 PRIVATE_SEQS = 8
 
 # Stands for a token id that is not known yet.
-PLACEHOLDER = 0
+PLACEHOLDER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The hidden states that a row returns, or with ``classify`` the classifier's logits for them:
+    for their mean instead of the sum, since the step has the whole prompt then. ``second_text`` is
+    the position at which the second text of a pair begins; 0 if there is only one. ``hidden`` is
+    ``None`` for a chunk whose hidden states are not needed."""
+
+    hidden: HiddenStates | None
+    classify: bool = False
+    second_text: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +94,12 @@ class SequenceStep:
     ``tokens`` are computed at positions ``start, start+1, ...``. ``blocks`` are the entries of its
     block table from ``first_block`` on; ranks have the earlier ones. The table then covers at least
     ``start + len(tokens)`` token slots. ``sample``: draw from the last position's logits.
-    ``placeholder``: the only token is the one that the step before draws for this sequence; ranks
-    replace ``PLACEHOLDER`` with it.
+    A ``placeholder``'s only token is ``PLACEHOLDER``: it stands for the one that the step before
+    draws for this sequence.
     ``masked``: draw after the step's ``TokenMasks`` have arrived.
     ``prompt_logprobs``: return logprobs of ``prompt_targets``, the tokens that follow the computed
     positions (one fewer than ``tokens`` in the last chunk).
-    ``hidden``: return hidden states, or with ``classify`` the classifier's logits for them (for
-    their mean instead of the sum: the step has the whole prompt then). ``second_text``: the
-    position at which the second text of a pair begins; 0 if there is only one.
+    ``pool``: return hidden states.
     """
 
     sequence_id: int
@@ -99,12 +109,14 @@ class SequenceStep:
     sample: bool
     prompt_logprobs: int | None = None
     prompt_targets: list[int] = field(default_factory=list)
-    placeholder: bool = False
     masked: bool = False
-    hidden: HiddenStates | None = None
-    classify: bool = False
-    second_text: int = 0
+    pool: PooledRow | None = None
     first_block: int = 0
+
+    @property
+    def placeholder(self) -> bool:
+        """True if the row's token is not known yet."""
+        return self.tokens[0] == PLACEHOLDER
 
 
 @dataclass(frozen=True, slots=True)

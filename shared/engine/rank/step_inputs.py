@@ -229,7 +229,7 @@ class StepInputs:
 
     def _segments(self, rows: Sequence[SequenceStep], host: HostRows) -> torch.Tensor | None:
         """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
-        seconds = [row.second_text for row in rows]
+        seconds = [0 if row.pool is None else row.pool.second_text for row in rows]
         if not any(seconds):
             return None
         never = np.iinfo(np.int64).max

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from ...models.spec import Pooling
-from ..plan import PLACEHOLDER, HiddenStates, RankSampling, SamplerSpec, SequenceStep
+from ..plan import PLACEHOLDER, HiddenStates, PooledRow, RankSampling, SamplerSpec, SequenceStep
 from ..sequence import Sequence
 from ..work import Compute, Generate, Pool
 
@@ -29,13 +29,7 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
             place = len(sequence.outputs) + sequence.placeholders  # of the draw
             masked = last and work.constraint is not None and work.constraint.restricts(place)
             if not sequence.wants_prompt_logprobs:
-                return SequenceStep(
-                    *row,
-                    sample=last,
-                    first_block=first,
-                    masked=masked,
-                    placeholder=placeholder,
-                )
+                return SequenceStep(*row, sample=last, first_block=first, masked=masked)
             return SequenceStep(
                 *row,
                 sample=last,
@@ -51,9 +45,11 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
                 *row,
                 sample=False,
                 first_block=first,
-                hidden=_hidden(work.pooling, first=start == 0, last=last),
-                classify=work.classify,
-                second_text=work.second_text,
+                pool=PooledRow(
+                    _hidden(work.pooling, first=start == 0, last=last),
+                    work.classify,
+                    work.second_text,
+                ),
             )
 
 

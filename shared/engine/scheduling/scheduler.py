@@ -288,7 +288,7 @@ class Scheduler:
                 self._release_ended(sequence)
             else:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.sequence_id, ())
-                if row.hidden is not None:
+                if row.pool is not None and row.pool.hidden is not None:
                     sequence.hidden.append(result.hidden[sequence.sequence_id])
                 outputs.append(self._output(sequence, row, sampled))
         return outputs

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.kernels.operators import Operators
-from tandem.shared.engine.plan import SequenceStep, SlotLimits
+from tandem.shared.engine.plan import PLACEHOLDER, SequenceStep, SlotLimits
 from tandem.shared.engine.rank.slots import Slots
 from tandem.shared.engine.rank.step_inputs import StepInputs, host_rows
 
@@ -56,7 +56,7 @@ def test_a_mixed_step() -> None:
     slots = Slots(SlotLimits(4, 4), CPU)
     slots.place([row(1, 1, 0, [3, 1]), row(2, 1, 0, [7])])
     slots.last_tokens[slots[1]] = 42
-    decode = SequenceStep(1, [0], 6, [], True, placeholder=True)
+    decode = SequenceStep(1, [PLACEHOLDER], 6, [], True)
     batch = inputs_of(slots).batch([row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])])
     assert batch.tokens.tolist() == [202, 203, 204, 42, 300]
     assert batch.positions.tolist() == [2, 3, 4, 6, 0]
@@ -87,7 +87,7 @@ def test_a_gpu_gets_what_a_cpu_gets(data: st.DataObject) -> None:
             tables[key] = end
             each = row(key, count, start, blocks, first)
             if count == 1 and first and data.draw(st.booleans()):
-                each = replace(each, tokens=[0], placeholder=True)
+                each = replace(each, tokens=[PLACEHOLDER])
             rows.append(each)
         changes = staged.place(rows)
         for slots in (on_cpu, staged):
