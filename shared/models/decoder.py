@@ -511,6 +511,11 @@ class Decoder:
             for memory in range(memories.start, memories.stop):
                 on_layer(memory)
 
+    def announce_all(self, on_layer: OnLayer | None) -> None:
+        """Announce the KV of all layers, after a graph that computes them at once."""
+        for index in range(len(self.layers)):
+            self._announce(index, on_layer)
+
     def project_vectors(self, vectors: torch.Tensor) -> torch.Tensor:
         """Apply the projections to sums of hidden states, in fp32."""
         vectors = vectors.float()

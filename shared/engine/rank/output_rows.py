@@ -77,9 +77,9 @@ def pooled_states(
     hidden: torch.Tensor,
     projected: Callable[[torch.Tensor], torch.Tensor],
     scores: Callable[[torch.Tensor], torch.Tensor | None],
-) -> dict[int, bytes]:
-    """Each sequence's vector as packed float32: ``projected`` of the sum of its pooled rows, or
-    ``scores`` of their mean. Scores are missing if they are on another rank."""
+) -> dict[int, torch.Tensor]:
+    """Each sequence's vector, on its way to the host: ``projected`` of the sum of its pooled rows,
+    or ``scores`` of their mean. Scores are missing if they are on another rank."""
     counts = [one.num_rows if one.pool.hidden == "sum" else 1 for one in pools]
     parts = list(zip(pools, hidden.split(counts) if pools else (), strict=True))
     vectors = [
@@ -91,20 +91,36 @@ def pooled_states(
     logits = scores(torch.cat([row for _, row in scored])) if scored else None
     if logits is not None:
         vectors += zip((one for one, _ in scored), logits, strict=True)
-    return {one.sequence_id: vector.cpu().numpy().tobytes() for one, vector in vectors}
+    return {one.sequence_id: to_host(vector) for one, vector in vectors}
+
+
+def packed(vectors: dict[int, torch.Tensor]) -> dict[int, bytes]:
+    """Vectors of float32 that have arrived on the host, as bytes."""
+    return {sequence_id: vector.numpy().tobytes() for sequence_id, vector in vectors.items()}
 
 
 def _mean(rows: torch.Tensor) -> torch.Tensor:
     return rows if len(rows) == 1 else rows.mean(0, keepdim=True, dtype=torch.float32)
 
 
-def not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
-    """Failures of sequences that do not sample. Their last row shows them: it attends to all KV."""
-    if not sequences:
-        return {}
-    finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
+def finite_rows(hidden: torch.Tensor) -> torch.Tensor:
+    """True for each row without NaN and infinity, on its way to the host."""
+    return to_host(hidden.sum(dim=-1, dtype=torch.float32).isfinite())
+
+
+def not_finite(sequences: list[SequenceStep], finite: torch.Tensor) -> dict[int, str]:
+    """Failures of sequences that do not sample, by ``finite_rows`` of their last rows, which attend
+    to all KV."""
     return {
         one.sequence_id: NOT_FINITE_MESSAGE
-        for one, good in zip(sequences, finite, strict=True)
+        for one, good in zip(sequences, finite.tolist(), strict=True)
         if not good
     }
+
+
+def to_host(x: torch.Tensor) -> torch.Tensor:
+    """A copy on the host, which a GPU fills in the order of its stream; a CPU's tensor itself."""
+    if x.device.type != "cuda":
+        return x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x, non_blocking=True)

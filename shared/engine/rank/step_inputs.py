@@ -29,6 +29,8 @@ from .slots import Slots
 
 # Stands for the last token of a row's sequence in the inputs of a GPU.
 LAST_TOKEN = -1
+# Stands for the place of a padding row's KV, which is written nowhere.
+NO_SLOT = -1
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
 _ALIGNMENT = 4
 
@@ -75,6 +77,22 @@ def host_rows(rows: Sequence[SequenceStep], slots: Slots, block_size: int) -> Ho
         np.stack([firsts, owners, starts + 1], 1)[single],
         np.stack([firsts, counts, owners, starts], 1)[several],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInputs:
+    """Inputs at fixed addresses, which graphs read: ``staged`` int64 [3, rows], and ``decodes``
+    int32 [rows, 3]."""
+
+    staged: torch.Tensor
+    decodes: torch.Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, device: torch.device) -> StaticInputs:
+        """Inputs of which every row is padding."""
+        staged = torch.zeros(3, rows, dtype=torch.int64, device=device)
+        staged[2] = NO_SLOT
+        return cls(staged, torch.zeros(rows, 3, dtype=torch.int32, device=device))
 
 
 class StepInputs:
@@ -159,21 +177,14 @@ class StepInputs:
         needs_logits: bool,
     ) -> ForwardBatch:
         host.tokens[host.placeholders] = LAST_TOKEN
-        width = self._slots.tables.shape[1]
-        entries = [
-            (slot * width + first + place, block)
-            for slot, first, blocks in changes
-            for place, block in enumerate(blocks)
-        ]
         parts = [
             np.stack([host.tokens, host.positions, host.slots, host.table]),
-            np.array(entries, np.int64).reshape(-1, 2),
+            self._entries(changes),
             host.decodes,
             host.chunks,
             np.empty(0) if outputs is None else outputs,
         ]
-        uploaded = self._upload(parts)
-        inputs, changed, decodes, chunks, output_rows = uploaded
+        inputs, changed, decodes, chunks, output_rows = self._upload(parts)
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
         tokens, positions, slots = staged.unbind()
@@ -190,6 +201,40 @@ class StepInputs:
             needs_logits,
             self._segments(rows, host),
         )
+
+    def fill(self, rows: Sequence[SequenceStep], static: StaticInputs, size: int) -> None:
+        """Enter the rows' blocks, and write decoding rows to the inputs of a graph, with padding up
+        to ``size`` rows."""
+        changes = self._slots.place(rows)
+        host, count = host_rows(rows, self._slots, self._block_size), len(rows)
+        host.tokens[host.placeholders] = LAST_TOKEN
+        padded, padded_decodes = np.zeros((4, size)), np.zeros((size, 3))
+        padded[2] = NO_SLOT
+        padded[:, :count] = host.tokens, host.positions, host.slots, host.table
+        padded_decodes[:count] = host.decodes
+        parts = [padded, self._entries(changes), padded_decodes]
+        inputs, changed, decodes = self._upload(parts)
+        static.decodes[:size].copy_(decodes)
+        tables, last_tokens = self._slots.tables, self._slots.last_tokens
+        self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])
+
+    def static_batch(self, static: StaticInputs, size: int) -> ForwardBatch:
+        """The batch of ``size`` decoding rows whose inputs ``fill`` writes."""
+        tokens, positions, slots = static.staged[:, :size].unbind()
+        tables = self._slots.tables
+        longest = tables.shape[1] * self._block_size
+        decodes = DecodeMetadata(static.decodes[:size], tables, longest, self._block_size)
+        return ForwardBatch(tokens, positions, AttentionMetadata([], slots, decodes), None)
+
+    def _entries(self, changes: list[tuple[int, int, list[int]]]) -> np.ndarray:
+        """The changed entries of the tables: flat index and block, [E, 2]."""
+        width = self._slots.tables.shape[1]
+        entries = [
+            (slot * width + first + place, block)
+            for slot, first, blocks in changes
+            for place, block in enumerate(blocks)
+        ]
+        return np.array(entries, np.int64).reshape(-1, 2)
 
     def _upload(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
         """Copy arrays as int32 to the device, in one buffer; returns their views of it."""
