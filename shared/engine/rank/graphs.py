@@ -46,8 +46,11 @@ class DecodeGraphs:
         self._static = StaticInputs.allocate(self._sizes[-1], cache.device)
         self._graphs: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
         for size in reversed(self._sizes):
-            batch = inputs.static_batch(self._static, size)
-            self._graphs[size] = capture(partial(model.forward, batch, cache.kv))
+            self._graphs[size] = capture(partial(self._forward, model, cache, size))
+
+    def _forward(self, model: Decoder, cache: KVCache, size: int) -> torch.Tensor:
+        # A batch of its own for each call, since kernels keep in it what layers share.
+        return model.forward(self._inputs.static_batch(self._static, size), cache.kv)
 
     def takes(self, rows: Sequence[SequenceStep]) -> bool:
         """True if each row is one token that is followed by a draw, and a graph has enough rows."""
