@@ -132,12 +132,18 @@ class DecodeMetadata:
 
     ``rows``, int32 [R, 3], holds each one's index in the step, the index of its block table in
     ``tables``, int32 [S, blocks], and its sequence's length. Length 0 stands for padding.
+
+    ``derived`` holds what a kernel computes from them on the device, for all layers of the step. So
+    a CUDA graph is captured with metadata of its own: only then does it contain the computation.
     """
 
     rows: torch.Tensor
     tables: torch.Tensor
     max_seq_len: int
     block_size: int
+    derived: dict[object, tuple[torch.Tensor, ...]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

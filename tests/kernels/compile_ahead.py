@@ -75,6 +75,7 @@ SHARED_BYTES = 99 << 10
 PROGRAMS = {
     "_attend": 3,
     "_combine": 8,
+    "_list_splits": 4,
     "_multiply": 2,
     "_decode": 4,
     "_add": 8,
@@ -84,8 +85,8 @@ PROGRAMS = {
     "_stage": 8,
     "_plan": 8,
 }
-# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores and int8 is
-# converted, and for products, whose tiles are as wide as registers allow.
+# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
+# that are converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # and instructions that a processor issues in one.
@@ -176,9 +177,10 @@ def attention(
         sinks = torch.empty(heads, device=META) if attention_params.sinks else None
         paged_decode.paged_decode(q, kv, kv, decodes, attention_params, torch.empty_like(q), sinks)
 
-    constants, _ = paged_decode.constants(
-        q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16
-    )
+    processors = paged_decode.processors(META)
+    constants = paged_decode.constants(
+        q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16, processors
+    ).attend
     token = dim * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     kinds = [_short(q_dtype), _short(cache_dtype), *(f"{name}" for name in params)]
     return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
@@ -436,25 +438,32 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def count_instructions(sass: str) -> int:
-    """The instructions of the longest loop, which are those between a branch backwards and its
-    target; of a kernel without a loop, all before its end."""
+    """The instructions of the longest loop without another in it, which are those between a branch
+    backwards and its target; of a kernel without a loop, all before its end."""
     instructions = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
     places = {int(address, 16): index for index, (address, _) in enumerate(instructions)}
-    longest = 0
+    loops = []
     for index, (_, text) in enumerate(instructions):
         target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
-        if target is not None and (start := places.get(int(target[1], 16))) is not None:
-            # The end of each kernel is a branch to itself.
-            longest = max(longest, index + 1 - start if start < index else 0)
+        start = index if target is None else places.get(int(target[1], 16), index)
+        if start < index:  # the end of each kernel is a branch to itself
+            loops.append((start, index + 1))
+    inner = [
+        end - start
+        for start, end in loops
+        if not any(start <= s and e <= end and (s, e) != (start, end) for s, e in loops)
+    ]
+    if inner:
+        return max(inner)
     ends = [index for index, (_, text) in enumerate(instructions) if text.strip() == "EXIT"]
-    return longest or ends[-1] + 1
+    return ends[-1] + 1
 
 
 def check(name: str, usage: Compiled) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    small = words & {"float32", "int8"} or usage.kernel == "_multiply"
+    small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
     if usage.stack > (SMALL_STACK if small else 0) or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
@@ -479,7 +488,10 @@ def main(generations: Sequence[int]) -> int:
     for generation in generations or GENERATIONS:
         for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
-            if usage.kernel in ("_combine", "_add") and (generation, usage) in reported:
+            if (
+                usage.kernel in ("_list_splits", "_combine", "_add")
+                and (generation, usage) in reported
+            ):
                 continue  # it is the same for most
             reported.add((generation, usage))
             wrong = check(name, usage)

@@ -33,6 +33,10 @@ def test_no_step_compiles_a_kernel() -> None:
 
 def test_the_longest_loop_is_counted() -> None:
     assert count_instructions(SASS) == 4
+    inner = (
+        "/*0050*/ IADD3 R3, R3, 0x1, RZ ; /*0060*/ BRA 0x50 ; /*0070*/ BRA 0x0 ; /*0080*/ EXIT ;"
+    )
+    assert count_instructions(inner) == 2
     assert count_instructions("/*0000*/ MOV R1, R2 ; /*0010*/ EXIT ; /*0020*/ BRA 0x20 ;") == 2
 
 
@@ -40,8 +44,8 @@ def test_the_longest_loop_is_counted() -> None:
     ("name", "changes", "expected"),
     [
         ("attend M bfloat16 fp8", {}, []),
-        ("attend M bfloat16 fp8", {"stack": 8}, ["spills registers"]),
-        ("attend M float32 float32", {"stack": 8}, []),
+        ("attend M bfloat16 bfloat16", {"stack": 8}, ["spills registers"]),
+        ("attend M bfloat16 fp8", {"stack": 8}, []),
         ("attend M bfloat16 fp8", {"local": 8}, ["spills registers"]),
         ("attend M bfloat16 fp8", {"registers": 180}, ["more than 170 registers a thread"]),
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
