@@ -159,5 +159,6 @@ def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner
     """A runner, which decodes in batches if the device supports it."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
+        model.prepare_ropes(cache.kv)
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
     return ModelRunner(model, cache, sampler, tp, batched_decode=batched)
