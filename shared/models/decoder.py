@@ -372,8 +372,10 @@ class Decoder:
         )
         self._runs = self._layer_runs()
         self._logits_run = self._run_to_logits()
+        # On a GPU, launches for a few rows take longer than looking them up.
+        known = 0 if place.device.type == "cpu" else spec.max_position
         self.ropes = {
-            rope: Rope(rope, place.device, spec.max_position)
+            rope: Rope(rope, place.device, known)
             for rope in dict.fromkeys(layer.rope for layer in spec.layers)
         }
         # Rounded like the embeddings.

@@ -74,8 +74,8 @@ class Rope:
     """cos and sin of a step's rows; empty without a spec, so that nothing is rotated."""
 
     def __init__(self, spec: RopeSpec | None, device: torch.device, positions: int = 0) -> None:
-        """On a GPU, ``positions`` that do not take too much memory are computed here: launches of
-        kernels for a few rows take longer than looking them up."""
+        """Steps look up all positions below ``positions``, which are computed here, if they do not
+        take too much memory; no step has others then."""
         frequencies = torch.empty(0) if spec is None else inverse_frequencies(spec)
         self.frequencies = frequencies.to(device)
         self._angles = torch.cat([self.frequencies, self.frequencies])
@@ -87,7 +87,7 @@ class Rope:
         self._table: CosSin = none, none
         # cos and sin of all positions, [2, positions, dim].
         self._whole: torch.Tensor | None = None
-        if device.type != "cpu" and 0 < 2 * positions * none.shape[2] * 4 <= _TABLE_BYTES:
+        if 0 < 2 * positions * none.shape[2] * 4 <= _TABLE_BYTES:
             self._whole = torch.stack(self.cos_sin(torch.arange(positions, device=device)))[:, :, 0]
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
