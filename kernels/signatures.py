@@ -83,6 +83,24 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The kind of a layer's rotation, for which kernels are compiled. Heads have ``dim``
+    dimensions, of which the first ``rotated`` are rotated, and are ``normed`` before.
+    ``cache_dtype`` is ``None`` if there are only queries; ``has_scale`` is true of a
+    ``TensorScaledKV``."""
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype | None
+    has_scale: bool
+    heads: int
+    kv_heads: int
+    dim: int
+    rotated: int
+    normed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParts:
     """A standard layer: its two parts, and the attention between them."""
 

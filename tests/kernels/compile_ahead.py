@@ -28,6 +28,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 import triton
 
+from tandem.kernels.activations import Activation
 from tandem.kernels.attention_metadata import (
     AttentionParams,
     SequenceMetadata,
@@ -45,9 +46,12 @@ from tandem.kernels.block_formats import (
 )
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import (
+    activation,
     grouped_product,
+    norm,
     paged_decode,
     quantized_linear,
+    rope_store,
     row_plan,
     slot_copy,
 )
@@ -84,7 +88,12 @@ PROGRAMS = {
     "_copy": 8,
     "_stage": 8,
     "_plan": 8,
+    "_rms_norm": 8,
+    "_act_and_mul": 8,
+    "_rope_store": 6,
 }
+# Those that read and write the layer's activations 16 bytes a thread.
+VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
 # that are converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
@@ -98,7 +107,7 @@ ISSUED_A_CLOCK = 4
 MAX_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
-# any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
+# any 16 numbers are looked up in them; codebooks take as many instructions as Q8_0 does, for a
 # fifth to two fifths of its bytes.
 SLOW = (
     ("multiply IQ1_S", 1.9),
@@ -113,6 +122,8 @@ SLOW = (
     ("multiply 32", 0.67),
     ("multiply IQ4_NL", 0.83),
     ("multiply", 0.63),
+    # Both of the numbers that rotate together are normed and rounded twice, for each of them.
+    ("rope_store normed", 0.63),
 )
 # Triton 3.6 moves more registers.
 SHUFFLED = 1.5 if triton.__version__.startswith("3.6.") else 1.0
@@ -138,6 +149,8 @@ class Compiled:
     local: int
     shared: int
     asynchronous: int
+    # Loads and stores of less than a word.
+    narrow: int
     # Bytes that move without a loop, and those of them that a thread moves 16 at a time.
     moved: float
     vectors: float
@@ -296,6 +309,60 @@ def step_inputs() -> Case:
     return Case("step inputs", launch, {})
 
 
+def norms(width: int, dtype: torch.dtype) -> Case:
+    """The norm of a row, with and without an addition."""
+
+    def launch() -> None:
+        x = torch.empty(4, width, dtype=dtype, device=META)
+        norm.rms_norm(x, x[0], 1e-6)
+        norm.add_rms_norm(x, x, x[0], 1e-6)
+
+    return Case(f"{width} {_short(dtype)}", launch, {"_rms_norm": 2 * width * dtype.itemsize})
+
+
+def gated(kind: Activation, width: int, dtype: torch.dtype) -> Case:
+    """A gated activation."""
+    x = torch.empty(4, 2 * width, dtype=dtype, device=META)
+    return Case(
+        f"{kind} {_short(dtype)}",
+        lambda: activation.act_and_mul(x, kind),
+        {"_act_and_mul": 3 * 1024 * dtype.itemsize},
+    )
+
+
+def rope(
+    model: str,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    rotated: int | None = None,
+    normed: bool = False,
+) -> Case:
+    """The rotation of a row's heads and their write to the cache. Instructions are counted where
+    there are only queries: the other kernels consist of three of these."""
+    turned = dim if rotated is None else rotated
+
+    def launch() -> None:
+        angles = torch.empty(4, 1, turned, device=META)
+        weight = torch.empty(heads + kv_heads, dim, dtype=dtype, device=META) if normed else None
+        x = torch.empty(4, heads + 2 * kv_heads, dim, dtype=dtype, device=META)
+        if cache_dtype is None:
+            rope_store.rope_queries(x, weight, 1e-6, (angles, angles))
+            return
+        values = torch.empty(kv_heads, 64, dim, dtype=cache_dtype, device=META)
+        scales = torch.empty(kv_heads, 64, 1, device=META)
+        kv = ScaledKV(values, scales) if cache_dtype == INT8 else values
+        slots = torch.empty(4, dtype=torch.int64, device=META)
+        rope_store.rope_and_cache_kv(x, weight, 1e-6, (angles, angles), (kv, kv), slots)
+
+    kinds = [_short(each) for each in (dtype, cache_dtype) if each is not None]
+    moved = {} if cache_dtype else {"_rope_store": 2.0 * heads * dim * dtype.itemsize}
+    return Case(f"{model} {' '.join(kinds)}", launch, moved)
+
+
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
@@ -317,6 +384,21 @@ def cases(generation: int) -> Iterator[Case]:
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
     for kv_dtype in (bf16, INT8) if every else (bf16,):
         yield attention("gpt-oss-20b", bf16, kv_dtype, 64, 8, 64, window=128, sinks=True)
+    for width in (1024, 4096, 16384) if every else (4096,):
+        yield norms(width, bf16)
+    yield norms(4096, fp32)
+    yield gated("silu", 14336, bf16)
+    if every:
+        yield gated("gelu_tanh", 14336, bf16)
+        yield gated("clamped_swiglu", 2880, bf16)
+        yield rope("Qwen3-0.6B queries normed", bf16, None, 16, 0, 128, normed=True)
+        yield rope("Llama-3-8B queries", bf16, None, 16, 0, 128)
+        yield rope("Phi-2", bf16, bf16, 32, 32, 80, rotated=32)
+        yield rope("Gemma-3-4B", fp16, INT8, 8, 4, 256, normed=True)
+        yield rope("Llama-3-8B", bf16, FP8, 32, 8, 128)
+    for cache_dtype in (bf16, FP8, INT8):
+        yield rope("Qwen3-0.6B", bf16, cache_dtype, 16, 8, 128, normed=True)
+    yield rope("Qwen3-0.6B", fp32, fp32, 16, 8, 128, normed=True)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
@@ -391,6 +473,7 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
         shared=binary.metadata.shared,
         asynchronous=len(copies),
         moved=kernel.moved,
+        narrow=len(re.findall(r"(?:ld|st)\.global\S*\.[bsu](?:8|16)\b", binary.asm["ptx"])),
         vectors=vectors * 16 * 32 * binary.metadata.num_warps,
         slots=slots,
     )
@@ -473,6 +556,8 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append(f"more than {SHARED_BYTES} bytes of shared memory")
     if usage.kernel == "_copy" and usage.vectors != usage.moved:
         wrong.append("moves less than 16 bytes at a time")
+    if usage.kernel in VECTORED and usage.narrow:
+        wrong.append("reads or writes number by number")
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)

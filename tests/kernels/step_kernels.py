@@ -23,6 +23,7 @@ import torch
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.kernels.gpu import (
     decode_trial,
+    fused_trial,
     grouped_experts,
     quantized_trial,
     slot_copy_trial,
@@ -39,6 +40,17 @@ from tandem.tests.support.runners import build_runner
 
 META = torch.device("meta")
 GENERATION = 90
+# Their results are kept, also from one model to the next.
+TRIALS = (
+    decode_trial.problem,
+    quantized_trial.works,
+    grouped_experts.works,
+    slot_copy_trial.works,
+    fused_trial.norm_works,
+    fused_trial.activation_works,
+    fused_trial.rope_works,
+    step_inputs_trial.works,
+)
 # Of a step: the tokens before each sequence, and those that it brings.
 Rows = Sequence[tuple[int, int]]
 STEPS: tuple[Rows, ...] = (
@@ -62,7 +74,7 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
         folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
         for kv_dtype in ("auto", "fp8", "int8"):
             yield shape.name, folder, "dummy", kv_dtype
-    for name in ("mistral", "gemma2", "gemma3"):
+    for name in ("mistral", "gemma2", "gemma3", "gemma4", "hunyuan"):
         yield name, tiny_models.cached(name, root), "auto", "auto"
     whole = root / "whole"
     tiny_models.build("llama", whole, hidden_size=256, intermediate_size=512)
@@ -106,11 +118,8 @@ def main() -> int:
         recorded(GENERATION) as keys,
     ):
         for name, path, load_format, kv_dtype in models(Path(root)):
-            decode_trial.problem.cache_clear()
-            quantized_trial.works.cache_clear()
-            grouped_experts.works.cache_clear()
-            slot_copy_trial.works.cache_clear()
-            step_inputs_trial.works.cache_clear()
+            for trial in TRIALS:
+                trial.cache_clear()
             keys.clear()
             runner = build_runner(
                 path,

@@ -53,6 +53,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
         ("copy 64 words in", {"registers": 32}, ["moves less than 16 bytes at a time"]),
         ("copy 64 words in", {"registers": 32, "vectors": 64}, []),
+        ("rms_norm 4096 bfloat16", {"registers": 32}, []),
+        ("rms_norm 4096 bfloat16", {"registers": 32, "narrow": 1}, ["reads or writes number by"]),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.3}, []),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.4}, ["issues too many instructions"]),
     ],
@@ -61,7 +63,7 @@ def test_problems_of_a_kernel_are_reported(
     name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
     good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
-    others = {"moved": 64, "vectors": 32, "slots": 0.5}
+    others = {"narrow": 0, "moved": 64, "vectors": 32, "slots": 0.5}
     kernel = "_" + name.split()[0]
     usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
     problems = check(name, usage)

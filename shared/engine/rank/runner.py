@@ -219,6 +219,7 @@ def runner_of(
     """A runner, which decodes in batches if the device supports it."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
+        model.prepare_ropes(cache.kv)
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
     slots = Slots(limits, cache.device)
     return ModelRunner(model, cache, sampler, tp, slots, batched_decode=batched)
