@@ -409,7 +409,7 @@ def _attend(
     CONVERTS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
 ) -> None:
-    """Attend to every so many-th split of the list, for the query heads of one KV head each."""
+    """Attend to the splits whose turn it is, each for the query heads of one KV head."""
     offs_h, offs_d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     head_mask = offs_h < GROUP
     q_mask = head_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
