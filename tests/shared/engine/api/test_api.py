@@ -33,6 +33,7 @@ def rank_of(engine: Engine) -> psutil.Process:
     """The process of an engine's only rank."""
     assert engine._thread is not None
     (rank,) = engine._thread.runner.engine.ranks._ranks
+    assert not isinstance(rank.process, RemoteProcess)
     return psutil.Process(rank.process.pid)
 
 
