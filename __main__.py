@@ -213,7 +213,7 @@ def _run_headless(role: str, values: Values) -> None:
 
     def ready() -> None:
         end_with_launcher()
-        announce_ready({})
+        announce_ready({"node_rank": engine.node_rank})
 
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     credentials = read_credentials(fill(SecurityConfig, values))

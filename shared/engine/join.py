@@ -12,6 +12,7 @@ Then messages follow as on a local rank's channel (``channel.py``).
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
@@ -88,6 +89,17 @@ def connect(host: str, port: int, secrets: JoinSecrets) -> BlockingChannel:
         sock = socket.create_connection((host, port), timeout=HANDSHAKE_SECONDS)
     except OSError as error:
         raise UnreachableError(f"{address}: {error.strerror or error}") from None
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(sock.close)
+        channel = _admitted(sock, host, address, secrets)
+        on_failure.pop_all()
+        return channel
+
+
+def _admitted(
+    sock: socket.socket, host: str, address: str, secrets: JoinSecrets
+) -> BlockingChannel:
+    """The connection after its handshake. Raises like ``connect``."""
     try:
         set_options(sock)
         stream = _encrypted(sock, host, secrets) if secrets.certificate else sock

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..config import EngineConfig
-from ..errors import StartupError
+from ..errors import StartupError, in_line
 from ..host_port import join_host_port
 from ..security.tls import server_context
 from .channel import framed, read_message
@@ -290,8 +290,8 @@ class OtherHosts:
         if differing:
             key = differing[0]
             return (
-                f"{who} has another model than the head: {key} is {about.fingerprint.get(key)}, "
-                f"not {fingerprint.get(key)}"
+                f"{who} has another model than the head: {key} is "
+                f"{in_line(about.fingerprint.get(key))}, not {in_line(fingerprint.get(key))}"
             )
         if (other := self._hosts.get(about.node_rank)) is not None:
             return f"{other} has joined already; give {about.address} another --node-rank"

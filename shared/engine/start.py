@@ -173,7 +173,7 @@ async def start_engine(
             for host in await hosts.join(fingerprint):
                 settings += _settings_there(settings, host.about, data_plane)
         devices = await ranks.start(settings)
-        _check_kinds(devices)
+        check_kinds(devices)
         device = NodeDevice(tuple(devices), config.nodes_per_device or 1, config.nnodes)
         formats = _formats(config, spec, device)
         resolved = _resolve(config, spec, device, await ranks.load(formats))
@@ -215,7 +215,7 @@ def fingerprint_of(model: ObtainedModel) -> dict[str, str]:
     return model_fingerprint(spec, _tokenizer_of(model.source))
 
 
-def _check_kinds(devices: list[RankDevice]) -> None:
+def check_kinds(devices: list[RankDevice]) -> None:
     """Raise ``StartupError`` if the ranks' devices are of several kinds."""
     for rank, device in enumerate(devices):
         if device.kind != devices[0].kind:
