@@ -271,6 +271,7 @@ class MultiprocessExecutor:
                 rank.pump.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await rank.pump
+            rank.writer.transport.abort()  # its host may not reply any more
             with contextlib.suppress(OSError):
                 await rank.writer.wait_closed()
         self._ranks = []

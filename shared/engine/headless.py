@@ -72,7 +72,8 @@ class HeadlessHost:
         """
         try:
             await self._join()
-            await self._accepted()
+            if not await self._accepted():
+                return
             for index in range(self._config.ranks_per_host):
                 await self._start(self._config.node_rank * self._config.ranks_per_host + index)
             on_ready()
@@ -150,18 +151,16 @@ class HeadlessHost:
             raise message
         return message
 
-    async def _accepted(self) -> None:
+    async def _accepted(self) -> bool:
+        """Wait until all hosts have joined; false if the head ends in order before."""
         message = await self._next()
         if isinstance(message, HostRefused):
             raise StartupError(
                 f"the head at {self._config.master} refuses this host: {message.reason}"
             )
         if isinstance(message, HeadEnds):
-            raise _ended(message)
-        if not isinstance(message, HostAccepted):
-            raise StartupError(
-                f"the head sent {type(message).__name__} before it accepted this host"
-            )
+            _check(message)
+        return isinstance(message, HostAccepted)
 
     async def _start(self, rank: int) -> None:
         assert self._head is not None
@@ -185,8 +184,7 @@ class HeadlessHost:
         while True:
             message = await self._next()
             if isinstance(message, HeadEnds):
-                if message.reason:
-                    raise _ended(message)
+                _check(message)
                 log.info("the head has ended, and this host with it")
                 return
             if isinstance(message, KillRank):
@@ -205,5 +203,7 @@ class HeadlessHost:
             self._head.close()
 
 
-def _ended(message: HeadEnds) -> StartupError:
-    return StartupError(f"the head has ended: {message.reason or 'it was stopped'}")
+def _check(message: HeadEnds) -> None:
+    """Raise ``StartupError`` if the node has failed."""
+    if message.reason:
+        raise StartupError(f"the head has ended: {message.reason}")

@@ -41,7 +41,7 @@ from .messages import (
 
 log = logging.getLogger("tandem.node")
 
-# Connections that have not proved yet that they know the token; more wait in the kernel's queue.
+# Connections that have not proved yet that they know the token; more are closed.
 MAX_UNPROVED = 64
 # Messages before the ranks' are small; a step's are as large as on local channels.
 READ_LIMIT = 1 << 20
@@ -200,6 +200,9 @@ class OtherHosts:
         peer = writer.get_extra_info("peername")
         address = join_host_port(str(peer[0]), peer[1]) if peer else "a connection"
         is_rank = False
+        if self._unproved.locked():
+            writer.close()
+            return
         try:
             async with self._unproved, asyncio.timeout(HANDSHAKE_SECONDS):
                 set_options(writer.get_extra_info("socket"))

@@ -7,6 +7,7 @@ import logging
 from ..config import EngineConfig, HandoffConfig
 from ..errors import UsageError
 from ..host_port import is_loopback
+from ..unix_sockets import folder_of
 from .credentials import Credentials
 
 log = logging.getLogger("tandem.security")
@@ -26,6 +27,10 @@ def check_hosts(config: EngineConfig, handoff: HandoffConfig, credentials: Crede
         raise UsageError(
             f"--kv-advertise is one host's address, and {hosts} are several; leave it out: ranks "
             f"on other hosts announce the address from which their host reaches --master-addr"
+        )
+    if folder_of(handoff.kv_host):
+        raise UsageError(
+            f"{hosts} need a network: sockets in {folder_of(handoff.kv_host)} are this host's only"
         )
     if is_loopback(config.master_addr or ""):
         return
