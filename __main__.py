@@ -217,9 +217,10 @@ def _run_headless(role: str, values: Values) -> None:
 
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     credentials = read_credentials(fill(SecurityConfig, values))
+    node = fill(NodeConfig, values) if "health_port" in values else None  # not of serve
     name = f"{role}-{socket.gethostname()}-rank-{engine.node_rank}"
     with contextlib.closing(_telemetry(values, role, name)):
-        asyncio.run(run_headless(engine, handoff, credentials, ready))
+        asyncio.run(run_headless(engine, handoff, credentials, node, ready))
 
 
 @command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, SecurityConfig, TelemetryConfig)

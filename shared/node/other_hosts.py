@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from ..config import EngineConfig, HandoffConfig
+from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..engine.headless import HeadlessHost
 from ..engine.messages import JoinSecrets
 from ..engine.other_hosts import OtherHosts
 from ..errors import TandemError
+from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
 from ..security.credentials import Credentials
 from ..security.several_hosts import check_hosts
+from ..unix_sockets import folder_of
 
 
 @contextlib.asynccontextmanager
@@ -44,21 +46,33 @@ async def run_headless(
     config: EngineConfig,
     handoff: HandoffConfig,
     credentials: Credentials,
+    node: NodeConfig | None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run this host's ranks until the head ends, or drains after a signal here. Raises
-    ``UsageError`` or ``StartupError``."""
+    """Run this host's ranks until the head ends, or drains after a signal here. With ``node``,
+    there are probes at its health port. Raises ``UsageError`` or ``StartupError``."""
     check_hosts(config, handoff, credentials)
+    probe = ProbeServer()
+    if node is not None:
+        await probe.start("127.0.0.1" if folder_of(node.host) else node.host, node.health_port)
+
+    def ready() -> None:
+        probe.show(lambda: "", lambda: b"")
+        on_ready()
+
     host = HeadlessHost(config, _secrets(credentials))
-    running = asyncio.create_task(host.run(on_ready))
+    running = asyncio.create_task(host.run(ready))
 
     def stop() -> None:
         if not host.stop():
             running.cancel()
 
     catch_signals(stop)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    finally:
+        await probe.stop()
 
 
 def _secrets(credentials: Credentials) -> JoinSecrets:
