@@ -72,7 +72,6 @@ class Host:
     writer: asyncio.StreamWriter
     statuses: dict[int, asyncio.Future[int | None]] = field(default_factory=dict)
     connections: dict[int, asyncio.Future[Connection]] = field(default_factory=dict)
-    waiter: asyncio.Future[None] | None = None
 
     def __str__(self) -> str:
         return f"node rank {self.about.node_rank} ({self.about.address})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 
 from ..config import EngineConfig, HandoffConfig, NodeConfig
@@ -16,6 +17,8 @@ from ..process.signals import catch_signals
 from ..security.credentials import Credentials
 from ..security.several_hosts import check_hosts
 from ..unix_sockets import folder_of
+
+log = logging.getLogger("tandem.node")
 
 
 @contextlib.asynccontextmanager
@@ -52,12 +55,15 @@ async def run_headless(
     """Run this host's ranks until the head ends, or drains after a signal here. With ``node``,
     there are probes at its health port. Raises ``UsageError`` or ``StartupError``."""
     check_hosts(config, handoff, credentials)
-    probe = ProbeServer()
+    probe, port = ProbeServer(), 0
     if node is not None:
-        await probe.start("127.0.0.1" if folder_of(node.host) else node.host, node.health_port)
+        host_of_probe = "127.0.0.1" if folder_of(node.host) else node.host
+        port = await probe.start(host_of_probe, node.health_port)
 
     def ready() -> None:
         probe.show(lambda: "", lambda: b"")
+        probes = f", probes on port {port}" if port else ""
+        log.info("node rank %d runs its ranks%s", config.node_rank, probes)
         on_ready()
 
     host = HeadlessHost(config, _secrets(credentials))

@@ -21,6 +21,7 @@ from tandem.tests.end_to_end.support.cluster import (
     START_SECONDS,
     Part,
     TestCluster,
+    get,
     node_metric,
     running,
     until,
@@ -78,6 +79,11 @@ def test_each_rank_hands_over_its_part_from_its_own_host(
     assert (result.tokens, result.error) == (reference(aggregated, tokens), "")
     assert node_metric(machines.decode, RECEIVED) == 1
     assert machines.switch._num_bytes[OTHER, DECODE] > 10_000  # half of the KV
+
+
+def test_a_host_without_the_head_has_probes(machines: Machines) -> None:
+    port = machines.other.health_port()
+    assert get(f"http://{OTHER}:{port}/health") and get(f"http://{OTHER}:{port}/ready")
 
 
 def test_a_cut_between_the_hosts_ends_both_and_leaves_nothing_running(machines: Machines) -> None:

@@ -504,6 +504,18 @@ async def test_a_rank_that_is_lost_on_any_host_loses_the_node(victim: int | str)
                 await asyncio.wait_for(node.launcher, SECONDS)
 
 
+async def test_a_rank_of_another_host_that_is_stuck_is_killed_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "PING_SECONDS", 0.05)
+    async with pair(config_of()) as node:
+        node.ranks[1].suspend()
+        await until(lambda: bool(node.lost), SECONDS)
+        assert "rank 1 of node rank 1 (127.0.0.1) gave no sign of life" in node.lost[0]
+        await node.engine.ranks.stop()
+        assert not node.ranks[1].is_running()
+
+
 async def test_a_head_that_is_gone_ends_the_other_hosts() -> None:
     async with pair(config_of()) as node:
         for host in node.hosts._hosts.values():
