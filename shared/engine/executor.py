@@ -1,9 +1,9 @@
 """The head's side of its ranks: start them, send them steps, notice when one is gone.
 
 Each rank is a process of its own, reached over a socket pair, or over TCP if it is on another host
-(``other_hosts.py``). The same step goes to every rank;
-rank 0 replies with the sampled tokens, the others only that they are done. Data-plane commands and
-events travel on the same channel, and never wait for a step.
+(``other_hosts.py``). The same step goes to every rank; rank 0 replies with the sampled tokens, the
+others only that they are done. Data-plane commands and events travel on the same channel, and never
+wait for a step.
 """
 
 from __future__ import annotations
@@ -438,6 +438,7 @@ def _stuck(rank: Rank) -> str:
 async def end_process(
     process: asyncio.subprocess.Process | RemoteProcess, *, at_once: bool
 ) -> None:
+    """Await the end of a rank whose channel is closed; kill it if it takes long, or ``at_once``."""
     for kill in (True,) if at_once else (False, True):
         if kill:
             with contextlib.suppress(ProcessLookupError):

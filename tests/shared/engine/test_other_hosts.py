@@ -47,6 +47,7 @@ from tandem.shared.kv.planning import NodeDevice, RankDevice, RankMemory
 from tandem.shared.security.credentials import read_credentials
 from tandem.shared.security.several_hosts import check_hosts
 from tandem.tests.support.certificates import issue
+from tandem.tests.support.checkpoints.tiny_models import cached
 from tandem.tests.support.forked import ForkedRank, fork_rank
 from tandem.tests.support.waiting import until
 
@@ -458,24 +459,31 @@ async def greedy(engine: NodeEngine) -> list[int]:
     return one.outputs
 
 
-async def test_ranks_on_two_hosts_compute_what_they_do_on_one(tmp_path: Path) -> None:
-    config = config_of()
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(cached("qwen3", tmp_path_factory.mktemp("models")))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+async def test_ranks_on_two_hosts_compute_what_they_do_on_one(
+    size: int, tiny_model: str, tmp_path: Path
+) -> None:
+    config = config_of(model=tiny_model, tensor_parallel_size=size)
     async with pair(config, with_tls(tmp_path, HEAD)) as node:
         tokens = await greedy(node.engine)
-        assert len(node.engine.endpoints) == node.engine.world_size == len(node.ranks) == 2
+        assert len(node.engine.endpoints) == node.engine.world_size == len(node.ranks) == size
         listening_at = {
             connection.laddr.ip
             for rank in node.ranks
             for connection in rank.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         }
-        assert all(address.startswith("127.") for address in listening_at), listening_at
-        assert HEAD in listening_at
+        assert listening_at == {HEAD, "127.0.0.1"}
         # The head ends in order, and the launcher with it.
         await node.engine.ranks.stop()
         await node.hosts.close("")
         await asyncio.wait_for(node.launcher, SECONDS)
-    alone = replace(config, nnodes=1, master_addr=None)
+    alone = replace(config, nnodes=1, master_addr=None, tensor_parallel_size=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "start_rank", fork_rank)
         engine = await start_engine(alone, IDENTITY)
