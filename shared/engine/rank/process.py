@@ -1,6 +1,7 @@
 """One rank: a process with its slice of the model, of the KV cache, and of the data plane.
 
-The head starts ``python -m tandem.shared.engine.rank.process FD`` with one end of a socket pair.
+The head starts ``python -m tandem.shared.engine.rank.process FD`` with one end of a socket pair. On
+another host a launcher does, and tells the rank to connect to the head.
 The main thread computes; a reader thread replies to pings and passes data-plane commands on at
 once, so that a long step never delays a cancel; the data plane has a thread of its own. When the
 head's end closes, the process exits: a rank never outlives its head.
@@ -33,12 +34,14 @@ from ..messages import (
     DeviceOpened,
     ExecuteStep,
     Failed,
+    JoinHead,
     LoadModel,
     ModelLoaded,
     OpenDevice,
     Ping,
     Pong,
     RankEndpoints,
+    RankJoins,
     RankMessage,
     RankSettings,
     StepDone,
@@ -104,14 +107,14 @@ class RankProcess:
         try:
             self._dispatch()
             status = 0
-        except BrokenPipeError:
-            status = 0  # the head is gone, and a reply noticed it first
         except VersionError as error:
             log.error("the head's messages cannot be read: %s", error)
             end_stderr()  # before the reply, on which the head kills this process
             self._channel.send(
                 Failed("startup", str(error))
             )  # the head cannot decode it either, but ends
+        except TandemError as error:
+            log.error("this rank cannot join its head: %s", error)
         except Exception:
             log.exception("the head's messages cannot be read")
         finally:
@@ -124,10 +127,22 @@ class RankProcess:
                 self._command(message)
             elif isinstance(message, TokenMasks):
                 self._runner.masks.put(message)
+            elif isinstance(message, JoinHead):
+                self._channel = self._join(message)
             elif isinstance(message, Ping):
                 self._channel.send(Pong(self._layers))
             else:
                 self._requests.put(message)
+
+    def _join(self, message: JoinHead) -> BlockingChannel:
+        """Connect to the head on another host; this process also ends with its launcher."""
+        from ..join import connect
+
+        launcher = self._channel
+        threading.Thread(target=_end_with, args=(launcher,), name="launcher", daemon=True).start()
+        head = connect(message.host, message.port, message.secrets)
+        head.send(RankJoins(message.rank))
+        return head
 
     # ---- requests --------------------------------------------------------------------------
 
@@ -245,6 +260,13 @@ class RankProcess:
             self._backing.reach_all([command.block_table])
         if self._plane is not None:
             self._plane.submit(command)
+
+
+def _end_with(launcher: BlockingChannel) -> None:
+    """End this process when its launcher is gone, which sends nothing more."""
+    launcher.receive()
+    end_stderr()
+    os._exit(1)
 
 
 def _failure(step: int, error: Exception) -> StepFailure:
