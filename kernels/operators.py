@@ -13,7 +13,12 @@ from dataclasses import replace
 import torch
 
 from .activations import Activation
-from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from .attention_metadata import (
+    AttentionConfig,
+    AttentionMetadata,
+    AttentionParams,
+    LatentConfig,
+)
 from .block_encoding import encode
 from .block_formats import BlockFormat
 from .quantized import QuantizedWeight
@@ -285,6 +290,11 @@ class Operators:
 
         Called before the first step: kernels are compiled and tried here.
         """
+        return False
+
+    def prepare_latent_decode(self, config: LatentConfig) -> bool:
+        """Like ``prepare_batched_decode``, for ``latent_attention``. Also prepares
+        ``rope_and_cache_latent``."""
         return False
 
     def paged_attention(

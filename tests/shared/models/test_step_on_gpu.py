@@ -247,7 +247,7 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     )
     assert isinstance(runner.model.place.operators, GpuOperators)
     assert runner.batched_decode
-    assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
+    assert all(layer.attention.batched_decode for layer in runner.model.layers)
     assert cudnn == [False]
 
 
