@@ -117,65 +117,61 @@ def _store_latents(
     row, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     offs_r = tl.arange(0, BLOCK_R)
     HALF: tl.constexpr = ROPE_DIM // 2
-    r_mask = offs_r < HALF
     cos, sin = cos_TR + row * angle_row, sin_TR + row * angle_row
-    angles = (
-        tl.load(cos + offs_r, mask=r_mask, other=0.0)[None, :],
-        tl.load(sin + offs_r, mask=r_mask, other=0.0)[None, :],
-        tl.load(cos + HALF + offs_r, mask=r_mask, other=0.0)[None, :],
-        tl.load(sin + HALF + offs_r, mask=r_mask, other=0.0)[None, :],
-    )
     if program > 0:
         head = (program - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
-        mask = (head < HEADS)[:, None] & r_mask[None, :]
-        at = q_THD + row * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
-        at += offs_r[None, :]
-        first, second = _rotated(at, mask, angles, HALF)
-        tl.store(at, first, mask=mask)
-        tl.store(at + HALF, second, mask=mask)
+        q_mask = (head < HEADS)[:, None] & (offs_r < HALF)[None, :]
+        q = q_THD + row * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
+        q += offs_r[None, :]
+        q_first, q_second = _rotated(q, q_mask, cos, sin, offs_r, HALF)
+        tl.store(q, q_first, mask=q_mask)
+        tl.store(q + HALF, q_second, mask=q_mask)
     else:
-        slot = tl.load(slots_T + row)
-        offs_c = tl.arange(0, BLOCK_C)
-        c_mask = offs_c < LATENT_DIM
-        x = tl.load(kv_TC + row * kv_row + offs_c, mask=c_mask, other=0.0).to(tl.float32)
-        weight = tl.load(norm_weight + offs_c, mask=c_mask, other=0.0).to(tl.float32)
-        rstd = tl.math.rsqrt(tl.sum(x * x, axis=0) / LATENT_DIM + eps)
-        normed = (x * rstd * weight).to(kv_TC.dtype.element_ty)
-        at = kv_TC + row * kv_row + LATENT_DIM + offs_r[None, :]
-        first, second = _rotated(at, r_mask[None, :], angles, HALF)
-        # Vectors of one row, like the rotated halves; a row without a slot stores nothing of them.
-        normed, offs_c, offs_r = normed[None, :], offs_c[None, :], offs_r[None, :]
-        c_mask = offs_c < tl.where(slot >= 0, LATENT_DIM, 0)
-        r_mask = offs_r < tl.where(slot >= 0, HALF, 0)
-        scale = whole_scale
-        if IS_INT8:
-            largest = tl.max(tl.abs(normed.to(tl.float32)), axis=1)
-            largest = tl.maximum(largest, tl.max(tl.abs(first.to(tl.float32)), axis=1))
-            largest = tl.maximum(largest, tl.max(tl.abs(second.to(tl.float32)), axis=1))
-            scales = tl.maximum(tl.div_rn(largest, _LARGEST), _SMALLEST)
-            one = tl.arange(0, 1)
-            tl.store(token_scales + slot + one, scales, mask=one < tl.where(slot >= 0, 1, 0))
-            scale = tl.max(scales, axis=0)
-        place = latents + slot * (LATENT_DIM + ROPE_DIM)
-        offs_r += LATENT_DIM
-        tl.store(place + offs_c, _coded(normed, scale, latents, IS_FP8, IS_INT8), mask=c_mask)
-        tl.store(place + offs_r, _coded(first, scale, latents, IS_FP8, IS_INT8), mask=r_mask)
-        tl.store(
-            place + HALF + offs_r, _coded(second, scale, latents, IS_FP8, IS_INT8), mask=r_mask
-        )
+        # Vectors are matrices of one row, like the rotated halves.
+        slot, is_row = tl.load(slots_T + row), tl.arange(0, 1)[:, None] < 1
+        offs_c, r_offs = tl.arange(0, BLOCK_C)[None, :], offs_r[None, :]
+        is_latent, is_half = is_row & (offs_c < LATENT_DIM), is_row & (r_offs < HALF)
+        kv = kv_TC + row * kv_row
+        x = tl.load(kv + offs_c, mask=is_latent, other=0.0).to(tl.float32)
+        weight = tl.load(norm_weight + offs_c, mask=is_latent, other=0.0).to(tl.float32)
+        rstd = tl.math.rsqrt(tl.sum(x * x, axis=1) / LATENT_DIM + eps)
+        normed = (x * rstd[:, None] * weight).to(kv_TC.dtype.element_ty)
+        first, second = _rotated(kv + LATENT_DIM + r_offs, is_half, cos, sin, offs_r, HALF)
+        if slot >= 0:
+            scale = whole_scale
+            if IS_INT8:
+                largest = tl.max(tl.abs(normed.to(tl.float32)))
+                largest = tl.maximum(largest, tl.max(tl.abs(first.to(tl.float32))))
+                largest = tl.maximum(largest, tl.max(tl.abs(second.to(tl.float32))))
+                scale = tl.maximum(tl.div_rn(largest, _LARGEST), _SMALLEST)
+                tl.store(token_scales + slot, scale)
+            place = latents + slot * (LATENT_DIM + ROPE_DIM)
+            code = _coded(normed, scale, latents, IS_FP8, IS_INT8)
+            tl.store(place + offs_c, code, mask=is_latent)
+            place += LATENT_DIM
+            tl.store(place + r_offs, _coded(first, scale, latents, IS_FP8, IS_INT8), mask=is_half)
+            place += HALF
+            tl.store(place + r_offs, _coded(second, scale, latents, IS_FP8, IS_INT8), mask=is_half)
 
 
 @triton.jit
 def _rotated(
-    at: tl.tensor, mask: tl.tensor, angles: tuple[tl.tensor, ...], HALF: tl.constexpr
+    at: tl.tensor,
+    mask: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    offs_r: tl.tensor,
+    HALF: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of vectors, rotated against each other."""
     first, second = tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
-    return (
-        (x * angles[0] + y * angles[1]).to(first.dtype),
-        (y * angles[2] + x * angles[3]).to(first.dtype),
-    )
+    there = offs_r < HALF
+    cos_x = tl.load(cos + offs_r, mask=there, other=0.0)[None, :]
+    sin_x = tl.load(sin + offs_r, mask=there, other=0.0)[None, :]
+    cos_y = tl.load(cos + HALF + offs_r, mask=there, other=0.0)[None, :]
+    sin_y = tl.load(sin + HALF + offs_r, mask=there, other=0.0)[None, :]
+    return (x * cos_x + y * sin_x).to(first.dtype), (y * cos_y + x * sin_y).to(first.dtype)
 
 
 @triton.jit

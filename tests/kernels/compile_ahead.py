@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from tandem.kernels.block_formats import (
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import (
     grouped_product,
+    latent_decode,
+    latent_store,
     paged_decode,
     quantized_linear,
     row_plan,
@@ -81,10 +84,15 @@ PROGRAMS = {
     "_add_weighted": 8,
     "_copy": 8,
     "_plan": 8,
+    "_attend_latents": 2,
+    "_combine_latents": 8,
+    "_store_latents": 8,
 }
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores and int8 is
 # converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
+# Queries of latents take most registers while latents of one byte are widened.
+LATENT_STACK = 48
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # and instructions that a processor issues in one.
 COUNTED = 90
@@ -96,8 +104,10 @@ MAX_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes.
+# fifth to two fifths of its bytes. Latents are read once for keys and values.
 SLOW = (
+    ("attend_latents int8", 0.7),
+    ("attend_latents float32", 0.61),
     ("multiply IQ1_S", 1.9),
     ("multiply IQ1_M", 1.8),
     ("multiply IQ2_XXS", 1.55),
@@ -180,6 +190,31 @@ def attention(
     token = dim * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     kinds = [_short(q_dtype), _short(cache_dtype), *(f"{name}" for name in params)]
     return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
+
+
+def latent_attention(
+    model: str, q_dtype: torch.dtype, cache_dtype: torch.dtype, heads: int
+) -> Case:
+    """Attention of a decoding row to latents of DeepSeek's sizes, and their write to the cache."""
+    nope, rope, width = 128, 64, 512
+
+    def launch() -> None:
+        empty = partial(torch.empty, device=META)
+        cache = empty(1, 64, width + rope, dtype=cache_dtype)
+        latents = ScaledKV(cache, empty(1, 64, 1)) if cache_dtype == INT8 else cache
+        q = empty(1, heads, nope + rope, dtype=q_dtype)
+        decodes = decode_metadata([SequenceMetadata(slice(0, 1), 40, [0, 1, 2], 16)], META)
+        assert decodes is not None
+        wide = empty(heads, 1, width, dtype=q_dtype)
+        latent_decode.latent_decode(q, wide, latents, decodes, 0.1, torch.empty_like(wide))
+        kv, slots = empty(1, width + rope, dtype=q_dtype), empty(1, dtype=torch.int64)
+        weight, angles = empty(width, dtype=q_dtype), empty(1, 1, rope)
+        latent_store.rope_and_cache_latent(q, kv, weight, 1e-6, (angles, angles), latents, slots)
+
+    constants, _ = latent_decode.constants(q_dtype, cache_dtype, heads, nope, rope, width, 16)
+    token = (width + rope) * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
+    name = f"{model} {_short(q_dtype)} {_short(cache_dtype)}"
+    return Case(name, launch, {"_attend_latents": constants["BLOCK_N"] * token})
 
 
 def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
@@ -299,6 +334,10 @@ def cases(generation: int) -> Iterator[Case]:
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
     for kv_dtype in (bf16, INT8) if every else (bf16,):
         yield attention("gpt-oss-20b", bf16, kv_dtype, 64, 8, 64, window=128, sinks=True)
+    for kv_dtype in (bf16, FP8, INT8):
+        yield latent_attention("DeepSeek-V2-Lite", bf16, kv_dtype, 16)
+    yield latent_attention("DeepSeek-V2-Lite", fp32, fp32, 16)
+    yield latent_attention("DeepSeek-V3", bf16, bf16, 128)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
@@ -438,8 +477,12 @@ def check(name: str, usage: Compiled) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    small = words & {"float32", "int8"} or usage.kernel == "_multiply"
-    if usage.stack > (SMALL_STACK if small else 0) or usage.local:
+    if usage.kernel == "_attend_latents" and words & {"fp8", "int8"}:
+        max_stack = LATENT_STACK
+    else:
+        small = words & {"float32", "int8"} or usage.kernel == "_multiply"
+        max_stack = SMALL_STACK if small else 0
+    if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
@@ -448,10 +491,10 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append(f"more than {SHARED_BYTES} bytes of shared memory")
     if usage.kernel == "_copy" and usage.vectors != usage.moved:
         wrong.append("moves less than 16 bytes at a time")
-    if usage.kernel == "_attend" and not usage.asynchronous:
+    if usage.kernel in ("_attend", "_attend_latents") and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
-    shuffled = usage.kernel == "_multiply" or "int8" in words
+    shuffled = usage.kernel in ("_multiply", "_attend_latents") or "int8" in words
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
     return wrong
@@ -463,7 +506,10 @@ def main(generations: Sequence[int]) -> int:
     for generation in generations or GENERATIONS:
         for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
-            if usage.kernel in ("_combine", "_add") and (generation, usage) in reported:
+            if (
+                usage.kernel in ("_combine", "_combine_latents", "_add")
+                and (generation, usage) in reported
+            ):
                 continue  # it is the same for most
             reported.add((generation, usage))
             wrong = check(name, usage)

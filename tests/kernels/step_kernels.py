@@ -21,7 +21,13 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
-from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
+from tandem.kernels.gpu import (
+    decode_trial,
+    grouped_experts,
+    latent_trial,
+    quantized_trial,
+    slot_copy_trial,
+)
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
 from tandem.shared.engine.plan import SequenceStep
@@ -50,8 +56,7 @@ STEPS: tuple[Rows, ...] = (
 
 
 def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
-    """Name, folder or file, load format and dtype of the cache. Latent attention is left out, which
-    has no kernel."""
+    """Name, folder or file, load format and dtype of the cache."""
     for shape in shapes(small=False):
         # All of their layers are alike.
         folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
@@ -67,6 +72,10 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     experts = root / "experts"
     tiny_models.build("qwen3_moe", experts, hidden_size=64, moe_intermediate_size=32)
     yield "qwen3_moe", experts, "auto", "auto"
+    latents = root / "latents"
+    tiny_models.build("deepseek_v3", latents, hidden_size=64, moe_intermediate_size=32)
+    for kv_dtype in ("auto", "fp8", "int8"):
+        yield "deepseek_v3", latents, "auto", kv_dtype
     with_sinks = root / "with_sinks"
     tiny_models.build("gpt_oss", with_sinks, hidden_size=64, intermediate_size=32)
     yield "gpt_oss", with_sinks, "auto", "auto"
@@ -105,6 +114,8 @@ def main() -> int:
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
             slot_copy_trial.works.cache_clear()
+            latent_trial.decode_problem.cache_clear()
+            latent_trial.stores.cache_clear()
             keys.clear()
             runner = build_runner(
                 path,
