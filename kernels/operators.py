@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -28,11 +29,13 @@ from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write
 from .reference.experts import LoopedExperts
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
+from .reference.routing import choose_experts
 from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
     CosSin,
     DecodingLayers,
+    ExpertChoice,
     Experts,
     FeedForward,
     LayerKV,
@@ -170,6 +173,10 @@ class Operators:
     def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Like ``prepare_linear``, for few outputs in fp32."""
         return self.prepare_linear(weight, bias)
+
+    def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
+        """The choice of experts from logits in fp32. Kernels are compiled and tried here."""
+        return partial(choose_experts, routing=routing)
 
     def prepare_expert_feed_forward(
         self,

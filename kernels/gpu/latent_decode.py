@@ -105,7 +105,7 @@ def latent_decode(
         wide_HTC.is_contiguous() and sums_HTC.is_contiguous() and q_THD.shape[:2] == (rows, heads)
     )
     assert sums_HTC.shape == wide_HTC.shape and 0 < rope_dim < q_dim, (q_THD.shape, values.shape)
-    assert q_THD.stride()[1:] == (q_dim, 1) and q_THD.stride(0) % q_dim == 0, q_THD.stride()
+    assert q_THD.stride()[1:] == (q_dim, 1), q_THD.stride()
     assert decodes.rows.dtype == decodes.tables.dtype == torch.int32
     if latents.dtype.itemsize > 1:
         q_THD, wide_HTC = q_THD.to(latents.dtype), wide_HTC.to(latents.dtype)
@@ -138,7 +138,7 @@ def latent_decode(
         scale * whole_scale * _LOG2_E.value,
         whole_scale,
         decodes.tables.stride(0),
-        q_THD.stride(0) // q_dim,
+        q_THD.stride(0),
         rows,
         **attend,
         **attend_options(attend),
@@ -236,7 +236,7 @@ def _attend_latents(
         at = head.to(tl.int64) * step_rows + row
         c_offs = at[:, None] * LATENT_DIM + offs_c[None, :]
         q_c = tl.load(wide_HTC + c_offs, mask=c_mask, other=0.0)
-        r_offs = (row * q_row + head[:, None]) * (NOPE_DIM + ROPE_DIM) + NOPE_DIM + offs_r[None, :]
+        r_offs = row * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM + offs_r[None, :]
         q_r = tl.load(q_THD + r_offs, mask=r_mask, other=0.0)
         if (CONVERTS_FP8 or IS_INT8) and q_c.dtype == tl.bfloat16:
             # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.

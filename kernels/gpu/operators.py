@@ -22,8 +22,17 @@ from ..reference.attention import paged_attention
 from ..reference.latent import latent_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
-from ..signatures import CosSin, Experts, LayerKV, QuantizedLinear, SlotCopies, Weight
-from . import decode_trial, latent_trial, quantized_trial, slot_copy_trial
+from ..signatures import (
+    CosSin,
+    ExpertChoice,
+    Experts,
+    LayerKV,
+    QuantizedLinear,
+    Routing,
+    SlotCopies,
+    Weight,
+)
+from . import decode_trial, latent_trial, quantized_trial, routing_trial, slot_copy_trial
 from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
@@ -105,6 +114,11 @@ class GpuOperators(Operators):
         return super().prepare_experts(
             gate_up, down, activation, dtype, gate_up_biases, down_biases
         )
+
+    def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
+        if routing_trial.works(routing, experts, device):
+            return partial(routing_trial.choose_experts, routing=routing)
+        return super().prepare_routing(routing, experts, device)
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
         if all(slot_copy_trial.works(size, device) for size in row_bytes):

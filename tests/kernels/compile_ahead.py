@@ -54,6 +54,7 @@ from tandem.kernels.gpu import (
     row_plan,
     slot_copy,
 )
+from tandem.kernels.gpu import routing as gpu_routing
 from tandem.kernels.gpu.packed_codes import (
     PackedCodes,
     pack,
@@ -64,6 +65,7 @@ from tandem.kernels.gpu.row_blocks import row_blocks
 from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
+from tandem.kernels.signatures import Routing
 from tandem.tests.kernels.launches import compiled_for
 from tandem.tests.support.extent import FULL
 
@@ -84,6 +86,7 @@ PROGRAMS = {
     "_add_weighted": 8,
     "_copy": 8,
     "_plan": 8,
+    "_choose": 8,
     "_attend_latents": 2,
     "_combine_latents": 8,
     "_store_latents": 8,
@@ -275,6 +278,15 @@ def plan(count: int) -> Case:
     return Case(f"{count} experts", launch, {})
 
 
+def choice(model: str, experts: int, routing: Routing) -> Case:
+    """The choice of experts from logits."""
+
+    def launch() -> None:
+        gpu_routing.choose_experts(torch.empty(4, experts, device=META), routing)
+
+    return Case(model, launch, {})
+
+
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
     constants = quantized_linear.constants(weight, rows)
     chunks = constants["WARPS"] * constants["TILES"]
@@ -357,6 +369,9 @@ def cases(generation: int) -> Iterator[Case]:
     for kind in (Q4_K, IQ2_S) if every else (IQ2_S,):
         yield experts(kind, few)
     yield plan(128)
+    yield choice("Qwen3-30B-A3B", 128, Routing("softmax", 8, None, True, 1.0))
+    corrected = Routing("sigmoid", 8, torch.empty(256, device=META), True, 2.5, 8, 4, 2)
+    yield choice("DeepSeek-V3", 256, corrected)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tandem.kernels.gpu import (
     grouped_experts,
     latent_trial,
     quantized_trial,
+    routing_trial,
     slot_copy_trial,
 )
 from tandem.kernels.gpu.operators import GpuOperators
@@ -114,6 +115,7 @@ def main() -> int:
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
             slot_copy_trial.works.cache_clear()
+            routing_trial._works.cache_clear()
             latent_trial.decode_problem.cache_clear()
             latent_trial.stores.cache_clear()
             keys.clear()

@@ -168,6 +168,12 @@ def test_many_rows_have_fewer_splits(programs: int, monkeypatch: pytest.MonkeyPa
     LatentCase([5 * MIN_SPLIT, 1, 40]).check()
 
 
+def test_queries_may_be_a_part_of_wider_rows() -> None:
+    case = LatentCase([30, 7])
+    case.q = torch.randn(2, 71, device=DEVICE)[:, 3:63].view(2, 3, 20)
+    case.check()
+
+
 def test_padding_is_not_attended_to_and_rows_may_have_any_place() -> None:
     case = LatentCase([40, 3 * MIN_SPLIT, 9])
     expected, decodes = case.expected(), case.decodes()
