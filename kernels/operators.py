@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from .activations import Activation
-from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from .attention_metadata import (
+    AttentionConfig,
+    AttentionMetadata,
+    AttentionParams,
+    LatentConfig,
+)
 from .block_encoding import encode
 from .block_formats import BlockFormat
 from .quantized import QuantizedWeight
@@ -23,12 +29,14 @@ from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write
 from .reference.experts import LoopedExperts
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
+from .reference.routing import choose_experts
 from .reference.step_inputs import stage_inputs
 from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
     CosSin,
     DecodingLayers,
+    ExpertChoice,
     Experts,
     FeedForward,
     LayerKV,
@@ -152,6 +160,10 @@ class Operators:
     def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Like ``prepare_linear``, for few outputs in fp32."""
         return self.prepare_linear(weight, bias)
+
+    def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
+        """The choice of experts from logits in fp32. Kernels are compiled and tried here."""
+        return partial(choose_experts, routing=routing)
 
     def prepare_expert_feed_forward(
         self,
@@ -288,6 +300,11 @@ class Operators:
 
         Called before the first step: kernels are compiled and tried here.
         """
+        return False
+
+    def prepare_latent_decode(self, config: LatentConfig) -> bool:
+        """Like ``prepare_batched_decode``, for ``latent_attention``. Also prepares
+        ``rope_and_cache_latent``."""
         return False
 
     def paged_attention(

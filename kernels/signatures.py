@@ -58,6 +58,8 @@ class Experts(Protocol):
         """
 
 
+# Computes weights and indices of the experts of each row, both [T, experts of a row], from logits.
+ExpertChoice = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 # Computes the rows' queries from the layer's input, and writes its KV to the cache.
 Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]
 # Computes the layer's output from the result of attention and the layer's input.
@@ -73,13 +75,21 @@ DecodingLayers = Callable[
 class Routing:
     """How a router's logits select a row's experts: the ``top_k`` with the best scores, to which
     ``correction`` [E] is added for the selection only. Scores weight the experts' results, divided
-    by the selected scores' sum if ``normalise``, times ``scale``."""
+    by the selected scores' sum if ``normalise``, times ``scale``.
+
+    Only experts in the ``open_groups`` best of ``groups`` are eligible, ranked by the sum of their
+    ``group_best`` best scores. With ``expert_scale`` [E], each expert's weight is multiplied by its
+    own factor."""
 
     scoring: Literal["softmax", "sigmoid"]
     top_k: int
     correction: torch.Tensor | None
     normalise: bool
     scale: float
+    groups: int = 1
+    open_groups: int = 1
+    group_best: int = 1
+    expert_scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

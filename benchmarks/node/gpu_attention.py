@@ -2,10 +2,10 @@
 
     python -m tandem.benchmarks.node.gpu_attention [--out DIR] [--device emulation]
 
-64 sequences of 8,192 tokens over one layer of Llama-3-8B, against a copy of the same bytes. Then
-the kernel with other tile sizes, stages and warps: a variant that is faster by more than a few
-percent should become the default. ``--device emulation`` runs a tiny case in Triton's interpreter
-as a smoke test.
+64 sequences of 8,192 tokens over one layer of Llama-3-8B, and over the latents of one layer of
+DeepSeek-V2-Lite and of DeepSeek-V3, against a copy of the same bytes. Then the kernel of Llama with
+other tile sizes, stages and warps: a variant that is faster by more than a few percent should
+become the default. ``--device emulation`` runs a tiny case in Triton's interpreter as a smoke test.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ import torch
 
 from tandem.benchmarks.support.gpu_predictions import ATTENTION, PREDICTIONS
 from tandem.benchmarks.support.report import RESULTS, write
-from tandem.kernels.attention_metadata import AttentionParams, SequenceMetadata, decode_metadata
+from tandem.kernels.attention_metadata import (
+    AttentionParams,
+    DecodeMetadata,
+    SequenceMetadata,
+    decode_metadata,
+)
 from tandem.kernels.fp8 import FP8
+from tandem.kernels.gpu import latent_trial
 from tandem.kernels.gpu import paged_decode as kernels
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, quantize
 
@@ -42,6 +48,13 @@ OPTIONS = [
     for tile, stages, warps in product((32, 64, 128), (2, 3), (4, 8))
 ]
 SWEPT = ("bf16", "fp8")
+# Heads of a layer with latents, and the dimensions of a query without position, of its rotated
+# part, of a latent and of a value.
+LatentShape = tuple[int, int, int, int, int]
+LATENTS: dict[str, LatentShape] = {
+    "DeepSeek-V2-Lite": (16, 128, 64, 512, 128),
+    "DeepSeek-V3": (128, 128, 64, 512, 128),
+}
 
 
 @dataclass(frozen=True)
@@ -53,22 +66,25 @@ class AttentionLoad:
     tokens: int
     rounds: int
     options: list[dict[str, int]]
+    latents: dict[str, LatentShape]
 
 
-ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS)
-EMULATED = AttentionLoad("cpu", 2, 40, 1, OPTIONS[:2])
+ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS, LATENTS)
+EMULATED = AttentionLoad("cpu", 2, 40, 1, OPTIONS[:2], {"tiny": (2, 16, 16, 32, 16)})
 
 
-def cache(load: AttentionLoad, dtype: torch.dtype) -> CachedKV:
-    """Keys or values of all sequences."""
+def cache(
+    load: AttentionLoad, dtype: torch.dtype, heads: int = KV_HEADS, dim: int = DIM
+) -> CachedKV:
+    """Keys, values or latents of all sequences."""
     dtype = torch.float32 if load.device == "cpu" and dtype == torch.bfloat16 else dtype
     slots = load.sequences * -(-load.tokens // BLOCK) * BLOCK
-    values = torch.randn(KV_HEADS, slots, DIM, device=load.device)
+    values = torch.randn(heads, slots, dim, device=load.device)
     return ScaledKV(*quantize(values)) if dtype == INT8 else values.to(dtype)
 
 
-def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
-    """Return a function that runs attention for the rows of one step."""
+def decoding(load: AttentionLoad) -> DecodeMetadata:
+    """The rows of one step, whose blocks lie anywhere."""
     each = -(-load.tokens // BLOCK)
     order = torch.randperm(load.sequences * each).tolist()
     sequences = [
@@ -79,10 +95,32 @@ def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable
     ]
     decodes = decode_metadata(sequences, torch.device(load.device))
     assert decodes is not None
-    q = torch.randn(load.sequences, HEADS, DIM, device=load.device)
-    q = q if load.device == "cpu" else q.bfloat16()
+    return decodes
+
+
+def random(load: AttentionLoad, *shape: int) -> torch.Tensor:
+    """Random activations or weights."""
+    x = torch.randn(shape, device=load.device)
+    return x if load.device == "cpu" else x.bfloat16()
+
+
+def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
+    """Return a function that runs attention for the rows of one step."""
+    decodes, q = decoding(load), random(load, load.sequences, HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5)
     return lambda: kernels.paged_decode(q, keys, values, decodes, params, out)
+
+
+def latent_attention(
+    load: AttentionLoad, latents: CachedKV, shape: LatentShape
+) -> Callable[[], None]:
+    """Like ``attention``, with the products before and after it."""
+    heads, nope, rope, width, value = shape
+    decodes, q = decoding(load), random(load, load.sequences, heads, nope + rope)
+    up = random(load, heads, nope + value, width) * width**-0.5
+    inputs = q, latents, *up.split([nope, value], dim=1)
+    out = q.new_empty(load.sequences, heads, value)
+    return lambda: latent_trial.decode_latents(*inputs, decodes, (nope + rope) ** -0.5, out)
 
 
 def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
@@ -162,6 +200,16 @@ def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:
             "against": against,
         }
         sweeps[name] = work
+    for model, shape in load.latents.items():
+        for name, dtype in FORMATS.items():
+            latents = cache(load, dtype, 1, shape[2] + shape[3])
+            duration = seconds(load, latent_attention(load, latents, shape))
+            yield {
+                "metric": f"latent attention of {model}, {name}",
+                "value": size(latents) / duration / limit,
+                "unit": "of a copy's speed",
+                "against": f"a copy's {limit / 1e9:.4g} GB/s; {duration * 1e6:.0f} us",
+            }
     for name in SWEPT:
         print(f"{name} with other options:", flush=True)
         sweep(load, sweeps[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ...kernels.attention_metadata import AttentionConfig, LatentConfig
 from ...kernels.reference.activation import activate
 from ...kernels.signatures import (
     CosSin,
@@ -569,8 +571,7 @@ class Decoder:
     def attends_one_by_one(self) -> bool:
         """True if a layer attends to each sequence by itself."""
         return self.position_bias is not None or not all(
-            isinstance(layer.attention, Attention) and layer.attention.batched_decode
-            for layer in self.layers
+            layer.attention.batched_decode for layer in self.layers
         )
 
     def prepare_ropes(self, cache: Sequence[LayerKV]) -> None:
@@ -584,17 +585,19 @@ class Decoder:
 
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
         """Compile the kernels that attend for all decoding rows at once. Returns whether any layer
-        has one; latent attention has none."""
-        attentions = [
-            (layer.attention, layer.attention.config(cache[memories], block_size))
-            for layer, memories in zip(self.layers, self._memories, strict=True)
-            if isinstance(layer.attention, Attention)
-        ]
-        prepare = self.place.operators.prepare_batched_decode
-        works = {config: prepare(config) for config in dict.fromkeys(c for _, c in attentions)}
-        for attention, config in attentions:
-            attention.batched_decode = works[config]
-        return any(works.values())
+        has one."""
+        operators = self.place.operators
+
+        @functools.cache
+        def prepared(config: AttentionConfig | LatentConfig) -> bool:
+            if isinstance(config, LatentConfig):
+                return operators.prepare_latent_decode(config)
+            return operators.prepare_batched_decode(config)
+
+        attentions = [layer.attention for layer in self.layers]
+        for attention, memories in zip(attentions, self._memories, strict=True):
+            attention.batched_decode = prepared(attention.config(cache[memories], block_size))
+        return any(attention.batched_decode for attention in attentions)
 
 
 def _all_decode(batch: ForwardBatch) -> bool:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import (
     activation,
     grouped_product,
+    latent_decode,
+    latent_store,
     norm,
     paged_decode,
     quantized_linear,
@@ -55,6 +58,7 @@ from tandem.kernels.gpu import (
     row_plan,
     slot_copy,
 )
+from tandem.kernels.gpu import routing as gpu_routing
 from tandem.kernels.gpu.packed_codes import (
     PackedCodes,
     pack,
@@ -66,6 +70,7 @@ from tandem.kernels.gpu.step_inputs import stage_inputs
 from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
+from tandem.kernels.signatures import Routing
 from tandem.tests.kernels.launches import compiled_for
 from tandem.tests.support.extent import FULL
 
@@ -91,12 +96,18 @@ PROGRAMS = {
     "_rms_norm": 8,
     "_act_and_mul": 8,
     "_rope_store": 6,
+    "_choose": 8,
+    "_attend_latents": 2,
+    "_combine_latents": 8,
+    "_store_latents": 8,
 }
 # Those that read and write the layer's activations 16 bytes a thread.
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
 # that are converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
+# Queries of latents take most registers while latents of one byte are widened.
+LATENT_STACK = 48
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # and instructions that a processor issues in one.
 COUNTED = 90
@@ -107,9 +118,11 @@ ISSUED_A_CLOCK = 4
 MAX_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
-# any 16 numbers are looked up in them; codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes.
+# any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
+# fifth to two fifths of its bytes. Latents are read once for keys and values.
 SLOW = (
+    ("attend_latents int8", 0.7),
+    ("attend_latents float32", 0.61),
     ("multiply IQ1_S", 1.9),
     ("multiply IQ1_M", 1.8),
     ("multiply IQ2_XXS", 1.55),
@@ -199,6 +212,31 @@ def attention(
     return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
 
 
+def latent_attention(
+    model: str, q_dtype: torch.dtype, cache_dtype: torch.dtype, heads: int
+) -> Case:
+    """Attention of a decoding row to latents of DeepSeek's sizes, and their write to the cache."""
+    nope, rope, width = 128, 64, 512
+
+    def launch() -> None:
+        empty = partial(torch.empty, device=META)
+        cache = empty(1, 64, width + rope, dtype=cache_dtype)
+        latents = ScaledKV(cache, empty(1, 64, 1)) if cache_dtype == INT8 else cache
+        q = empty(1, heads, nope + rope, dtype=q_dtype)
+        decodes = decode_metadata([SequenceMetadata(slice(0, 1), 40, [0, 1, 2], 16)], META)
+        assert decodes is not None
+        wide = empty(heads, 1, width, dtype=q_dtype)
+        latent_decode.latent_decode(q, wide, latents, decodes, 0.1, torch.empty_like(wide))
+        kv, slots = empty(1, width + rope, dtype=q_dtype), empty(1, dtype=torch.int64)
+        weight, angles = empty(width, dtype=q_dtype), empty(1, 1, rope)
+        latent_store.rope_and_cache_latent(q, kv, weight, 1e-6, (angles, angles), latents, slots)
+
+    constants, _ = latent_decode.constants(q_dtype, cache_dtype, heads, nope, rope, width, 16)
+    token = (width + rope) * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
+    name = f"{model} {_short(q_dtype)} {_short(cache_dtype)}"
+    return Case(name, launch, {"_attend_latents": constants["BLOCK_N"] * token})
+
+
 def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     """The product with a weight in blocks."""
     weight = _weight(kind)
@@ -255,6 +293,15 @@ def plan(count: int) -> Case:
         row_plan.plan_rows(expert_ids, count, grouped_product.ROWS)
 
     return Case(f"{count} experts", launch, {})
+
+
+def choice(model: str, experts: int, routing: Routing) -> Case:
+    """The choice of experts from logits."""
+
+    def launch() -> None:
+        gpu_routing.choose_experts(torch.empty(4, experts, device=META), routing)
+
+    return Case(model, launch, {})
 
 
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
@@ -399,6 +446,10 @@ def cases(generation: int) -> Iterator[Case]:
     for cache_dtype in (bf16, FP8, INT8):
         yield rope("Qwen3-0.6B", bf16, cache_dtype, 16, 8, 128, normed=True)
     yield rope("Qwen3-0.6B", fp32, fp32, 16, 8, 128, normed=True)
+    for kv_dtype in (bf16, FP8, INT8):
+        yield latent_attention("DeepSeek-V2-Lite", bf16, kv_dtype, 16)
+    yield latent_attention("DeepSeek-V2-Lite", fp32, fp32, 16)
+    yield latent_attention("DeepSeek-V3", bf16, bf16, 128)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
@@ -418,6 +469,9 @@ def cases(generation: int) -> Iterator[Case]:
     for kind in (Q4_K, IQ2_S) if every else (IQ2_S,):
         yield experts(kind, few)
     yield plan(128)
+    yield choice("Qwen3-30B-A3B", 128, Routing("softmax", 8, None, True, 1.0))
+    corrected = Routing("sigmoid", 8, torch.empty(256, device=META), True, 2.5, 8, 4, 2)
+    yield choice("DeepSeek-V3", 256, corrected)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------
@@ -546,8 +600,12 @@ def check(name: str, usage: Compiled) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
-    if usage.stack > (SMALL_STACK if small else 0) or usage.local:
+    if usage.kernel == "_attend_latents" and words & {"fp8", "int8"}:
+        max_stack = LATENT_STACK
+    else:
+        small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
+        max_stack = SMALL_STACK if small else 0
+    if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
@@ -558,10 +616,10 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append("moves less than 16 bytes at a time")
     if usage.kernel in VECTORED and usage.narrow:
         wrong.append("reads or writes number by number")
-    if usage.kernel == "_attend" and not usage.asynchronous:
+    if usage.kernel in ("_attend", "_attend_latents") and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
-    shuffled = usage.kernel == "_multiply" or "int8" in words
+    shuffled = usage.kernel in ("_multiply", "_attend_latents") or "int8" in words
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
     return wrong
@@ -574,7 +632,7 @@ def main(generations: Sequence[int]) -> int:
         for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
             if (
-                usage.kernel in ("_list_splits", "_combine", "_add")
+                usage.kernel in ("_list_splits", "_combine", "_combine_latents", "_add")
                 and (generation, usage) in reported
             ):
                 continue  # it is the same for most

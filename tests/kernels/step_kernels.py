@@ -25,7 +25,9 @@ from tandem.kernels.gpu import (
     decode_trial,
     fused_trial,
     grouped_experts,
+    latent_trial,
     quantized_trial,
+    routing_trial,
     slot_copy_trial,
     step_inputs_trial,
 )
@@ -50,6 +52,9 @@ TRIALS = (
     fused_trial.activation_works,
     fused_trial.rope_works,
     step_inputs_trial.works,
+    routing_trial._works,
+    latent_trial.decode_problem,
+    latent_trial.stores,
 )
 # Of a step: the tokens before each sequence, and those that it brings.
 Rows = Sequence[tuple[int, int]]
@@ -67,8 +72,7 @@ STEPS: tuple[Rows, ...] = (
 
 
 def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
-    """Name, folder or file, load format and dtype of the cache. Latent attention is left out, which
-    has no kernel."""
+    """Name, folder or file, load format and dtype of the cache."""
     for shape in shapes(small=False):
         # All of their layers are alike.
         folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
@@ -84,6 +88,10 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     experts = root / "experts"
     tiny_models.build("qwen3_moe", experts, hidden_size=64, moe_intermediate_size=32)
     yield "qwen3_moe", experts, "auto", "auto"
+    latents = root / "latents"
+    tiny_models.build("deepseek_v3", latents, hidden_size=64, moe_intermediate_size=32)
+    for kv_dtype in ("auto", "fp8", "int8"):
+        yield "deepseek_v3", latents, "auto", kv_dtype
     with_sinks = root / "with_sinks"
     tiny_models.build("gpt_oss", with_sinks, hidden_size=64, intermediate_size=32)
     yield "gpt_oss", with_sinks, "auto", "auto"

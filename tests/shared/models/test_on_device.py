@@ -132,7 +132,7 @@ def test_no_attention_writes_all_scores_out(
 def test_decode_is_batched(tmp_path: Path, dtype: str, kv_dtype: str, device: str) -> None:
     runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kv_dtype)
     assert runner.batched_decode
-    assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
+    assert all(layer.attention.batched_decode for layer in runner.model.layers)
 
 
 @pytest.mark.parametrize(

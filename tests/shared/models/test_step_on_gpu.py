@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.kernels.attention_metadata import AttentionConfig, AttentionParams, DecodeMetadata
-from tandem.kernels.gpu import decode_trial, fused_trial, grouped_experts
+from tandem.kernels.gpu import decode_trial, fused_trial, grouped_experts, latent_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
@@ -247,6 +247,31 @@ def test_experts_take_as_many_launches_however_many_there_are(
     assert counts[0] == counts[1] <= 22 * len(marks) + 7
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_latents_take_as_many_launches_however_many_sequences_there_are(
+    model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
+) -> None:
+    """And wait for nothing. Counted are torch's, beside three of Triton for each layer."""
+    latent_decode = pytest.importorskip("tandem.kernels.gpu.latent_decode")
+    for name in ("stores", "decodes"):
+        monkeypatch.setattr(latent_trial, name, lambda *_, **__: True)
+    launches: list[str] = []
+    monkeypatch.setattr(
+        type(latent_decode._attend_latents),
+        "run",
+        lambda kernel, *_, **__: launches.append(kernel.fn.__name__),
+    )
+    folder = tiny_models.cached("deepseek_v3_dense", model_root)
+    counts = []
+    for rows in (3, 12):
+        launches.clear()
+        work, marks = decode_step(folder, kv_dtype, rows)
+        own = ["_store_latents", "_attend_latents", "_combine_latents"]
+        assert [name for name in launches if name in own] == own * len(marks)
+        counts.append(len(work.kernels))
+    assert counts[0] == counts[1] <= 14 * len(marks) + 11
+
+
 @pytest.mark.parametrize(
     ("params", "kernels", "waits"),
     [
@@ -277,7 +302,7 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     )
     assert isinstance(runner.model.place.operators, GpuOperators)
     assert runner.batched_decode
-    assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
+    assert all(layer.attention.batched_decode for layer in runner.model.layers)
     assert cudnn == [False]
 
 
