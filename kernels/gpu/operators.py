@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -16,8 +17,8 @@ from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
-from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
-from . import decode_trial, quantized_trial, slot_copy_trial
+from ..signatures import Experts, FrameCopies, QuantizedLinear, Weight
+from . import decode_trial, frame_copy_trial, quantized_trial
 from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
@@ -97,10 +98,12 @@ class GpuOperators(Operators):
             gate_up, down, activation, dtype, gate_up_biases, down_biases
         )
 
-    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
-        if all(slot_copy_trial.works(size, device) for size in row_bytes):
-            return slot_copy_trial.TritonSlotCopies()
-        return super().prepare_slot_copies(row_bytes, device)
+    def prepare_frame_copies(
+        self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
+    ) -> FrameCopies:
+        if frame_copy_trial.works(layers, block_size):
+            return frame_copy_trial.TritonFrames(layers, block_size)
+        return super().prepare_frame_copies(layers, block_size)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         if not config.params.causal:

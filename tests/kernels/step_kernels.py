@@ -21,7 +21,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
-from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
+from tandem.kernels.gpu import decode_trial, frame_copy_trial, grouped_experts, quantized_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
 from tandem.shared.engine.plan import SequenceStep
@@ -86,11 +86,13 @@ def run(runner: ModelRunner, rows: Rows) -> None:
 
 def hand_over(runner: ModelRunner) -> None:
     """KV out of scattered blocks and into them, as the data plane moves it."""
-    cache, blocks = runner.cache, [*range(0, 40, 2), *range(99, 80, -1)]
-    for first, end in ((0, 600), (3, 500), (17, 599)):
-        buffer = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
-        cache.pack(0, blocks, first, end, buffer)
-        cache.scatter(0, blocks, first, end, buffer)
+    cache, blocks = runner.cache, (*range(0, 40, 2), *range(99, 80, -1))
+    layers = range(len(cache.layers))
+    for first, end in ((0, 600), (3, 500), (17, 598)):
+        size = sum(cache.packed_bytes(layer, end - first) for layer in layers)
+        buffer = torch.empty(size, dtype=torch.uint8, device=META)
+        cache.pack_frame(layers, blocks, first, end, buffer)
+        cache.scatter_frame(layers, blocks, first, end, buffer)
 
 
 def main() -> int:
@@ -104,7 +106,7 @@ def main() -> int:
             decode_trial.problem.cache_clear()
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
-            slot_copy_trial.works.cache_clear()
+            frame_copy_trial._works.cache_clear()
             keys.clear()
             runner = build_runner(
                 path,

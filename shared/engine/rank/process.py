@@ -152,10 +152,10 @@ class RankProcess:
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers
-            from .plane import layer_marker, start_data_plane
+            from .plane import start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
-            if (mark := layer_marker(self._runner.cache.device)) is not None:
+            if (mark := self._runner.cache.mark) is not None:
                 self._computed_layers = ComputedLayers(mark, self._plane.submit)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)

@@ -21,6 +21,7 @@ from ..wire.frame import HEADER_BYTES, FrameError, Header
 from ..wire.greeting import Greeting, PeerKey, packed_scales
 from .cache_port import CachePort
 from .commands import Commands
+from .device_waits import DeviceWaits
 from .messages import (
     AdmitKeys,
     CancelExpect,
@@ -94,6 +95,7 @@ class PlaneLoop:
             keys=self._keys,
             max_peers=config.max_peers,
         )
+        self._waits = DeviceWaits("packed-frames")
         self._ends: tuple[TransportEnd, ...] = (self._listener, self._dialer)
         end = PlaneEnd(
             cache=cache,
@@ -103,6 +105,8 @@ class PlaneLoop:
             emit=self._emit,
             stats=stats,
             clock=self._clock,
+            waits=self._waits,
+            wake=commands.wake,
         )
         self._sender = Sender(end, self._listener)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
@@ -299,6 +303,7 @@ class PlaneLoop:
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
+        self._waits.close()
         self._carriers.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
