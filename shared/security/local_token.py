@@ -150,7 +150,7 @@ def token_file(address: str, token: str, url: str) -> Iterator[None]:
 
     Raises ``StartupError`` if there is no folder that only this user can read, or ``OSError``.
     """
-    folder = _make_folder()
+    folder = private_folder()
     _sweep(folder)
     name = folder / _name(address)
     unfinished = folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
@@ -183,7 +183,9 @@ def _folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"tandem-{os.geteuid()}"
 
 
-def _make_folder() -> Path:
+def private_folder() -> Path:
+    """A folder for files of running processes, which only this user can read. Raises
+    ``StartupError`` if there is none."""
     for folder in _folders():
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700)

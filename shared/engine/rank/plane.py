@@ -43,6 +43,8 @@ def start_data_plane(
         staging_slots=max(2, plane.staging_bytes // DEFAULT_SLOT_BYTES),
     )
     device = _gpu(cache.device, config.carrier)
+    if cache.mark is not None:
+        cache.mark()()  # the plane's stream must not overtake the zeros of a new cache
     data_plane = DataPlane(config, cache, on_event, device=device)
     data_plane.start()
     return data_plane

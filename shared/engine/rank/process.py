@@ -65,6 +65,7 @@ class RankProcess:
         self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._settings: RankSettings
         self._device: torch.device
+        self._claim: int | None = None
         self._model: LoadedModel
         self._runner: ModelRunner
         self._plane: DataPlane | None = None
@@ -128,13 +129,17 @@ class RankProcess:
 
     def _open(self, request: OpenDevice) -> DeviceOpened:
         with lasting_imports():
+            from ....kernels.streams import use_compute_stream
             from ..device_memory import report
             from . import loading  # noqa: F401  for the next request
             from .device import open_device
+            from .device_claim import claim
 
         setup_logging(request.settings.log)
         self._settings = request.settings
         self._device = open_device(request.settings)
+        self._claim = claim(self._device, shared=request.settings.shares_device)
+        use_compute_stream(self._device)
         return DeviceOpened(report(self._device))
 
     def _load(self, request: LoadModel) -> ModelLoaded:

@@ -2,9 +2,9 @@
 
 A frame is packed directly from the cache as soon as there is credit for it, so the compute thread
 never waits and nothing is copied early. On a GPU, frames are packed while earlier ones are, and
-each is sent when a thread beside this one has seen its end (``device_waits.py``). Transfers take turns
-frame by frame, and no peer may use more slots of the ring than are free, so that a peer that does
-not drain always leaves some for the others.
+each is sent when a thread beside this one has seen its end (``device_waits.py``). Transfers take
+turns frame by frame, and no peer may use more slots of the ring than are free, so that a peer that
+does not drain always leaves some for the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rings in GPU memory, for connections between two processes of one host.
 
 The sender's ring is exported once. The receiver opens it on connecting, and copies each payload
-into its own slot. It verifies and scatters the copy, which the sender cannot change, in the same stream,
-and gives the sender's slot back when all of that is over. Headers are never in GPU memory.
+into its own slot. It verifies and scatters the copy, which the sender cannot change, in the same
+stream, and gives the sender's slot back when all of that is over. Headers are never in GPU memory.
 """
 
 from __future__ import annotations
