@@ -70,15 +70,16 @@ class KVCache:
         ]
         # The same memory, in the form that models read and write.
         self.kv = [_with_scales(*each) for each in zip(self.layout, self.layers, strict=True)]
-        self._host: HostCopies | None = None
+        self._host_copies: HostCopies
         operators = operators or Operators()
         if self.device.type == "cpu":
             blocks = [[self._as_blocks(each) for each in layer] for layer in self.layers]
-            self._host = HostCopies(blocks, block_size, operators.prepare_block_copies())
+            self._host_copies = HostCopies(blocks, block_size, operators.prepare_block_copies())
         self._frames = operators.prepare_frame_copies(self.layers, block_size)
         self._shapes = [tuple((each.shape, each.dtype) for each in layer) for layer in self.layers]
         # Marks what the data plane's thread has launched; ``None`` if nothing is ever under way.
         self.mark = marker(self.device)
+        self._is_cuda = self.device.type == "cuda"
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}
         self._arriving: deque[Copying] = deque()
 
@@ -155,17 +156,17 @@ class KVCache:
         into = self._layouts_into(layers, dtype, whole_scales)
         as_is = all(into[layer] == self.layout[layer] for layer in layers)
         parts = self._parts(layers, into, heads, end_token - first_token, out)
-        if as_is and self._host is not None and not isinstance(out, torch.Tensor):
+        if as_is and self._in_host_memory(out):
             for layer, (start, end) in parts.items():
                 span = TokenSpan(
                     layer, self._local(layer, heads), block_table, first_token, end_token
                 )
-                self._host.pack(span, np.frombuffer(out, dtype=np.uint8)[start:end])
+                self._host_copies.pack(span, np.frombuffer(out, dtype=np.uint8)[start:end])
             return finished()
         # Without it, an indexed copy would allocate memory for autograd.
         with torch.inference_mode():
             raw = _raw(out)
-            here = raw.device == self.device
+            here = self._is_here(out, raw)
             frame = raw if here else torch.empty(len(raw), dtype=torch.uint8, device=self.device)
             sums = None
             if as_is:
@@ -198,16 +199,16 @@ class KVCache:
         """The inverse of ``pack_frame`` in the cache's own dtype. ``data`` in host memory is no
         longer used when this returns."""
         parts = self._parts(layers, self.layout, heads, end_token - first_token, data)
-        if self._host is not None and not isinstance(data, torch.Tensor):
+        if self._in_host_memory(data):
             for layer, (start, end) in parts.items():
                 span = TokenSpan(
                     layer, self._local(layer, heads), block_table, first_token, end_token
                 )
-                self._host.scatter(span, np.frombuffer(data, dtype=np.uint8)[start:end])
+                self._host_copies.scatter(span, np.frombuffer(data, dtype=np.uint8)[start:end])
             return finished()
         with torch.inference_mode():
             raw = _raw(data)
-            here = raw.device == self.device
+            here = self._is_here(data, raw)
             frame = raw if here else self._arrived(raw)
             sums = None
             cells = self._cells(layers, block_table, first_token, end_token, heads, parts)
@@ -222,12 +223,23 @@ class KVCache:
         """A frame in host memory, on its way to the GPU through pinned memory."""
         while len(self._arriving) >= _ARRIVING:
             self._arriving.popleft().wait()
-        if self.device.type != "cuda":
+        if self.mark is None:
             return data.to(self.device)
-        staged = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
+        staged = torch.empty(len(data), dtype=torch.uint8, pin_memory=self._is_cuda)
         np.copyto(staged.numpy(), data.cpu().numpy())
         # torch reuses pinned memory only when copies out of it are over.
         return staged.to(self.device, non_blocking=True)
+
+    def _in_host_memory(self, buffer: Buffer) -> bool:
+        """True if a CPU copies between two places of its memory."""
+        at_once = self.mark is None and self.device.type == "cpu"
+        return at_once and not isinstance(buffer, torch.Tensor)
+
+    def _is_here(self, buffer: Buffer, raw: torch.Tensor) -> bool:
+        """True if the device copies to or from a buffer directly. Where copies are under way for a
+        while, buffers of the host are not tensors, and last no longer than the call."""
+        is_tensor = isinstance(buffer, torch.Tensor)
+        return raw.device == self.device and (is_tensor or self.mark is None)
 
     def _layouts_into(
         self, layers: range, dtype: str | None, whole_scales: Sequence[float]
@@ -300,7 +312,7 @@ class KVCache:
             if len(host) and not 0 <= int(host.min()) <= int(host.max()) < self.num_blocks:
                 outside = next(each for each in table if not 0 <= each < self.num_blocks)
                 raise IndexError(f"block {outside} of {self.num_blocks}")
-            host = host.pin_memory() if self.device.type == "cuda" else host
+            host = host.pin_memory() if self._is_cuda else host
             blocks = host.to(self.device, non_blocking=True)
             if isinstance(table, tuple):
                 self._tables[id(table)] = table, blocks
@@ -316,7 +328,7 @@ class KVCache:
             return finished(None if sums is None else lambda: sums.cpu().numpy().tobytes())
         if sums is None:
             return Copying(self.mark())
-        there = torch.empty(len(sums), dtype=sums.dtype, pin_memory=self.device.type == "cuda")
+        there = torch.empty(len(sums), dtype=sums.dtype, pin_memory=self._is_cuda)
         there.copy_(sums, non_blocking=True)
         return Copying(self.mark(), lambda: there.numpy().tobytes())
 
