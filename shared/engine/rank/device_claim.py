@@ -15,7 +15,7 @@ import time
 import torch
 
 from ...errors import StartupError
-from ...security.local_token import private_folder
+from ...process.private_folder import private_folder
 
 log = logging.getLogger("tandem.node")
 
