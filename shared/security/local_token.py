@@ -22,7 +22,7 @@ from ..config import SecurityConfig
 from ..config.fields import split_addresses
 from ..errors import UsageError
 from ..host_port import join_host_port, loopback_ip, split_host_port
-from ..process.private_folder import is_private, private_folder, private_folders
+from ..private_folder import is_private, private_folder, private_folders
 from .credentials import Credentials, read_credentials
 
 # Prefix of files that are incomplete and may not be locked yet.

@@ -15,7 +15,7 @@ import time
 import torch
 
 from ...errors import StartupError
-from ...process.private_folder import private_folder
+from ...private_folder import private_folder
 
 log = logging.getLogger("tandem.node")
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import StartupError
+from .errors import StartupError
 
 
 def private_folders() -> Iterator[Path]:
