@@ -84,15 +84,17 @@ def run(runner: ModelRunner, rows: Rows) -> None:
     runner.model.logits(runner.model.forward(batch, runner.cache.kv))
 
 
-def hand_over(runner: ModelRunner) -> None:
-    """KV out of scattered blocks and into them, as the data plane moves it."""
+def hand_over(runner: ModelRunner, keys: list[str]) -> None:
+    """KV out of scattered blocks and into them, as the data plane moves it: a launch a frame."""
     cache, blocks = runner.cache, (*range(0, 40, 2), *range(99, 80, -1))
     layers = range(len(cache.layers))
     for first, end in ((0, 600), (3, 500), (17, 598)):
         size = sum(cache.packed_bytes(layer, end - first) for layer in layers)
         buffer = torch.empty(size, dtype=torch.uint8, device=META)
+        before = len(keys)
         cache.pack_frame(layers, blocks, first, end, buffer)
         cache.scatter_frame(layers, blocks, first, end, buffer)
+        assert len(keys) == before + 2, keys[before:]
 
 
 def main() -> int:
@@ -121,7 +123,7 @@ def main() -> int:
             keys.clear()
             for rows in STEPS:
                 run(runner, rows)
-            hand_over(runner)
+            hand_over(runner, keys)
             late = sorted(set(keys) - startup)
             print(
                 f"{name}, KV {kv_dtype}: {len(startup)} kernels at the start, {len(keys)} launches "

@@ -180,10 +180,11 @@ class Pair:
             for component in rank.cache.layers[layer]:
                 component[:, slots] = torch.randn(HEADS, END, DIM).bfloat16()  # type: ignore[index]
 
-    def attend(self, layer: int) -> torch.Tensor:
-        slots = torch.tensor([THERE[t // BLOCK] * BLOCK + t % BLOCK for t in range(END)])
-        with self.order.running("host", "compute d"):
-            return torch.stack([each[:, slots] for each in self.decode.cache.layers[layer]])  # type: ignore[index]
+    def attend(self, rank: HandRank, layer: int, table: tuple[int, ...]) -> torch.Tensor:
+        """Read a layer of a sequence."""
+        slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(END)])
+        with self.order.running("host", f"compute {rank.config.node_id}"):
+            return torch.stack([each[:, slots] for each in rank.cache.layers[layer]])  # type: ignore[index]
 
     def open(self) -> None:
         heads = (HeadRun(LAYERS, 0, HEADS),)
@@ -223,7 +224,14 @@ class Pair:
             self.announce(layer)
         self.until((self.prefill, SendFinished), (self.decode, Received))
         for layer in range(LAYERS):
-            self.attend(layer)
+            sent, arrived = (
+                self.attend(rank, layer, table)
+                for rank, table in ((self.prefill, HERE), (self.decode, THERE))
+            )
+            with self.order.running("host", "test"):
+                for stream in ("compute p", "compute d"):
+                    self.order.wait_stream(stream)
+                assert torch.equal(sent, arrived)
             self.compute(self.prefill, layer, HERE)
 
 
