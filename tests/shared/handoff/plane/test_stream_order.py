@@ -4,6 +4,7 @@ over for those who have waited for it. Every access to blocks, rings and pinned 
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from tandem.kernels.reference.cache import IndexedFrames
 from tandem.kernels.row_sums import keys, row_sums
 from tandem.kernels.signatures import FrameCells
+from tandem.shared.causes import Cause
 from tandem.shared.handoff.plane import computed_layers, loop, receiver
 from tandem.shared.handoff.plane.computed_layers import ComputedLayers
 from tandem.shared.handoff.plane.messages import (
@@ -21,6 +23,7 @@ from tandem.shared.handoff.plane.messages import (
     LayerReady,
     Received,
     ReceiveFailed,
+    SendFailed,
     SendFinished,
 )
 from tandem.shared.handoff.wire import frame
@@ -100,10 +103,13 @@ class WatchedDriver(FakeDriver):
     def __init__(self, order: StreamOrder) -> None:
         super().__init__()
         self._order = order
+        self.spoil = False
         self.owners.append(self)
 
     def copy(self, into: int, source: int, length: int) -> None:
         super().copy(into, source, length)
+        if self.spoil:
+            ctypes.memset(into + length - 1, 0x5A, 1)
         reads = [(self._at_owner(source), length)]
         self._order.launch("cuMemcpyDtoDAsync", reads=reads, writes=[(into, length)])
 
@@ -272,6 +278,45 @@ def test_a_cancelled_transfer_leaves_no_slot_in_use(carrier: str, order: StreamO
 def _turn(pair: Pair) -> None:
     pair.world.turn()
     HandWaits.all[COMPUTED].step()
+
+
+def test_a_frame_that_is_found_corrupt_when_it_is_scattered_ends_the_attempt(
+    order: StreamOrder,
+) -> None:
+    with World("cuda_ipc") as world:
+        pair = Pair(world, order)
+        assert pair.decode.device is not None
+        pair.decode.device.driver.spoil = True  # type: ignore[attr-defined]
+        pair.open()
+        for layer in range(LAYERS):
+            pair.compute(pair.prefill, layer, HERE)
+            pair.announce(layer)
+        pair.until((pair.decode, ReceiveFailed), (pair.prefill, SendFailed))
+        (failed,) = pair.decode.log.of(ReceiveFailed)
+        assert failed.cause == Cause.CHECKSUM.value and "checksum" in failed.reason
+        assert pair.decode.plane.stats().checksum_failures == 1
+        HandWaits.all[PACKED].close()
+    assert order.races == []
+
+
+def test_a_gpu_that_fails_while_it_packs_ends_the_transfer_and_not_the_plane(
+    order: StreamOrder,
+) -> None:
+    with World("cuda_ipc") as world:
+        pair = Pair(world, order)
+        pair.open()
+        pair.compute(pair.prefill, 0, HERE)
+        pair.announce(0)
+        with order.running("host"):
+            world.until(lambda: bool(HandWaits.all[PACKED].waits), lambda: _turn(pair))
+        waits = HandWaits.all[PACKED].waits
+        _, then = waits.popleft()
+        then(RuntimeError("an illegal memory access"))
+        pair.until((pair.prefill, SendFailed), (pair.decode, ReceiveFailed))
+        assert (
+            "packing failed: RuntimeError('an illegal" in pair.prefill.log.of(SendFailed)[0].reason
+        )
+        HandWaits.all[PACKED].close()
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "cuda_ipc"])
