@@ -25,7 +25,7 @@ from .block_formats import BlockFormat
 from .quantized import QuantizedWeight
 from .reference import attention, latent, linear, norm, quantized_linear
 from .reference.activation import act_and_mul, activate
-from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write_kv
+from .reference.cache import IndexedFrames, NumpyBlockCopies, write_cache, write_kv
 from .reference.experts import LoopedExperts
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
@@ -39,6 +39,7 @@ from .signatures import (
     ExpertChoice,
     Experts,
     FeedForward,
+    FrameCopies,
     LayerKV,
     LayerParts,
     Linear,
@@ -47,7 +48,6 @@ from .signatures import (
     Queries,
     RopeConfig,
     Routing,
-    SlotCopies,
     StageInputs,
     Weight,
 )
@@ -188,10 +188,12 @@ class Operators:
         """Copies for the handoff on a CPU. Kernels are compiled here."""
         return NumpyBlockCopies()
 
-    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
-        """Copies for the handoff on a GPU, of rows of these sizes. Kernels are compiled and tried
-        here."""
-        return IndexedCopies()
+    def prepare_frame_copies(
+        self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
+    ) -> FrameCopies:
+        """Copies for the handoff between frames and a cache with these components of each layer,
+        [K, N, D]. Kernels are compiled and tried here."""
+        return IndexedFrames(layers, block_size)
 
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
         """See ``StageInputs``. Kernels are compiled and tried here."""

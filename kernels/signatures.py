@@ -151,20 +151,32 @@ class BlockCopies(Protocol):
 StageInputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-class SlotCopies(Protocol):
-    """Copies between slots of a cache in GPU memory and consecutive rows, which may be in host
-    memory.
+@dataclass(frozen=True, slots=True)
+class FrameCells:
+    """Tokens of some layers of a cache, in a sequence's blocks: int32, on the cache's device.
+    ``heads`` are counted within the cache."""
 
-    ``cache`` is [K, N, D] of any dtype, ``rows`` is [K, T, D] of the same. The caller has checked
-    that the slots exist.
+    layers: range
+    heads: range
+    blocks: torch.Tensor
+    first_token: int
+    end_token: int
+
+
+class FrameCopies(Protocol):
+    """Copies between cells of one cache and a frame of the handoff on the same device.
+
+    A frame is bytes, for each of its layers ``[component][head][token][dim]``; all of its layers
+    have the same shapes. The caller has checked its size, and that the blocks exist.
     """
 
-    def gather(
-        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """``rows[:] = cache[:, slots]``."""
+    @property
+    def sums(self) -> bool:
+        """True if copies of any frame compute its row sums on the way."""
 
-    def scatter(
-        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """``cache[:, slots] = rows``."""
+    def pack(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """Copy cells to a frame. Returns its row sums, int64, unless they have to be computed
+        apart."""
+
+    def scatter(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """The inverse of ``pack``."""

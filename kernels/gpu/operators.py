@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -26,21 +27,21 @@ from ..signatures import (
     CosSin,
     ExpertChoice,
     Experts,
+    FrameCopies,
     LayerKV,
     QuantizedLinear,
     RopeConfig,
     Routing,
-    SlotCopies,
     StageInputs,
     Weight,
 )
 from . import (
     decode_trial,
+    frame_copy_trial,
     fused_trial,
     latent_trial,
     quantized_trial,
     routing_trial,
-    slot_copy_trial,
     step_inputs_trial,
 )
 from .grouped_experts import TritonExperts, stack, stackable
@@ -134,10 +135,12 @@ class GpuOperators(Operators):
             return partial(routing_trial.choose_experts, routing=routing)
         return super().prepare_routing(routing, experts, device)
 
-    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
-        if all(slot_copy_trial.works(size, device) for size in row_bytes):
-            return slot_copy_trial.TritonSlotCopies()
-        return super().prepare_slot_copies(row_bytes, device)
+    def prepare_frame_copies(
+        self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
+    ) -> FrameCopies:
+        if frame_copy_trial.works(layers, block_size):
+            return frame_copy_trial.TritonFrames(layers, block_size)
+        return super().prepare_frame_copies(layers, block_size)
 
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
         if not step_inputs_trial.works(device):

@@ -41,12 +41,13 @@ class RankSettings:
     """The head's settings for one rank, independent of the rank's device.
 
     ``rendezvous`` is the address at which several ranks meet. ``data_plane`` is ``None`` on nodes
-    that hand over no KV.
+    that hand over no KV. ``shares_device``: other nodes may use its GPU.
     """
 
     model_path: str
     device: str
     device_index: int = 0
+    shares_device: bool = False
     rank: int = 0
     size: int = 1
     rendezvous: str = ""

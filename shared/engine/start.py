@@ -358,6 +358,7 @@ def _rank_settings(
         model_path=str(path),
         device=config.device if not ids else "cuda",
         device_index=ids[rank] if ids else rank,
+        shares_device=(config.nodes_per_device or 1) > 1,
         rank=rank,
         size=config.world_size,
         block_size=config.block_size,

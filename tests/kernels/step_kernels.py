@@ -23,12 +23,12 @@ import torch
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.kernels.gpu import (
     decode_trial,
+    frame_copy_trial,
     fused_trial,
     grouped_experts,
     latent_trial,
     quantized_trial,
     routing_trial,
-    slot_copy_trial,
     step_inputs_trial,
 )
 from tandem.kernels.gpu.operators import GpuOperators
@@ -47,7 +47,7 @@ TRIALS = (
     decode_trial.problem,
     quantized_trial.works,
     grouped_experts.works,
-    slot_copy_trial.works,
+    frame_copy_trial._works,
     fused_trial.norm_works,
     fused_trial.activation_works,
     fused_trial.rope_works,
@@ -109,13 +109,17 @@ def run(runner: ModelRunner, rows: Rows) -> None:
     runner.model.logits(runner.model.forward(batch, runner.cache.kv))
 
 
-def hand_over(runner: ModelRunner) -> None:
-    """KV out of scattered blocks and into them, as the data plane moves it."""
-    cache, blocks = runner.cache, [*range(0, 40, 2), *range(99, 80, -1)]
-    for first, end in ((0, 600), (3, 500), (17, 599)):
-        buffer = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
-        cache.pack(0, blocks, first, end, buffer)
-        cache.scatter(0, blocks, first, end, buffer)
+def hand_over(runner: ModelRunner, keys: list[str]) -> None:
+    """KV out of scattered blocks and into them, as the data plane moves it: a launch a frame."""
+    cache, blocks = runner.cache, (*range(0, 40, 2), *range(99, 80, -1))
+    layers = range(len(cache.layers))
+    for first, end in ((0, 600), (3, 500), (17, 598)):
+        size = sum(cache.packed_bytes(layer, end - first) for layer in layers)
+        buffer = torch.empty(size, dtype=torch.uint8, device=META)
+        before = len(keys)
+        cache.pack_frame(layers, blocks, first, end, buffer)
+        cache.scatter_frame(layers, blocks, first, end, buffer)
+        assert len(keys) == before + 2, keys[before:]
 
 
 def main() -> int:
@@ -142,7 +146,7 @@ def main() -> int:
             keys.clear()
             for rows in STEPS:
                 run(runner, rows)
-            hand_over(runner)
+            hand_over(runner, keys)
             late = sorted(set(keys) - startup)
             print(
                 f"{name}, KV {kv_dtype}: {len(startup)} kernels at the start, {len(keys)} launches "

@@ -71,6 +71,7 @@ class RankProcess:
         self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._settings: RankSettings
         self._device: torch.device
+        self._claim: int | None = None
         self._model: LoadedModel
         self._runner: ModelRunner
         self._plane: DataPlane | None = None
@@ -148,13 +149,17 @@ class RankProcess:
 
     def _open(self, request: OpenDevice) -> DeviceOpened:
         with lasting_imports():
+            from ....kernels.streams import use_compute_stream
             from ..device_memory import report
             from . import loading  # noqa: F401  for the next request
             from .device import open_device
+            from .device_claim import claim
 
         setup_logging(request.settings.log)
         self._settings = request.settings
         self._device = open_device(request.settings)
+        self._claim = claim(self._device, shared=request.settings.shares_device)
+        use_compute_stream(self._device)
         return DeviceOpened(report(self._device))
 
     def _load(self, request: LoadModel) -> ModelLoaded:
@@ -176,10 +181,10 @@ class RankProcess:
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers
-            from .plane import layer_marker, start_data_plane
+            from .plane import start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
-            if (mark := layer_marker(self._runner.cache.device)) is not None:
+            if (mark := self._runner.cache.mark) is not None:
                 self._computed_layers = ComputedLayers(mark, self._plane.submit)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
