@@ -48,8 +48,8 @@ OPTIONS = [
     for tile, stages, warps in product((32, 64, 128), (2, 3), (4, 8))
 ]
 SWEPT = ("bf16", "fp8")
-# Heads of a layer with latents, and the dimensions of a query without position, of its rotated
-# part, of a latent and of a value.
+# Heads of a layer with latents, and its dimensions: of a query without position, of its rotated
+# part, of a latent, and of a value.
 LatentShape = tuple[int, int, int, int, int]
 LATENTS: dict[str, LatentShape] = {
     "DeepSeek-V2-Lite": (16, 128, 64, 512, 128),
@@ -118,9 +118,9 @@ def latent_attention(
     heads, nope, rope, width, value = shape
     decodes, q = decoding(load), random(load, load.sequences, heads, nope + rope)
     up = random(load, heads, nope + value, width) * width**-0.5
-    inputs = q, latents, *up.split([nope, value], dim=1)
-    out = q.new_empty(load.sequences, heads, value)
-    return lambda: latent_trial.decode_latents(*inputs, decodes, (nope + rope) ** -0.5, out)
+    k_up, v_up = up.split([nope, value], dim=1)
+    out, scale = q.new_empty(load.sequences, heads, value), (nope + rope) ** -0.5
+    return lambda: latent_trial.decode_latents(q, latents, k_up, v_up, decodes, scale, out)
 
 
 def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:

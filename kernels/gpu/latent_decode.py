@@ -51,8 +51,11 @@ COMBINE_OPTIONS = {"num_warps": 4}
 
 
 def attend_options(constants: dict[str, Any]) -> dict[str, int]:
-    """Options of compilation of ``_attend_latents``."""
-    return {"num_warps": 8 if constants["BLOCK_H"] == _BLOCK_H_MORE else 4, "num_stages": 2}
+    """Options of compilation of ``_attend_latents``: registers of more warps for more heads, and
+    for fp8 that is widened through fp32."""
+    by_bits = constants["IS_FP8"] and not constants["CONVERTS_FP8"]
+    many = by_bits or constants["BLOCK_H"] == _BLOCK_H_MORE
+    return {"num_warps": 8 if many else 4, "num_stages": 2}
 
 
 def constants(

@@ -240,8 +240,8 @@ def stored(
 
 
 def torch_store(*arguments: Any) -> torch.Tensor:
-    *inputs, latents, slots = arguments
-    return Operators().rope_and_cache_latent(*inputs, (latents,), slots)
+    q, kv, weight, eps, cos_sin, latents, slots = arguments
+    return Operators().rope_and_cache_latent(q, kv, weight, eps, cos_sin, (latents,), slots)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,7 @@ def test_latents_are_stored_as_torch_stores_them(
         assert (ours.values.int() - theirs.values.int()).abs().max() <= 1
         return
     values, expected = (
-        (each.values if isinstance(each, TensorScaledKV) else each).float()
-        for each in (ours, theirs)
+        (each if isinstance(each, torch.Tensor) else each.values).float() for each in (ours, theirs)
     )
     step = 1 / 8 if kind[1] == FP8 else tolerance
     torch.testing.assert_close(values, expected, equal_nan=True, atol=step / 64, rtol=step)

@@ -74,7 +74,7 @@ def test_logits_that_are_not_numbers_choose_experts_that_exist() -> None:
     logits[1] = torch.arange(12)
     for scoring in ("softmax", "sigmoid"):
         for more in ({}, GROUPED):
-            routing = Routing(scoring, 3, None, True, 1.0, **more)  # type: ignore[arg-type]
+            routing = Routing(scoring, 3, None, True, 1.0, **more)
             weights, ids = choose_experts(logits, routing)
             assert ids.min() >= 0 and ids.max() < 12
             assert weights[0].isnan().all() and weights[1].isfinite().all()

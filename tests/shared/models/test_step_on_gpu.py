@@ -251,25 +251,17 @@ def test_experts_take_as_many_launches_however_many_there_are(
 def test_latents_take_as_many_launches_however_many_sequences_there_are(
     model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
 ) -> None:
-    """And wait for nothing. Counted are torch's, beside three of Triton for each layer."""
-    latent_decode = pytest.importorskip("tandem.kernels.gpu.latent_decode")
+    """And wait for nothing."""
     for name in ("stores", "decodes"):
         monkeypatch.setattr(latent_trial, name, lambda *_, **__: True)
-    launches: list[str] = []
-    monkeypatch.setattr(
-        type(latent_decode._attend_latents),
-        "run",
-        lambda kernel, *_, **__: launches.append(kernel.fn.__name__),
-    )
     folder = tiny_models.cached("deepseek_v3_dense", model_root)
     counts = []
     for rows in (3, 12):
-        launches.clear()
         work, marks = decode_step(folder, kv_dtype, rows)
         own = ["_store_latents", "_attend_latents", "_combine_latents"]
-        assert [name for name in launches if name in own] == own * len(marks)
+        assert [name for name in work.kernels if name in own] == own * len(marks)
         counts.append(len(work.kernels))
-    assert counts[0] == counts[1] <= 14 * len(marks) + 11
+    assert counts[0] == counts[1] <= 17 * len(marks) + 8
 
 
 @pytest.mark.parametrize(
