@@ -195,6 +195,13 @@ class EngineConfig(HostsConfig):
         choices=("auto", "triton", "torch"),
     )
 
+    enforce_eager: bool = option(
+        False,
+        "--enforce-eager",
+        "Launch the kernels of decode steps one by one on GPUs, instead of replaying CUDA graphs that "
+        "are captured at the start.",
+    )
+
     def __post_init__(self) -> None:
         """Check values set from Python like the command line's. Raises ``UsageError``."""
         for item in dataclasses.fields(self):

@@ -59,6 +59,7 @@ class RankSettings:
     max_model_len: int | None = None
     seed: int = 0
     threads: int = 1
+    enforce_eager: bool = False
     cpu_kernels: str = "torch"
     decode_kernel: str = "auto"
     data_plane: DataPlaneSettings | None = None

@@ -369,6 +369,7 @@ def _rank_settings(
         max_model_len=config.max_model_len,
         seed=config.seed,
         threads=config.threads or share_of_cores(config.ranks_per_host),
+        enforce_eager=config.enforce_eager,
         cpu_kernels=config.cpu_kernels,
         decode_kernel=_decode_kernel(config),
         data_plane=None if data_plane is None else _data_plane(data_plane, identity, rank),

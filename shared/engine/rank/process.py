@@ -170,6 +170,7 @@ class RankProcess:
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
         from .device import bind_threads
+        from .graphs import cuda_capture
         from .loading import backing_of
 
         self._runner = self._model.runner(request.num_blocks, request.limits)
@@ -178,6 +179,9 @@ class RankProcess:
             from .collector import Collector
 
             self._collector = Collector(self._runner.collect, self._reply, _failure)
+        if self._runner.cache.device.type == "cuda" and not self._settings.enforce_eager:
+            # Before the data plane, whose use of the device a capture would forbid.
+            self._runner.capture_graphs(cuda_capture(), request.limits.sequences)
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tandem.shared.engine.plan import (
 )
 from tandem.shared.engine.rank.graphs import graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -138,6 +140,15 @@ def test_a_replay_announces_every_layer(folder: Path) -> None:
     layers: list[int] = []
     runner.execute(StepPlan(1, [SequenceStep(1, [5], 0, [0], True)], [spec]), layers.append)
     assert layers == list(range(len(runner.model.layers)))
+
+
+def test_a_capture_that_fails_ends_the_start_with_a_remedy(folder: Path) -> None:
+    def capture(forward: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has")
+
+    runner = runner_of(folder)
+    with pytest.raises(StartupError, match=r"Tried to allocate 2 GiB; use --enforce-eager, or"):
+        runner.capture_graphs(capture, max_rows=1)
 
 
 @pytest.mark.parametrize(
