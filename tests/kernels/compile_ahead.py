@@ -460,7 +460,7 @@ def check(name: str, usage: Compiled) -> list[str]:
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
-    shuffled = usage.kernel == "_multiply" or "int8" in words
+    shuffled = usage.kernel == "_multiply" or words & {"int8", "latent"}
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
     return wrong
