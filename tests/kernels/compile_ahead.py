@@ -629,7 +629,7 @@ def check(name: str, usage: Compiled) -> list[str]:
     if copies and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
-    shuffled = usage.kernel in ("_multiply", "_attend_latents") or "int8" in words
+    shuffled = usage.kernel in ("_multiply", "_attend_latents") or words & {"int8", "latent"}
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
     return wrong
