@@ -30,6 +30,7 @@ from tandem.shared.models.batch import build_batch
 from tandem.tests.kernels.launches import recorded
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 
 META = torch.device("meta")
@@ -88,7 +89,7 @@ def hand_over(runner: ModelRunner) -> None:
     """KV out of scattered blocks and into them, as the data plane moves it."""
     cache, blocks = runner.cache, [*range(0, 40, 2), *range(99, 80, -1)]
     for first, end in ((0, 600), (3, 500), (17, 599)):
-        buffer = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
+        buffer = torch.empty(packed_bytes(cache, 0, end - first), dtype=torch.uint8, device=META)
         cache.pack(0, blocks, first, end, buffer)
         cache.scatter(0, blocks, first, end, buffer)
 
