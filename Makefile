@@ -20,9 +20,9 @@ CHECKOV := 3.3.30
 # Extras of pyproject.toml that tests need, and those that they are skipped without.
 DEV := serve,dev
 CI := $(DEV),browser,nixl
-# Tests wait for processes half of their time, so four files share two cores. Those of a file share
+# Tests wait for processes most of their time, so six files share two cores. Those of a file share
 # clusters and stay together.
-WORKERS ?= 4
+WORKERS ?= 6
 
 .PHONY: serve test check format bench model stubs docs clean
 
