@@ -39,6 +39,7 @@ class DecodeRole:
             process.credentials,
             max_peers=process.handoff.max_peers,
         )
+        process.inbox.on_lost = self._peers.lost
         process.metrics.link_rates = self._peers.link_rates
         transfers = Transfers(node, self._peers, process.metrics)
 

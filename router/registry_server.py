@@ -28,7 +28,7 @@ class RegistryServer:
         self.port = 0
         self._options = options
         self._credentials = credentials
-        self._interceptor = TokenInterceptor(credentials, "tandem_registry_calls_refused")
+        self._interceptor = TokenInterceptor(credentials, "tandem_registry_requests_refused")
         self._grpc: grpc.aio.Server | None = None
 
     @property

@@ -14,6 +14,7 @@ from ...shared.causes import Cause
 from ...shared.config.limits import MAX_PEERS
 from ...shared.engine.start import NodeEngine, NodeIdentity
 from ...shared.errors import PeerRefusedError, TransferError
+from ...shared.handoff.plane.messages import PeerLost
 from ...shared.node.metrics import NodeMetrics
 from ...shared.security.addresses import is_candidate
 from ...shared.security.credentials import INSECURE, Credentials
@@ -51,6 +52,7 @@ class Peers:
         self._identity = identity
         self._max_peers = max_peers
         self._peers: dict[str, Peer] = {}
+        self._lost: set[Peer] = set()  # of those: a connection of the data plane has ended
         self._refused_peers = RefusedPeers()
         self._greeter = Greeter(engine, identity, self._refused_peers, credentials)
         self._canaries = CanaryRuns(check_canary, self._refused_peers, metrics, max_peers)
@@ -89,7 +91,11 @@ class Peers:
         if not at_once:
             self.prefill_backoff.check(candidate.address, candidate.epoch)
         current = self._peers.get(candidate.address)
-        if current is not None and candidate.epoch in (0, current.epoch):
+        if (
+            current is not None
+            and current not in self._lost
+            and candidate.epoch in (0, current.epoch)
+        ):
             return current
         if current is None and len(self._peers) >= self._max_peers:
             raise TransferError(
@@ -109,7 +115,7 @@ class Peers:
         """Replace the peer at the same address, unless it has the same epoch; returns the peer to
         use."""
         old = self._peers.get(peer.address)
-        if old is not None and old.epoch == peer.epoch:
+        if old is not None and old.epoch == peer.epoch and old not in self._lost:
             # The router that named another epoch has not noticed the restart yet. Closing the old
             # peer would end transfers for routers that have.
             await peer.channel.close(grace=0)
@@ -124,8 +130,22 @@ class Peers:
         """Drop a peer, so that the next transfer greets the address again."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
+        self._lost.discard(peer)
         self._canaries.forget(peer)
         await peer.channel.close(grace=0)
+
+    def lost(self, event: PeerLost) -> None:
+        """Back off from a peer whose data plane is gone, before each request finds that out.
+
+        Its live transfers end by themselves and may still need its control plane, so it is only
+        replaced by the next greeting. A peer that refuses connections is alive.
+        """
+        if event.cause != Cause.PEER_LOST:
+            return
+        for peer in self._peers.values():
+            if (peer.node_id, peer.epoch) == (event.node_id, event.epoch):
+                self._lost.add(peer)
+                self.prefill_backoff.add(peer.address, peer.epoch, event.reason, Cause.PEER_LOST)
 
     async def ping(self, candidate: pb.PrefillCandidate) -> float:
         """See ``Greeter.ping``."""

@@ -208,19 +208,23 @@ class NodeTable:
         return node
 
     def leave(self, node_id: str, epoch: int, failure: str = "") -> None:
-        """Place nothing more on a node, which finishes its work. One that ends with a failure is
-        lost at once."""
+        """Remove a node that ends, as lost if it ends with a failure. Without one, it stays until
+        this router has read the rest of its requests."""
         node = self.get(node_id, epoch)
         if node is None:
             return
         if failure:
             self._lose(node, f"ends: {failure}", failure, failed=True)
             return
+        if not node.inflight_requests:
+            self._remove(node_id, "has left")
+            return
         log.info("node %s is leaving", node_id)
         node.draining = node.left = True
 
     def expire(self, held_up: float = 0.0) -> None:
-        """Remove the nodes whose heartbeats have stopped, as lost unless they have finished.
+        """Remove the nodes that have left, and those whose heartbeats have stopped, as lost unless
+        they have finished.
 
         ``held_up`` is the time in seconds for which the router itself just stood still. Messages
         that arrived meanwhile are still unread, so it does not count as silence of a node.
@@ -229,6 +233,9 @@ class NodeTable:
         for node in self._nodes.values():
             node.last_seen = min(now, node.last_seen + held_up)
         self._retained.expire()
+        for node in self:
+            if node.left and not node.inflight_requests:
+                self._remove(node.node_id, "has left")
         patience = self._patience(now)
         for node in self._silent(now - patience):
             if node.finished:
@@ -273,7 +280,7 @@ class NodeTable:
             node
             for node in self._nodes.values()
             # A node that has left sends no heartbeats while it finishes; gRPC's pings watch it.
-            if node.last_seen < horizon and not (node.left and node.inflight_requests)
+            if node.last_seen < horizon and not node.left
         ]
 
     def _remove(

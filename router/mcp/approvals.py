@@ -57,7 +57,7 @@ class Approvals:
         """The id of a new approval request."""
         return f"mcpr_{uuid.uuid4().hex}"
 
-    async def ask(self, owner: str, tool: ServerTool, arguments: str) -> str:
+    async def request(self, owner: str, tool: ServerTool, arguments: str) -> str:
         """Store a call until it is approved. Returns the id of the approval request. Raises
         ``ApiError`` 503."""
         approval_id = self.new_id()

@@ -40,9 +40,9 @@ class RequestApprovals:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self._release_all())
 
-    async def ask(self, tool: ServerTool, arguments: str) -> str:
-        """Ask for the approval of a call. Returns the id of the approval request."""
-        return await self._approvals.ask(self._owner, tool, arguments)
+    async def request(self, tool: ServerTool, arguments: str) -> str:
+        """Request the approval of a call. Returns the id of the approval request."""
+        return await self._approvals.request(self._owner, tool, arguments)
 
     async def run(
         self, approval_id: str, call: Callable[[], Coroutine[Any, Any, CallOutcome]]

@@ -81,7 +81,11 @@ class Rounds:
                     if not own or last.finish_reason == "length":
                         break
                     results = await self._run_all(own, state)
-                    waiting = [await self._ask(call) for call in own if call.name in self.guarded]
+                    waiting = [
+                        await self._request_approval(call)
+                        for call in own
+                        if call.name in self.guarded
+                    ]
                     yield [RoundDelta(0, executed_calls=results, approval_requests=waiting)]
                     if waiting or len(own) < len(turn.calls):
                         break  # the client approves or runs the others
@@ -125,11 +129,11 @@ class Rounds:
         state.executed += allowed
         return allowed
 
-    async def _ask(self, call: TurnCall) -> ApprovalRequest:
+    async def _request_approval(self, call: TurnCall) -> ApprovalRequest:
         assert self.approvals is not None
         tool, arguments = self.tools[call.name], call.arguments.getvalue()
         return ApprovalRequest(
-            id=await self.approvals.ask(tool, arguments), tool=tool, arguments=arguments
+            id=await self.approvals.request(tool, arguments), tool=tool, arguments=arguments
         )
 
     async def _following(

@@ -118,9 +118,11 @@ def _out_of_range(name: str, value: float, bound: float, *, below: bool) -> Exce
 
 
 def _name(place: tuple[int | str, ...]) -> str:
-    """The parameter at a place: ``stop[3]`` for an item, the key alone for a nested object."""
+    """The parameter at a place: ``stop[3]``, ``metadata.key``."""
     *outer, last = place
-    return f"{_name(tuple(outer))}[{last}]" if isinstance(last, int) else last
+    if isinstance(last, int):
+        return f"{_name(tuple(outer))}[{last}]"
+    return f"{_name(tuple(outer))}.{last}" if outer else last
 
 
 def _value_at(body: Any, place: tuple[int | str, ...]) -> Any:

@@ -112,6 +112,7 @@ class Inbox:
         self.connections = Connections(max_peers)
         # Called with a rank, and the version of the list of keys now in force there.
         self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
+        self.on_lost: Callable[[PeerLost], None] = lambda event: None
 
     def open(self, transfer_id: int, attempt: int) -> ExpectedAttempt:
         """Begin to collect events. Raises ``KeyError`` if the attempt is already open."""
@@ -152,6 +153,7 @@ class Inbox:
             return
         if isinstance(event, PeerLost):
             log.warning("lost rank %d of node %s: %s", event.rank, event.node_id, event.reason)
+            self.on_lost(event)
             return
         attempt = self._attempts.get((event.transfer_id, event.attempt))
         if attempt is not None:

@@ -96,10 +96,6 @@ class KVCache:
         start = -memory.ctypes.data % _LINE
         return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
-    def packed_bytes(self, layer: int, tokens: int, heads: range | None = None) -> int:
-        """The size of ``tokens`` tokens of one layer in the canonical layout."""
-        return len(self._local(layer, heads)) * tokens * self.layout[layer].head_bytes
-
     @property
     def sums_on_the_way(self) -> bool:
         """See ``CachePort``."""

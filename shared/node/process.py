@@ -192,7 +192,7 @@ class _Front:
     @classmethod
     async def open(cls, node: NodeConfig, credentials: Credentials) -> _Front:
         """Bind the ports. Raises ``StartupError`` if one is in use."""
-        interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
+        interceptor = TokenInterceptor(credentials, "tandem_requests_refused")
         room = room_for_connections(node.max_connections)
         warn_of_few_connections(node.max_connections, room)
         options = [*_SERVER_OPTIONS, *connection_limits(room)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import logging
 import os
 import sys
 import warnings
@@ -20,7 +19,7 @@ from ..config.model_name import HubName
 from ..errors import ModelError
 from . import resumable
 from .remote_files import DESCRIPTION, Listing
-from .transfer import check_space, disk_problem, report_progress
+from .transfer import check_space, disk_problem, report_progress, silenced
 
 # The folders that are left out if the hub does not list files.
 _FOLDERS = ["*/*"]
@@ -131,13 +130,11 @@ class HuggingFaceHub:
 @contextmanager
 def _client_errors(name: HubName) -> Iterator[None]:
     """Silence the client, and turn its errors into ``ModelError``."""
-    from huggingface_hub.utils.logging import set_verbosity
+    import huggingface_hub.utils.logging  # noqa: F401  # it sets the level of its logger
 
-    set_verbosity(logging.CRITICAL)  # only errors are printed
-    for logger in _TRANSPORTS:
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
     try:
-        yield
+        with silenced("huggingface_hub", *_TRANSPORTS):
+            yield
     except ModelError:
         raise
     except Exception as error:  # the client also raises errors of its transport

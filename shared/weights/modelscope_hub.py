@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..config.model_name import HubName
 from ..errors import ModelError
 from .remote_files import DESCRIPTION, Listing
-from .transfer import check_space, disk_problem, report_progress
+from .transfer import check_space, disk_problem, report_progress, silenced
 
 if TYPE_CHECKING:
     from modelscope_hub import HubApi
@@ -145,10 +144,10 @@ def _client(name: HubName) -> Iterator[HubApi]:
     import requests
     from modelscope_hub import HubApi, HubError
 
-    logging.getLogger("modelscope_hub").setLevel(logging.CRITICAL)  # only errors are printed
     try:
-        api = HubApi()
-        yield HubApi(endpoint=api.resolve_endpoint_for_read(name.repository))
+        with silenced("modelscope_hub"):
+            api = HubApi()
+            yield HubApi(endpoint=api.resolve_endpoint_for_read(name.repository))
     except (HubError, requests.RequestException, OSError) as error:
         raise ModelError(
             f"{str(name)!r} is not on this machine, and cannot be downloaded from ModelScope: "

@@ -88,6 +88,19 @@ def report_progress(
     tell(f"downloaded {name} in {time.monotonic() - start:.0f} s")
 
 
+@contextmanager
+def silenced(*loggers: str) -> Iterator[None]:
+    """Let these loggers log nothing meanwhile, for a client whose errors are reported otherwise."""
+    levels = {name: logging.getLogger(name).level for name in loggers}
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
 def tell(line: str) -> None:
     """Log a line, or print it if logging is not configured."""
     if log.hasHandlers():

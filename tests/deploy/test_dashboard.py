@@ -91,8 +91,8 @@ def test_what_should_stay_at_zero_has_every_door_and_every_loss() -> None:
     (panel,) = [panel for panel in PANELS if panel["title"] == "What should stay at zero"]
     names = {name for target in panel["targets"] for name, _ in SERIES.findall(target["expr"])}
     assert names >= {
-        "tandem_calls_refused_total",
-        "tandem_registry_calls_refused_total",
+        "tandem_requests_refused_total",
+        "tandem_registry_requests_refused_total",
         "tandem_nodes_lost_total",
         "tandem_nodes_refused_total",
         "tandem_engine_steps_failed_total",

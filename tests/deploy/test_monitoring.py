@@ -95,7 +95,7 @@ def test_a_first_event_is_an_increase() -> None:
     promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
     counters = [each for rule in RULES for each in events(promql.parse(rule["expr"]))]
     names = {each.name for each in counters}
-    assert {"tandem_canaries_total", "tandem_calls_refused_total"} <= names
+    assert {"tandem_canaries_total", "tandem_requests_refused_total"} <= names
     # Its alert compares a share, but a router may fail from its first request on.
     counters.append(promql.parse('tandem_request_errors_total{status=~"5.."}'))
     fresh = [

@@ -38,6 +38,7 @@ from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.kernels.launches import recorded
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 
 META = torch.device("meta")
@@ -114,7 +115,7 @@ def hand_over(runner: ModelRunner, keys: list[str]) -> None:
     cache, blocks = runner.cache, (*range(0, 40, 2), *range(99, 80, -1))
     layers = range(len(cache.layers))
     for first, end in ((0, 600), (3, 500), (17, 598)):
-        size = sum(cache.packed_bytes(layer, end - first) for layer in layers)
+        size = sum(packed_bytes(cache, layer, end - first) for layer in layers)
         buffer = torch.empty(size, dtype=torch.uint8, device=META)
         before = len(keys)
         cache.pack_frame(layers, blocks, first, end, buffer)

@@ -187,7 +187,7 @@ async def test_a_router_with_a_token_counts_rpcs_without_it(
         assert not nodes.nodes
         text = router.metrics.render().decode()
         for reason in ("no token", "wrong token"):
-            assert f'tandem_registry_calls_refused_total{{reason="{reason}"}} 1.0' in text
+            assert f'tandem_registry_requests_refused_total{{reason="{reason}"}} 1.0' in text
     finally:
         await router.stop()
 

@@ -33,7 +33,7 @@ class Expiring(Credentials):
 def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
     """The kind of process, its registry, and the labels that its page adds."""
     router = Metrics(NodeTable(1.0))
-    router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
+    router.add(TokenInterceptor(INSECURE, "tandem_registry_requests_refused").refused)
     router.vllm.cache_config.blocks = {16: 512}
     keys = KeyUsage()
     keys.limited("alice", "requests")
@@ -41,7 +41,7 @@ def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
     yield ROUTER, router.registry, set()
     node = FakeNode("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()
-    node.metrics.registry.register(TokenInterceptor(INSECURE, "tandem_calls_refused").refused)
+    node.metrics.registry.register(TokenInterceptor(INSECURE, "tandem_requests_refused").refused)
     yield NODE, node.metrics.registry, {"node"}
     process = CollectorRegistry()
     ProcessMetrics(process, Expiring())

@@ -24,6 +24,7 @@ from tandem.shared.handoff.wire.layer_windows import first_tokens
 from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.models.parallel import TensorParallel
 from tandem.tests.support.batches import build_batch
+from tandem.tests.support.packed_kv import packed_bytes
 
 from .runners import build_runner
 
@@ -166,7 +167,7 @@ def hand_over(sender: Ranks, receiver: Ranks, end: int, theirs: list[int], ours:
         for layer, (first, shard) in enumerate(zip(firsts, heads, strict=True)):
             if not shard:
                 continue
-            out = bytearray(source.packed_bytes(layer, end - first, shard))
+            out = bytearray(packed_bytes(source, layer, end - first, shard))
             source.pack(layer, theirs, first, end, out, shard)
             target.scatter(layer, ours, first, end, out, shard)
 

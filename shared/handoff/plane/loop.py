@@ -294,7 +294,13 @@ class PlaneLoop:
             return
         self._stats.peers_lost += 1
         self._emit(
-            PeerLost(node_id=peer.node_id, epoch=peer.epoch, rank=peer.rank, reason=notice.reason)
+            PeerLost(
+                node_id=peer.node_id,
+                epoch=peer.epoch,
+                rank=peer.rank,
+                reason=notice.reason,
+                cause=notice.cause,
+            )
         )
 
     def close(self) -> None:

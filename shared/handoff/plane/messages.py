@@ -215,12 +215,14 @@ class PeerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost:
-    """A connection ended; its transfers have failed by events of their own."""
+    """A connection ended, or could not be made; its transfers fail by events of their own, with
+    the same cause."""
 
     node_id: str
     epoch: int
     rank: int
     reason: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

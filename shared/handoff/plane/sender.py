@@ -338,7 +338,6 @@ class Sender:
         message = frame.encode(self._header(transfer, Kind.FIN), frame.fin_payload(fin))
         self._listener.send_bulk(transfer.peer, memoryview(message))
         transfer.fin_sent = True
-        transfer.progress_at = self._clock()
         return True
 
     def _header(self, transfer: Outgoing, kind: Kind) -> Header:

@@ -78,7 +78,8 @@ class Rope:
         take too much memory; no step has others then."""
         frequencies = torch.empty(0) if spec is None else inverse_frequencies(spec)
         self.frequencies = frequencies.to(device)
-        self._angles = torch.cat([self.frequencies, self.frequencies])
+        # On the meta device `cat` would import torch's compiler, which takes a second.
+        self._angles = self.frequencies.repeat(2)
         self._signs = torch.cat([-torch.ones(len(frequencies)), torch.ones(len(frequencies))])
         self._signs = self._signs.to(device)
         scaling = None if spec is None else spec.scaling

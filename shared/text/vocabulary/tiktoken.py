@@ -16,29 +16,23 @@ from ...errors import ModelError
 from ..model_files import read_text
 from .added_tokens import AddedTokens, entry
 from .byte_spelling import decode_token, ranked_bytes
+from .split_patterns import (
+    CASED_SIGNS,
+    CASED_WORDS,
+    CONTRACTIONS,
+    LOWER,
+    UPPER,
+    cased_words,
+    split_words,
+)
 from .tokenizer_json import MAX_TOKENS, byte_level, split_by, tokenizer_json
 
-# The patterns by which families split a text before byte-pair encoding.
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-
-
-def _cased_words(without: str = "") -> str:
-    """A pattern of words with leading capitals, of letters ``without`` some."""
-    upper, lower = f"[{_UPPER}{without}]", f"[{_LOWER}{without}]"
-    before, after = r"[^\r\n\p{L}\p{N}]?", f"{_CONTRACTION}?"
-    return f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
-
-
-QWEN_PATTERN = "|".join((_CONTRACTION, _WORD, r"\p{N}", _PUNCTUATION, _SPACES))
-_LLAMA3_PATTERN = "|".join((_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _SPACES))
-_LLAMA4_PATTERN = "|".join((_cased_words(), r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES))
-_KIMI_PATTERN = "|".join(
-    (r"[\p{Han}]+", _cased_words(r"&&[^\p{Han}]"), r"\p{N}{1,3}", _PUNCTUATION, _SPACES)
-)
+QWEN_PATTERN = split_words(numbers=r"\p{N}")
+_LLAMA3_PATTERN = split_words(numbers=r"\p{N}{1,3}")
+_LLAMA4_PATTERN = split_words(words=CASED_WORDS, numbers=r"\p{N}{1,3}", signs=CASED_SIGNS)
+_NOT_HAN = r"&&[^\p{Han}]"
+_KIMI_WORDS = cased_words(f"[{UPPER}{_NOT_HAN}]", f"[{LOWER}{_NOT_HAN}]", f"{CONTRACTIONS}?")
+_KIMI_PATTERN = split_words(words=rf"[\p{{Han}}]+|{_KIMI_WORDS}", numbers=r"\p{N}{1,3}")
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
 

@@ -9,30 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+from ...text.vocabulary.split_patterns import (
+    CASED_SIGNS,
+    CASED_WORDS,
+    CONTRACTIONS,
+    LETTERS,
+    LINES,
+    LOWER,
+    PUNCTUATION,
+    SPACES,
+    UPPER,
+    cased_words,
+    split_words,
+)
+
 _LETTERS_AND_MARKS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
-# Words end where an upper case letter follows a lower case one.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s+(?!\S)|\s+"
-_LINES = r"\s*[\r\n]+"
-_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
-_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}"
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|{SPACES}"
 _DIGIT, _DIGITS, _THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
 # From the right, as numbers are grouped.
 _THOUSANDS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
-
-
-def _words(*, numbers: str, words: str = f"{_CONTRACTIONS}|{_LETTERS}", signs: str = "") -> str:
-    return f"{words}|{numbers}|{signs or _PUNCTUATION}|{_LINES}|{_SPACES}"
-
-
-def _cased_words(upper: str, lower: str, endings: str) -> str:
-    first = r"[^\r\n\p{L}\p{N}]?"
-    return f"{first}{upper}*{lower}+{endings}|{first}{upper}+{lower}*{endings}"
-
 
 _DEEPSEEK3_WORDS = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
@@ -88,15 +85,13 @@ def _rule(*patterns: str) -> SplittingRule:
 
 
 _DIGITS_GPT2 = _rule(_DIGIT, _GPT2)
-_LLAMA3 = replace(_rule(_words(numbers=r"\p{N}{1,3}")), whole_words=True, adds_bos=True)
-_QWEN2 = replace(_rule(_words(numbers=_DIGIT)), nfc=True)
-_CASED_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-_CASED = _cased_words(_UPPER, _LOWER, f"{_CONTRACTIONS}?")
-_GPT4O = _rule(_words(words=_CASED, numbers=r"\p{N}{1,3}", signs=_CASED_SIGNS))
-_DEEPSEEK3 = _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES}|{_SPACES}")
+_LLAMA3 = replace(_rule(split_words(numbers=r"\p{N}{1,3}")), whole_words=True, adds_bos=True)
+_QWEN2 = replace(_rule(split_words(numbers=_DIGIT)), nfc=True)
+_GPT4O = _rule(split_words(words=CASED_WORDS, numbers=r"\p{N}{1,3}", signs=CASED_SIGNS))
+_DEEPSEEK3 = _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{LINES}|{SPACES}")
 _NOT_HAN = r"(?:(?!\p{{Han}}){})"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
-_BAILING = _rule(rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|{_DIGIT}|{_PUNCTUATION}|\s*[\r\n]|{_SPACES}")
+_BAILING = _rule(rf"'(?i:[sdmt]|ll|ve|re)|{LETTERS}|{_DIGIT}|{PUNCTUATION}|\s*[\r\n]|{SPACES}")
 
 DEFAULT = "default"
 _BY_NAMES = {
@@ -109,9 +104,9 @@ _BY_NAMES = {
     "llama-bpe llama-v3 llama3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA3,
     "smaug-bpe dbrx chatglm-bpe": replace(_LLAMA3, whole_words=False, adds_bos=False),
     "glm4 glm5": replace(_LLAMA3, adds_bos=False),
-    "minicpm5": replace(_rule(r"\p{N}{1,3}", _words(numbers=_DIGITS)), whole_words=True),
+    "minicpm5": replace(_rule(r"\p{N}{1,3}", split_words(numbers=_DIGITS)), whole_words=True),
     "jais-2": _rule(
-        f"{_CONTRACTIONS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_PUNCTUATION}|{_LINES}|"
+        f"{CONTRACTIONS}|{LETTERS}|\\p{{N}}{{1,3}}|{PUNCTUATION}|{LINES}|"
         + "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1))
         + r"|\s{1,2}(?!\S)|\s{1}"
     ),
@@ -119,24 +114,28 @@ _BY_NAMES = {
     "stablelm2 kormo megrez hunyuan solar-open grok-2": replace(_QWEN2, nfc=False),
     "qwen35": replace(
         _rule(
-            _words(
-                words=f"{_CONTRACTIONS}|{_LETTERS_AND_MARKS}",
+            split_words(
+                words=f"{CONTRACTIONS}|{_LETTERS_AND_MARKS}",
                 numbers=_DIGIT,
                 signs=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
             )
         ),
         nfc=True,
     ),
-    "ufakzeka": _rule(_words(words=_LETTERS, numbers=_DIGIT)),
-    "laguna": _rule(r"[^\n]+|[\n]+", _words(numbers=_DIGIT)),
-    "seed-coder": _rule(_words(numbers=_DIGIT, signs=r" ?[^\s\p{L}\p{N}\r\n]+")),
+    "ufakzeka": _rule(split_words(words=LETTERS, numbers=_DIGIT)),
+    "laguna": _rule(r"[^\n]+|[\n]+", split_words(numbers=_DIGIT)),
+    "seed-coder": _rule(split_words(numbers=_DIGIT, signs=r" ?[^\s\p{L}\p{N}\r\n]+")),
     "exaone-moe": _rule(
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_DIGIT}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_SPACES}"
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_DIGIT}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{SPACES}"
     ),
     "bailingmoe bailingmoe2 llada-moe": _BAILING,
     "tekken": replace(
-        _rule(_words(words=_cased_words(_UPPER, _LOWER, ""), numbers=_DIGIT, signs=_CASED_SIGNS)),
+        _rule(
+            split_words(
+                words=cased_words(f"[{UPPER}]", f"[{LOWER}]", ""), numbers=_DIGIT, signs=CASED_SIGNS
+            )
+        ),
         whole_words=True,
         adds_bos=True,
     ),
@@ -144,16 +143,18 @@ _BY_NAMES = {
     "granite-embed-multi-97m": replace(_GPT4O, whole_words=True),
     "tiny_aya cohere2moe": _rule(r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns),
     "kimi-k2": _rule(
-        _words(
+        split_words(
             words=r"\p{Han}+|"
-            + _cased_words(_NOT_HAN.format(_UPPER), _NOT_HAN.format(_LOWER), f"{_CONTRACTIONS}?"),
+            + cased_words(
+                _NOT_HAN.format(f"[{UPPER}]"), _NOT_HAN.format(f"[{LOWER}]"), f"{CONTRACTIONS}?"
+            ),
             numbers=r"\p{N}{1,3}",
         )
     ),
     "youtu": replace(
         _rule(
             "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK,
-            _words(words=_CASED, numbers=_DIGIT, signs=_CASED_SIGNS),
+            split_words(words=CASED_WORDS, numbers=_DIGIT, signs=CASED_SIGNS),
         ),
         whole_words=True,
     ),
@@ -167,7 +168,7 @@ _BY_NAMES = {
     ),
     "deepseek-coder": _rule(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", _DIGIT),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK3,
-    "spark2_5": _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}|[\r\n]|{_SPACES}", _DIGIT),
+    "spark2_5": _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}|[\r\n]|{SPACES}", _DIGIT),
     "afmoe": _rule(_THOUSANDS, _SOUTH_AND_EAST_ASIAN, _DEEPSEEK3.patterns[-1]),
     "falcon": _rule(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS),
     "poro-chat bloom gpt3-finnish": _rule(_BLOOM),

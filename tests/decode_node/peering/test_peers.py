@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from tandem.decode_node.peering import canary_runs
 from tandem.decode_node.peering import peers as module
 from tandem.decode_node.peering.peer import Peer, PeerLostError
 from tandem.decode_node.peering.peers import Peers
+from tandem.decode_node.peering.prefill_backoff import BackedOffError
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
-from tandem.tests.decode_node.fake_prefill import prefill
+from tandem.shared.handoff.plane.messages import PeerLost
+from tandem.tests.decode_node.fake_prefill import FakePrefill, prefill
 from tandem.tests.support.fake_node import RANKS, FakeNode
 from tandem.tests.support.waiting import until
 
@@ -75,6 +78,57 @@ async def test_a_backed_off_node_is_not_greeted_until_it_restarts() -> None:
         assert await peers.ping(silent) == 0
         fake.epoch += 1
         assert (await peers.meet(fake.candidate)).epoch == fake.epoch
+
+
+def lost(fake: FakePrefill, cause: Cause = Cause.PEER_LOST) -> PeerLost:
+    return PeerLost(
+        node_id=fake.node_id, epoch=fake.epoch, rank=0, reason="the connection ended", cause=cause
+    )
+
+
+async def test_a_peer_whose_data_plane_is_lost_is_backed_off_from_and_greeted_afresh() -> None:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        first = await peers.meet(fake.candidate)
+        first.trust.begin(1)
+        peers.lost(lost(fake))
+        peers.lost(lost(fake))  # another rank
+        with pytest.raises(BackedOffError, match="the connection ended") as caught:
+            await peers.meet(fake.candidate)
+        assert caught.value.cause is Cause.PEER_LOST and fake.hellos == 1
+        # Its transfers end by themselves, for which the control plane may have the reason.
+        assert peers.at(fake.candidate) is first
+        await first.stub.Live(pb.LiveRequest())
+
+        peers.prefill_backoff.end(fake.address)
+        second = await peers.meet(fake.candidate)
+        assert second is not first and fake.hellos == 2
+        assert await peers.meet(fake.candidate) is second
+
+
+async def test_a_lost_peer_is_greeted_at_once_after_a_restart() -> None:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        await peers.meet(fake.candidate)
+        peers.lost(lost(fake))
+        fake.epoch += 1
+        assert (await peers.meet(fake.candidate)).epoch == fake.epoch
+
+
+@pytest.mark.parametrize("cause", [Cause.REFUSED, Cause.NO_PLACE])
+async def test_a_peer_that_refuses_a_connection_is_not_lost(cause: Cause) -> None:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        peer = await peers.meet(fake.candidate)
+        peers.lost(lost(fake, cause))
+        assert await peers.meet(fake.candidate) is peer
+
+
+async def test_the_loss_of_a_former_start_or_of_another_node_is_ignored() -> None:
+    async with peers_of_node() as (peers, _, _), prefill() as fake:
+        before = lost(fake)
+        fake.epoch += 1
+        peer = await peers.meet(fake.candidate)
+        peers.lost(before)
+        peers.lost(replace(lost(fake), node_id="another"))
+        assert await peers.meet(fake.candidate) is peer
 
 
 async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:

@@ -98,6 +98,8 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     # The router may have learned of it already, or not yet.
     assert greedy(cluster, 1) == want[1]
     cluster.wait_idle(decode)
+    # The decode node does, however many requests were under way.
+    assert decode.log.read_text().count("lost rank 0 of node") == 1
 
     # It comes back as another process, and is used again.
     cluster.wait_nodes(decode=1, prefill=0)

@@ -26,7 +26,13 @@ from tandem.router.placement.policies import POLICIES
 from tandem.tests.end_to_end.handoff.fault_proxy import DOWN, FaultProxy, Mark, Wire, running_proxy
 from tandem.tests.end_to_end.support.baseline import Baseline
 from tandem.tests.end_to_end.support.clients import open_request, prompt
-from tandem.tests.end_to_end.support.cluster import Part, TestCluster, node_metric, running
+from tandem.tests.end_to_end.support.cluster import (
+    Part,
+    TestCluster,
+    node_metric,
+    pauses,
+    running,
+)
 
 LENGTH = 480
 OUTPUT = 6
@@ -41,6 +47,8 @@ DETECTION_SECONDS = 6.0
 # A node that failed several times in a row is left alone for up to half a minute.
 RECOVERY_SECONDS = 45.0
 
+# So that a node which failed is soon tried again, for the next case.
+SHORT_BACKOFF = "from tandem.shared.process import backoff; backoff.FIRST_PAUSE_SECONDS = 0.1"
 # The one by which an idle router of idle nodes sends a prompt to the same ones whatever was before.
 POLICY = "least-loaded"
 PLACEMENT = f"--placement-policy={POLICY}"
@@ -180,13 +188,14 @@ class Campaign:
     def _connected(self, decode: str, prefill: str) -> None:
         """Wait until a prompt goes from the one node to the other."""
         deadline = time.monotonic() + RECOVERY_SECONDS
-        while True:
+        for pause in pauses():
             before = self._moved(decode, prefill)
             result = self.ask(self.new_prompt(decode, prefill))
             moved = zip(self._moved(decode, prefill), before, strict=True)
             if all(now > then for now, then in moved):
                 return
             assert time.monotonic() < deadline, f"{prefill} is not used by {decode}: {result}"
+            time.sleep(pause)
 
     def _moved(self, decode: str, prefill: str) -> tuple[float, float]:
         """Transfers that have left the one node, and that have come to the other."""
@@ -244,6 +253,7 @@ def _home(tokens: list[int]) -> tuple[str, str]:
 def running_campaign(folder: Path, model: str, *flags: str) -> Iterator[Campaign]:
     """``flags`` go to every node."""
     with running_proxy() as proxy, running(folder, model) as cluster:
+        cluster.prelude = SHORT_BACKOFF
         campaign = Campaign(cluster, proxy, *flags)
         campaign.start()
         try:

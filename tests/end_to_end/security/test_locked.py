@@ -103,7 +103,7 @@ def test_nodes_of_another_model_are_refused_with_a_reason_and_the_cluster_contin
         part.kill()
     assert locked.cluster.router is not None
     assert "refused /tandem.v1.Registry/Join" in locked.cluster.router.log.read_text()
-    series = 'tandem_registry_calls_refused_total{reason="wrong token"}'
+    series = 'tandem_registry_requests_refused_total{reason="wrong token"}'
     assert metric(get(f"{locked.cluster.url}/metrics"), series) >= 1
     locked.cluster.wait_nodes(decode=1, prefill=1)
     locked.serves(4, greedy(aggregated, 4))
@@ -157,7 +157,7 @@ def test_a_call_to_a_node_needs_the_token_too(locked: Locked) -> None:
             pytest.raises(grpc.RpcError, match="no token: every part of this cluster"),
         ):
             stub(channel).Status(pb.StatusRequest(), timeout=10)
-        assert node_metric(part, 'tandem_calls_refused_total{reason="no token"}') == 1
+        assert node_metric(part, 'tandem_requests_refused_total{reason="no token"}') == 1
 
 
 def nodes(locked: Locked, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -71,6 +71,7 @@ async def test_nodes_that_are_lost_or_refused_are_counted_and_warned_of(
     join(table, "restarts", epoch=2)
     assert value_of(metric) == 1 and "restarts died and was restarted" in caplog.text
     table.leave("leaves", 1)
+    assert table.find("leaves") is None  # at once
     clock.now += 4
     join(table, "restarts", epoch=2)
     table.expire()

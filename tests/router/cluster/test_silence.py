@@ -54,7 +54,9 @@ async def test_a_node_that_leaves_gets_no_more_work_but_finishes(tmp_path: Path)
         for _ in range(5):
             assert (await c.chat()).status_code == 200
         assert len(leaving.requests) == before
+        assert len(c.router.nodes) == 2
         assert (await leaving_work).status_code == 200
+        await until(lambda: len(c.router.nodes) == 1)
 
 
 def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:

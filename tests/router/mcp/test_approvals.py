@@ -331,7 +331,7 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(approvals_module, "MAX_APPROVALS", 2)
     monkeypatch.setattr(approvals_module, "MAX_CHARACTERS", 200)
     async with waiting(now) as approvals:
-        ids = [await approvals.ask("", TOOL, "{}") for _ in range(3)]
+        ids = [await approvals.request("", TOOL, "{}") for _ in range(3)]
         with pytest.raises(ApiError, match="not found"):
             await approvals.claim("", approval_response(ids[0]))
         await approvals.claim("", approval_response(ids[1]))
@@ -353,7 +353,7 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
 async def test_only_one_of_several_routers_claims_a_call(tmp_path: Path) -> None:
     path = tmp_path / "router.sqlite3"
     async with waiting([0.0], path) as one, waiting([0.0], path) as other:
-        approval_id = await one.ask("", TOOL, "{}")
+        approval_id = await one.request("", TOOL, "{}")
         claims = (router.claim("", approval_response(approval_id)) for router in (one, other))
         claimed = await asyncio.gather(*claims, return_exceptions=True)
         assert sorted(str(each)[:15] for each in claimed) == ["Another request", "None"]
@@ -366,7 +366,7 @@ async def test_only_one_of_several_routers_claims_a_call(tmp_path: Path) -> None
 
 async def test_a_request_that_is_cancelled_while_it_claims_gives_all_back() -> None:
     async with waiting([0.0]) as approvals:
-        replies = [approval_response(await approvals.ask("", TOOL, "{}")) for _ in range(3)]
+        replies = [approval_response(await approvals.request("", TOOL, "{}")) for _ in range(3)]
 
         async def request() -> None:
             async with RequestApprovals(approvals, "", replies):

@@ -72,6 +72,7 @@ class Tab:
 
     async def menu(self, item: str) -> None:
         """Choose an item in the menu of the first chat."""
+        await self.page.bring_to_front()
         await self.page.hover(".chats li")
         await self.click(".chats [aria-haspopup]")
         await self.click(f"[role=menuitem]:has-text('{item}')")
@@ -96,6 +97,9 @@ class Tab:
         await self.page.wait_for_selector(selector)
 
     async def click(self, selector: str) -> None:
+        """Click on an element, in front: a tab behind draws a frame a second, and a click waits
+        for several."""
+        await self.page.bring_to_front()
         await self.page.click(selector)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ipaddress
 import json
 import os
@@ -221,6 +222,28 @@ def test_a_rank_that_cannot_read_its_channel_ends() -> None:
                 assert process.wait(SECONDS) == 1
             finally:
                 process.kill()
+
+
+def test_a_rank_whose_log_nobody_reads_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    unread, log = os.pipe()
+    room = fcntl.fcntl(log, fcntl.F_GETPIPE_SZ)
+    os.write(log, bytes(room))
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tandem.shared.engine.rank.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stderr=log,
+            )
+        os.close(log)
+        with process:
+            ours.sendall(b"\x01\x00\x00\x00\xc1")  # unreadable, which it logs
+            try:
+                assert process.wait(SECONDS) == 1
+            finally:
+                process.kill()
+                os.close(unread)
 
 
 @pytest.mark.usefixtures("forked")

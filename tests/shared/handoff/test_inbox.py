@@ -8,7 +8,7 @@ import pytest
 
 from tandem.shared.handoff import inbox as module
 from tandem.shared.handoff.inbox import ExpectedAttempt, Inbox
-from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect
+from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect, PeerLost
 from tandem.shared.handoff.wire.head_parts import HeadRun
 from tandem.tests.support.clock import pausing
 
@@ -86,3 +86,12 @@ async def test_a_head_that_stood_still_reads_what_its_ranks_have_confirmed(
         head.confirm(rank)
     await asyncio.wait_for(closing, 10)
     assert head.lost == []
+
+
+def test_the_loss_of_a_peer_is_passed_on() -> None:
+    head, events = Head(), list[PeerLost]()
+    lost = PeerLost(node_id="p", epoch=3, rank=0, reason="the connection ended", cause="peer_lost")
+    head.inbox.on_event(0, lost)  # nobody listens
+    head.inbox.on_lost = events.append
+    head.inbox.on_event(1, lost)
+    assert events == [lost]

@@ -20,6 +20,7 @@ from tandem.shared.models.spec import (
     LayerSpec,
     MLASpec,
 )
+from tandem.tests.support.packed_kv import packed_bytes
 
 KV_HEADS, DIM, BLOCKS, BLOCK = 4, 6, 40, 5
 SPEC = DecoderSpec(
@@ -110,7 +111,7 @@ def test_pack_then_scatter_elsewhere(
 ) -> None:
     cache, (first, end) = cache_of(dtype, spec=spec), span
     fill(cache)
-    out = bytearray(b"\xff" * cache.packed_bytes(1, end - first))
+    out = bytearray(b"\xff" * packed_bytes(cache, 1, end - first))
     cache.pack(1, table, first, end, out)
     assert bytes(out) == token_by_token(cache, 1, table, first, end)
     # The receiver has another block size, other blocks, and data that it may only read.
@@ -172,7 +173,7 @@ def test_values_with_scales_and_without_arrive_in_the_dtype_of_the_receiver(
         heads, number, dim = component.shape
         write_cache(component, slots, torch.randn(number, heads, dim))
     other = cache_of(getattr(torch, here), block_size=7, spec=spec)
-    out = bytearray(other.packed_bytes(1, 96))
+    out = bytearray(packed_bytes(other, 1, 96))
     cache.pack(1, table, 3, 99, out, None, here)
     elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
     other.scatter(1, elsewhere, 3, 99, bytes(out))
@@ -199,7 +200,7 @@ def test_scales_are_a_component_of_each_value() -> None:
     assert layout.as_dtype("float32").components == cache_of().layout[0].components
     for number, (tensor, _) in enumerate(zip(cache.layers[0], layout.components, strict=True)):
         tensor.fill_(number + 1)
-    out = bytearray(cache.packed_bytes(0, 2, range(1, 3)))
+    out = bytearray(packed_bytes(cache, 0, 2, range(1, 3)))
     cache.pack(0, [1], 0, 2, out, range(1, 3))
     scales, values = torch.frombuffer(out[:32], dtype=torch.float32), out[32:]
     assert scales.tolist() == [1.0] * 4 + [2.0] * 4
@@ -213,12 +214,12 @@ def test_two_ranks_fill_one_and_one_fills_two() -> None:
     halves = [cache_of(tp_rank=rank, tp_size=2) for rank in range(2)]
     for half in halves:
         heads = half.layout[0].heads
-        data = torch.empty(whole.packed_bytes(0, 40, heads), dtype=torch.uint8)
+        data = torch.empty(packed_bytes(whole, 0, 40, heads), dtype=torch.uint8)
         whole.pack(0, table, 2, 42, data, heads)
         half.scatter(0, table, 2, 42, data)
     again = cache_of()
     for half in halves:
-        data = torch.empty(half.packed_bytes(0, 40), dtype=torch.uint8)
+        data = torch.empty(packed_bytes(half, 0, 40), dtype=torch.uint8)
         half.pack(0, table, 2, 42, data)
         again.scatter(0, table, 2, 42, data, half.layout[0].heads)
     assert token_by_token(again, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
@@ -228,12 +229,12 @@ def test_a_latent_is_one_head_that_every_rank_holds_alone() -> None:
     """No rank has a part of it or an expansion to heads, and none keeps a V beside it."""
     whole, table = cache_of(spec=LATENT), TABLES["one gap"]
     fill(whole)
-    nbytes = whole.packed_bytes(0, 40)
+    nbytes = packed_bytes(whole, 0, 40)
     assert nbytes == 40 * (7 + 2) * 4
     for size in (2, 4):
         rank = cache_of(spec=LATENT, tp_rank=size - 1, tp_size=size)
-        assert [layer.heads for layer in rank.layout] == [range(1)] * 2 and rank.packed_bytes(
-            0, 40
+        assert [layer.heads for layer in rank.layout] == [range(1)] * 2 and packed_bytes(
+            rank, 0, 40
         ) == nbytes
         data = torch.empty(nbytes, dtype=torch.uint8)
         whole.pack(0, table, 2, 42, data, range(1))
@@ -244,7 +245,7 @@ def test_a_latent_is_one_head_that_every_rank_holds_alone() -> None:
 def test_a_block_that_is_not_there_is_refused_and_nothing_is_copied() -> None:
     cache = cache_of()
     table = [(7 * i) % BLOCKS for i in range(29)] + [BLOCKS]
-    data = bytearray(b"\1" * cache.packed_bytes(0, 150))
+    data = bytearray(b"\1" * packed_bytes(cache, 0, 150))
     for move in (cache.pack, cache.scatter):
         with pytest.raises(IndexError, match=f"block {BLOCKS} of {BLOCKS}"):
             move(0, table, 0, 150, data)

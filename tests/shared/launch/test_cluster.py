@@ -197,7 +197,12 @@ StartCluster = Callable[..., RunningCluster]
 def start_cluster(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StartCluster]:
-    for name, value in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("UNSERVED", 0.1)):
+    for name, value in (
+        ("FIRST_PAUSE", 0.01),
+        ("LONGEST_PAUSE", 0.02),
+        ("UNSERVED", 0.1),
+        ("POLL", 0.01),
+    ):
         monkeypatch.setattr(f"tandem.shared.launch.cluster.{name}_SECONDS", value)
     clusters: list[RunningCluster] = []
 

@@ -21,6 +21,7 @@ from tandem.shared.models.spec import layers_before_routing
 from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
+from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 
 from .test_parity import (
@@ -246,7 +247,7 @@ class CanaryOfRunners:
         logits(sender, self.prompt[: self.end], 0, theirs)
         logits(receiver, self.prompt[: self.end], 0, self.ours)
         for layer in range(len(receiver.cache.layers)):
-            out = bytearray(receiver.cache.packed_bytes(layer, self.end))
+            out = bytearray(packed_bytes(receiver.cache, layer, self.end))
             scales = [each.scale for each in receiver.cache.layout[layer].values]
             kv_dtype = receiver.cache.kv_dtype
             sender.cache.pack(layer, theirs, 0, self.end, out, None, kv_dtype, scales)

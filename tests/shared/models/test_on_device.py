@@ -14,6 +14,7 @@ from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, S
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 
 HERE = torch.cuda.is_available()
@@ -183,7 +184,7 @@ def test_kv_leaves_a_cache_and_enters_another_of_the_same_device(
         side.copy_(torch.randn(side.shape).clamp(-9, 9))
     there, here = list(range(0, 60, 3)), list(range(119, 99, -1))
     for place in ("cpu", device):
-        buffer = torch.zeros(full.packed_bytes(0, 300), dtype=torch.uint8, device=place)
+        buffer = torch.zeros(packed_bytes(full, 0, 300), dtype=torch.uint8, device=place)
         full.pack(0, there, 5, 305, buffer)
         empty.scatter(0, here, 5, 305, buffer)
         again = torch.empty_like(buffer)

@@ -17,6 +17,7 @@ from tandem.kernels.quantized import QuantizedWeight
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.handoff.plane.canary import tolerance
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 
 from .test_kv_formats import CanaryOfRunners
@@ -74,7 +75,7 @@ def test_kv_differs_as_derived_and_less_than_the_limits(
     canary, error = CanaryOfRunners(sender, receiver), rounding(FORMATS[name])
     for layer in range(LAYERS):
         ours, theirs = (
-            np.frombuffer(packed_bytes(receiver, layer, table, canary.end), np.float32)
+            np.frombuffer(packed_kv(receiver, layer, table, canary.end), np.float32)
             for table in (canary.ours, canary.arrived)
         )
         result = math.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
@@ -83,7 +84,7 @@ def test_kv_differs_as_derived_and_less_than_the_limits(
         assert tolerance(name, layer) > 1.5 * expected
 
 
-def packed_bytes(runner: ModelRunner, layer: int, table: list[int], end: int) -> bytearray:
-    out = bytearray(runner.cache.packed_bytes(layer, end))
+def packed_kv(runner: ModelRunner, layer: int, table: list[int], end: int) -> bytearray:
+    out = bytearray(packed_bytes(runner.cache, layer, end))
     runner.cache.pack(layer, table, 0, end, out)
     return out

@@ -13,6 +13,7 @@ from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.handoff.wire.layer_windows import first_tokens
 from tandem.shared.models.spec import AttentionSpec
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 
 from .test_kv_formats import logits
@@ -46,7 +47,7 @@ def hand_over(
     for layer, first in enumerate(firsts):
         for side in receiver.cache.layers[layer]:
             side.fill_(torch.nan)
-        out = bytearray(receiver.cache.packed_bytes(layer, end - first))
+        out = bytearray(packed_bytes(receiver.cache, layer, end - first))
         sender.cache.pack(layer, HERE, first, end, out)
         receiver.cache.scatter(layer, THERE, first, end, out)
 

@@ -16,7 +16,13 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
+from tandem.shared.node import registration
 from tandem.shared.node.registration import Registration
+
+
+@pytest.fixture(autouse=True)
+def brief_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "FIRST_RETRY_SECONDS", 0.02)
 
 
 class FakeRegistry(RegistryServicer):

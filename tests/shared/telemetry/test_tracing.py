@@ -75,7 +75,8 @@ def test_lost_spans_are_logged_at_intervals(caplog: pytest.LogCaptureFixture) ->
     assert [record.message.split("(")[1].split()[0] for record in caplog.records] == ["10", "50"]
 
 
-def test_a_failure_ends_a_span_once_and_quotes_no_client() -> None:
+def test_a_failure_ends_a_span_once_and_quotes_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "FLUSH_SECONDS", 0.01)
     tracer = start_tracer("http://127.0.0.1:1", "router", "r")
     with pytest.raises(ValueError), serving(tracer, "request", PARENT) as span:
         raise ValueError("the prompt")

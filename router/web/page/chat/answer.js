@@ -13,9 +13,9 @@ const SHORTEST = 0.05;
 export async function stream(message, body, signal, changed) {
   const clock = new Clock();
   const path = body.input ? "v1/responses" : "v1/chat/completions";
-  const answer = await request(path, { body, signal });
+  const response = await request(path, { body, signal });
   try {
-    const events = eventsOf(answer);
+    const events = eventsOf(response);
     for await (const event of body.input ? chunksOf(events) : events) {
       take(message, event, clock);
       changed();
@@ -41,19 +41,19 @@ function take(message, event, clock) {
     // MCP tool calls that the router ran.
     for (const call of mcp_calls ?? []) (message.ran ??= []).push(executed(call));
     // Calls that need the user's approval.
-    for (const asked of approvals ?? []) (message.approvals ??= []).push(askedFor(asked));
+    for (const one of approvals ?? []) (message.approvals ??= []).push(approvalRequest(one));
     if (choice.finish_reason) message.ended = choice.finish_reason;
   }
   if (event.usage) clock.counted(event);
 }
 
-function takeCall(message, { index, id, function: called }) {
+function takeCall(message, { index, id, function: piece }) {
   message.calls ??= [];
   // Calls of the Responses API come in one piece, and without an index.
   const call = (message.calls[index ?? message.calls.length] ??= { id: "", name: "", text: "" });
   if (id) call.id = id;
-  if (called?.name) call.name = called.name;
-  call.text += called?.arguments ?? "";
+  if (piece?.name) call.name = piece.name;
+  call.text += piece?.arguments ?? "";
 }
 
 function executed({ id, name, server_label: server, arguments: text, output, error,
@@ -62,12 +62,13 @@ function executed({ id, name, server_label: server, arguments: text, output, err
   return { id, server, name, text, output: output ?? failure ?? "", failed: !!error, approval };
 }
 
-const askedFor = ({ id, name, server_label: server, arguments: text }) => ({ id, server, name, text });
+const approvalRequest =
+  ({ id, name, server_label: server, arguments: text }) => ({ id, server, name, text });
 
 /** Timings of one answer, by the browser's clock. */
 class Clock {
   constructor() {
-    this.begun = performance.now();
+    this.start = performance.now();
     this.firstAt = 0;
     this.lastAt = 0;
     this.pieces = 0;
@@ -97,8 +98,8 @@ class Clock {
     const tokens = usage?.completion_tokens ?? this.pieces;
     const seconds = (this.lastAt - this.firstAt) / 1000;
     return {
-      first: (this.firstAt - this.begun) / 1000,
-      total: (performance.now() - this.begun) / 1000,
+      first: (this.firstAt - this.start) / 1000,
+      total: (performance.now() - this.start) / 1000,
       rate: tokens > 1 && seconds > SHORTEST ? (tokens - 1) / seconds : 0,
       tokens,
       prompt: usage?.prompt_tokens ?? 0,
@@ -112,15 +113,15 @@ class Clock {
 
 /** The body of a request; raises `ServerError` if the further fields are not valid JSON. */
 export function bodyOf(chat, { parent }, model) {
-  const made = chatBody(messagesUpTo(chat, parent), model, chat.sampling);
-  const asks = chat.sampling.ask && made.tools?.some(tool => tool?.type === "mcp");
-  return asks ? responseBody(pathTo(chat, parent), chat.system, made) : made;
+  const body = chatBody(messagesUpTo(chat, parent), model, chat.sampling);
+  const asks = chat.sampling.ask && body.tools?.some(tool => tool?.type === "mcp");
+  return asks ? responseBody(pathTo(chat, parent), chat.system, body) : body;
 }
 
 /** The body of a request that continues an answer. */
 export function continuationOf(chat, message, model) {
-  const made = chatBody(messagesUpTo(chat, message.id), model, chat.sampling);
-  return { ...made, add_generation_prompt: false, continue_final_message: true };
+  const body = chatBody(messagesUpTo(chat, message.id), model, chat.sampling);
+  return { ...body, add_generation_prompt: false, continue_final_message: true };
 }
 
 /** False for an answer that its text alone cannot continue: with unfinished reasoning, with tool calls,
@@ -154,9 +155,9 @@ function furtherFields(text) {
   } catch (error) {
     throw new ServerError(`The further fields in the settings are not JSON: ${error.message}`, 400);
   }
-  const taken = OURS.find(name => Object.hasOwn(fields ?? {}, name));
-  if (taken || !fields || typeof fields !== "object" || Array.isArray(fields)) {
-    const why = taken ? `may not have '${taken}'` : "must be an object";
+  const reserved = OURS.find(name => Object.hasOwn(fields ?? {}, name));
+  if (reserved || !fields || typeof fields !== "object" || Array.isArray(fields)) {
+    const why = reserved ? `may not have '${reserved}'` : "must be an object";
     throw new ServerError(`The further fields in the settings ${why}.`, 400);
   }
   return fields;

@@ -149,7 +149,8 @@ def test_a_refusal_names_the_field_and_is_final(world: World) -> None:
     now = world.clock()
     decode.loop._dialer.connect(_key(prefill), prefill.plane.endpoints, now)
     world.until(lambda: bool(decode.log.of(PeerLost)))
-    assert "KV of layer 0: here K 8, V 8, at d K 4, V 4" in decode.log.of(PeerLost)[0].reason
+    (lost,) = decode.log.of(PeerLost)
+    assert "KV of layer 0: here K 8, V 8, at d K 4, V 4" in lost.reason and lost.cause == "refused"
     assert not prefill.log.of(PeerJoined)
 
 

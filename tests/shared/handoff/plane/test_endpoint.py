@@ -5,11 +5,20 @@ from __future__ import annotations
 import random
 import socket
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff.plane.messages import Received, ReceiveFailed, SendFinished
+from tandem.shared.handoff.carriers.tcp.carrier import TcpCarrier
+from tandem.shared.handoff.plane.messages import (
+    CancelExpect,
+    Cancelled,
+    Received,
+    ReceiveFailed,
+    SendFinished,
+)
+from tandem.tests.shared.handoff.support.by_hand import HandRank
 from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, PlaneRank, rows
 
 pytestmark = pytest.mark.usefixtures("every_carrier")
@@ -89,3 +98,19 @@ def test_an_attempt_that_is_over_is_not_received_again() -> None:
         decode.log.wait(Received, 1)
         decode.expect(prefill, 1, list(range(20)), **span)
         assert decode.log.wait(ReceiveFailed, 1).reason == "attempt 1 is over"
+
+
+def test_libraries_are_loaded_for_the_allowed_carriers_alone() -> None:
+    prepared: list[str] = []
+    kinds = tuple(
+        type(name, (TcpCarrier,), {"name": name, "prepare": partial(prepared.append, name)})
+        for name in ("tcp", "other")
+    )
+    with PlaneRank("p", carrier="tcp", carriers=kinds):
+        assert prepared == ["tcp"]
+
+
+def test_a_command_that_waits_at_the_end_gets_its_event() -> None:
+    with HandRank("d", listen_host=None) as decode:
+        decode.plane.submit(CancelExpect(transfer_id=1, attempt=1))
+    assert [event.transfer_id for event in decode.log.of(Cancelled)] == [1]

@@ -174,7 +174,7 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
         sender.end(socket)
         failure = decode.log.wait(ReceiveFailed, 1)
         assert failure.retriable and "the connection ended" in failure.reason
-        decode.log.wait(PeerLost)
+        assert decode.log.wait(PeerLost).cause == "peer_lost"
 
 
 def test_a_receiver_meets_others_after_many_connections_have_ended() -> None:
