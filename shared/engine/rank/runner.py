@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +26,11 @@ from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
 from .mask_inbox import MaskInbox
 from .output_rows import not_finite, output_rows, pooled_states
-from .sampler import Sampler
+from .sampler_choice import sampler_for
+
+if TYPE_CHECKING:
+    from .gpu_sampler import SequenceSampler
+    from .sampler import Sampler
 
 # Logits of prompt positions are computed this many rows at a time: each has the whole vocabulary.
 _PROMPT_ROWS = 64
@@ -40,7 +45,7 @@ class ModelRunner:
         self,
         model: Decoder,
         cache: KVCache,
-        sampler: Sampler,
+        sampler: Sampler | SequenceSampler,
         tp: TensorParallel,
         *,
         batched_decode: bool = False,
@@ -157,7 +162,7 @@ def lacks_memory(error: Exception) -> bool:
 
 def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
     """A runner, which decodes in batches if the device supports it."""
-    sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
+        sampler = sampler_for(model.spec.vocab_size, cache.device)
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
     return ModelRunner(model, cache, sampler, tp, batched_decode=batched)
