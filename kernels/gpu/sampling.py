@@ -76,7 +76,7 @@ _NEAREST = tl.constexpr(4.0)
 _NEAREST_BITS = tl.constexpr(0x40800000)
 # How much more than rounding the histogram's masses are off.
 _SLACK = tl.constexpr(1e-4)
-_PIVOTS = tl.constexpr(8)
+_PIVOTS = tl.constexpr(4)
 # Allowed by a grammar, but forbidden otherwise: drawn if nothing else may be.
 _LAST_RESORT = tl.constexpr(-1e30)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -112,14 +112,15 @@ def draw_tokens(
         return tokens_R
     blocks = triton.cdiv(vocab, BLOCK)
     sizes = {"BLOCK": BLOCK, "BLOCKS": triton.next_power_of_2(blocks)}
-    maxima_RB, sums_RB = logits_RV.new_empty(2, rows, blocks)
+    # Each on its own, so that all are aligned alike.
+    maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
     floors_R = logits_RV.new_empty(rows)
     bins_RH = slots_R.new_empty(rows if filtered else 0, _BINS.value)
     state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
     if edited:
         grid = rows, triton.cdiv(vocab, EDITED_BLOCK)
-        _edit[grid](*state, vocab, BLOCK=EDITED_BLOCK, ITEMS=ITEMS, num_warps=4)
+        _edit[grid](*state, vocab, BLOCK=EDITED_BLOCK, ITEMS=ITEMS, **_OPTIONS)
     measured = (*stats, firsts_RB, floors_R, bins_RH)
     _measure[(rows, blocks)](*state, *measured, vocab, BLOCK=BLOCK, FILTERED=filtered, **_OPTIONS)
     if filtered:
@@ -602,9 +603,9 @@ def _weigh(
 
 @triton.jit
 def _kept(x: tl.tensor, floor: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Masses relative to a block's best, 0 below the floor. Of blocked tokens too, if all are."""
-    kept = (x >= floor) & (x > float("-inf"))
-    return tl.where(kept, tl.exp2(tl.where(kept, x - best, 0.0) * scale), 0.0)
+    """Masses relative to a block's best, 0 below the floor."""
+    below = x - tl.maximum(best, _LAST_RESORT)  # a number even if all of the block is blocked
+    return tl.where(x >= floor, tl.exp2(below * scale), 0.0)
 
 
 @triton.jit

@@ -49,6 +49,7 @@ from tandem.kernels.gpu import (
     paged_decode,
     quantized_linear,
     row_plan,
+    sampling,
     slot_copy,
 )
 from tandem.kernels.gpu.packed_codes import (
@@ -81,9 +82,18 @@ PROGRAMS = {
     "_add_weighted": 8,
     "_copy": 8,
     "_plan": 8,
+    "_set": 8,
+    "_edit": 8,
+    "_measure": 8,
+    "_histogram": 8,
+    "_keep": 4,
+    "_weigh": 8,
+    "_draw": 6,
 }
+# Those whose programs read in whole vectors.
+WIDE = {"_measure", "_histogram", "_keep", "_weigh"}
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores and int8 is
-# converted, and for products, whose tiles are as wide as registers allow.
+# converted, for products, whose tiles are as wide as registers allow, and for lists of edits.
 SMALL_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # and instructions that a processor issues in one.
@@ -93,10 +103,12 @@ ISSUED_A_CLOCK = 4
 # The most clocks of issuing instructions for each clock of memory. Real programs issue at some 70 %
 # of the limit, so that a kernel up to here is as fast as the memory.
 MAX_SLOTS = 0.6
+OLDEST = triton.__version__.startswith("3.6.")
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes.
+# fifth to two fifths of its bytes. Rows either take the best token or are summed; and few parts of
+# a row have logits that are gathered. Triton 3.6 counts and places these by votes of a warp.
 SLOW = (
     ("multiply IQ1_S", 1.9),
     ("multiply IQ1_M", 1.8),
@@ -110,9 +122,12 @@ SLOW = (
     ("multiply 32", 0.67),
     ("multiply IQ4_NL", 0.83),
     ("multiply", 0.63),
+    ("measure", 0.73 if OLDEST else 0.7),
+    ("histogram", 2.5 if OLDEST else 0.5),
+    ("keep", 2.8 if OLDEST else 1.4),
 )
 # Triton 3.6 moves more registers.
-SHUFFLED = 1.5 if triton.__version__.startswith("3.6.") else 1.0
+SHUFFLED = 1.5 if OLDEST else 1.0
 
 
 @dataclass(frozen=True)
@@ -279,6 +294,22 @@ def copy(words: int, *, scatter: bool) -> Case:
     return Case(f"{words} words {'in' if scatter else 'out'}", launch, {"_copy": moved})
 
 
+def sampling_rows(vocab: int) -> Case:
+    """The draws of some rows, with everything that they may use."""
+
+    def launch() -> None:
+        table = torch.empty(9, sampling.COLUMNS.value, dtype=torch.int64, device=META)
+        slots = torch.empty(4, dtype=torch.int32, device=META)
+        logits = torch.empty(4, vocab, device=META)
+        sampling.set_columns(table, torch.empty(9, 2, dtype=torch.int64, device=META))
+        sampling.draw_tokens(table, slots, logits, slots.new_empty(9))
+
+    block = 4.0 * sampling.BLOCK
+    tile = 4.0 * sampling.TILE
+    moved = {"_measure": block, "_histogram": block, "_weigh": block, "_keep": tile}
+    return Case(f"{vocab} tokens", launch, moved)
+
+
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
@@ -318,6 +349,7 @@ def cases(generation: int) -> Iterator[Case]:
     for kind in (Q4_K, IQ2_S) if every else (IQ2_S,):
         yield experts(kind, few)
     yield plan(128)
+    yield sampling_rows(151_936)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------
@@ -438,7 +470,7 @@ def check(name: str, usage: Compiled) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    small = words & {"float32", "int8"} or usage.kernel == "_multiply"
+    small = words & {"float32", "int8"} or usage.kernel in ("_multiply", "_edit")
     if usage.stack > (SMALL_STACK if small else 0) or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
@@ -448,6 +480,8 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append(f"more than {SHARED_BYTES} bytes of shared memory")
     if usage.kernel == "_copy" and usage.vectors != usage.moved:
         wrong.append("moves less than 16 bytes at a time")
+    if usage.kernel in WIDE and usage.vectors < usage.moved:
+        wrong.append("reads less than 16 bytes at a time")
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)

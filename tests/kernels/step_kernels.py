@@ -24,7 +24,9 @@ from tandem.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
-from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
+from tandem.shared.engine.rank import sampler_choice
+from tandem.shared.engine.rank.gpu_sampler import SequenceSampler
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
 from tandem.tests.kernels.launches import recorded
@@ -34,6 +36,14 @@ from tandem.tests.support.runners import build_runner
 
 META = torch.device("meta")
 GENERATION = 90
+# What rows draw by, in turn.
+SAMPLING = (
+    RankSampling(temperature=0.0),
+    RankSampling(),
+    RankSampling(top_k=20, top_p=0.9),
+    RankSampling(repetition_penalty=1.1, logprobs=4),
+    RankSampling(min_p=0.1, bad_words=((1, 2),), allowed_token_ids=(2, 3)),
+)
 # Of a step: the tokens before each sequence, and those that it brings.
 Rows = Sequence[tuple[int, int]]
 STEPS: tuple[Rows, ...] = (
@@ -74,14 +84,19 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
 
 
 def run(runner: ModelRunner, rows: Rows) -> None:
-    """A step up to its logits: sampling has no kernels of Triton."""
+    """A step: a forward pass, and a draw for each sequence, for some of them with masks."""
     blocks = list(range(400))
     sequences = [
         SequenceStep(number, [5] * count, start, blocks[: (start + count) // 16 + 1], True)
         for number, (start, count) in enumerate(rows)
     ]
     batch = build_batch(sequences, 16, META, batched_decode=runner.batched_decode)
-    runner.model.logits(runner.model.forward(batch, runner.cache.kv))
+    logits = runner.model.logits(runner.model.forward(batch, runner.cache.kv))
+    assert logits is not None
+    for number in range(len(rows)):
+        runner.sampler.add(SamplerSpec(number, SAMPLING[number % len(SAMPLING)], number))
+    mask = bytes(-(-logits.shape[1] // 8))
+    runner.sampler.sample(range(len(rows)), logits, {0: mask} if len(rows) % 3 == 0 else {})
 
 
 def hand_over(runner: ModelRunner) -> None:
@@ -105,6 +120,7 @@ def main() -> int:
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
             slot_copy_trial.works.cache_clear()
+            sampler_choice.works.cache_clear()
             keys.clear()
             runner = build_runner(
                 path,
@@ -115,6 +131,7 @@ def main() -> int:
                 load_format=load_format,
             )
             assert isinstance(runner.model.place.operators, GpuOperators) and runner.batched_decode
+            assert isinstance(runner.sampler, SequenceSampler)
             startup = set(keys)
             keys.clear()
             for rows in STEPS:

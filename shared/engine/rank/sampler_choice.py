@@ -51,8 +51,9 @@ def first_difference(vocab_size: int, device: torch.device) -> str:
 
     expected, actual = Sampler(vocab_size), SequenceSampler(vocab_size, device)
     for number, params in enumerate(_TRIED):
-        lists = {"prompt": [1, 7], "outputs": [3], "blocked_tokens": [0], "blocked_until": 2}
-        spec = SamplerSpec(number, params, number, **(lists if number > 2 else {}))
+        spec = SamplerSpec(number, params, number)
+        if number > 2:
+            spec = SamplerSpec(number, params, number, [1, 7], [3], [0], 2)
         expected.add(spec)
         actual.add(spec)
     random = torch.Generator().manual_seed(0)
