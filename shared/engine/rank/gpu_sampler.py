@@ -86,7 +86,7 @@ class GpuSampler:
         tokens_R = sampling.draw_tokens(
             self._table_SC,
             slots_R,
-            logits_RV,
+            logits_RV.contiguous(),
             self._last_tokens_S,
             edited=bool(masks) or any(map(edits, specs)),
             filtered=any(filters(spec.params, self.vocab_size) for spec in specs),

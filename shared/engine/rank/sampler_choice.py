@@ -14,12 +14,12 @@ from .sampler import Sampler
 if TYPE_CHECKING:
     from .gpu_sampler import SequenceSampler
 
-# Together they launch every kernel, and take every branch that rows can take.
+# Together they launch every kernel, and take nearly every branch that rows can take.
 _TRIED = (
     RankSampling(),
     RankSampling(temperature=0.0),
     RankSampling(temperature=0.7, top_p=0.9),
-    RankSampling(top_k=20, min_p=0.01, logprobs=3),
+    RankSampling(top_k=20, logprobs=3),
     RankSampling(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1),
     RankSampling(top_p=0.5, presence_penalty=0.5, frequency_penalty=0.2),
     RankSampling(temperature=0.0, logit_bias={2: 90.0, 3: 80.0}, bad_words=((2,), (3, 3))),
