@@ -214,6 +214,7 @@ def _edit_listed(
     ITEMS: tl.constexpr,
 ) -> None:
     """Apply lists of tokens to a block in memory, where only this program reads and writes it."""
+    tl.debug_barrier()  # other threads have read it
     count, ids = _count(slot + BIAS_COUNT), _list(slot + BIASES)
     for start in range(0, count, ITEMS):
         item = start + tl.arange(0, ITEMS)
@@ -416,6 +417,7 @@ def _gather(
 ) -> tl.tensor:
     """Read a row: the mass of the tokens nearer than ``low``. Those from there to before ``high``
     are listed if they fit."""
+    tl.debug_barrier()  # other threads have read an earlier list
     mass = tl.zeros((TILE,), tl.float32)
     listed = 0
     for start in range(0, vocab, TILE):

@@ -23,8 +23,8 @@ from .sampler import NOT_FINITE_MESSAGE
 from .sampling_slots import columns_of, edits, filters, mask_words
 from .table_upload import Value, send_changes
 
-# Slots of a ``SequenceSampler``.
-_SLOTS = 4096
+# Slots of a ``SequenceSampler``: as many as ``--max-num-seqs`` may be.
+_SLOTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
