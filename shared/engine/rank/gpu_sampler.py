@@ -75,7 +75,7 @@ class GpuSampler:
         """Launch one draw for each row of fp32 logits, which are changed.
 
         ``slots_R`` are the slots on the device, int32; rows of padding may follow, of slot -1.
-        ``masks`` has the tokens that may be drawn, for some of the slots.
+        ``masks`` has the tokens that may be drawn, for some of ``slots``.
         """
         specs = [self._specs[slot] for slot in slots]
         asking = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
@@ -164,7 +164,7 @@ class SequenceSampler:
         """See ``Sampler.sample``."""
         slots = [self._slots[each] for each in sequence_ids]
         slots_R = torch.tensor(slots, dtype=torch.int32, device=self._sampler.device)
-        slot_masks = {self._slots[key]: mask for key, mask in masks.items()}
+        slot_masks = {self._slots[key]: masks[key] for key in sequence_ids if key in masks}
         draws = self._sampler.draw(slots_R, slots, logits, slot_masks)
         if logits.is_cuda:
             torch.cuda.current_stream(logits.device).synchronize()
