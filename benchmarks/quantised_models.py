@@ -229,8 +229,9 @@ def print_share(file: str, options: argparse.Namespace) -> None:
         for each in (layer.attention.qkv, layer.attention.o, layer.mlp.up, layer.mlp.down)
         if hasattr(each.method, "parts")
     ]
-    for stream in range(max(BATCHES)):
-        runner.sampler.add(SamplerSpec(stream, RankSampling(temperature=0.0), stream))
+    greedy = RankSampling(temperature=0.0)
+    specs = [SamplerSpec(stream, greedy, stream) for stream in range(max(BATCHES))]
+    runner.execute(StepPlan(0, [], specs))
     number = 0
     for streams in BATCHES:
         tables = [list(range(at * blocks, (at + 1) * blocks)) for at in range(streams)]

@@ -57,6 +57,7 @@ from tandem.kernels.gpu import (
     quantized_linear,
     rope_store,
     row_plan,
+    sampling,
 )
 from tandem.kernels.gpu import routing as gpu_routing
 from tandem.kernels.gpu.packed_codes import (
@@ -100,11 +101,21 @@ PROGRAMS = {
     "_attend_latents": 2,
     "_combine_latents": 8,
     "_store_latents": 8,
+    "_set": 8,
+    "_edit": 8,
+    "_measure": 8,
+    "_histogram": 8,
+    "_keep": 4,
+    "_weigh": 8,
+    "_draw": 6,
 }
 # Those that read and write the layer's activations 16 bytes a thread.
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
+# Those whose programs read in whole vectors.
+WIDE = {"_measure", "_histogram", "_keep", "_weigh"}
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
-# that are converted, and for products, whose tiles are as wide as registers allow.
+# that are converted, for products, whose tiles are as wide as registers allow, and for lists of
+# edits.
 SMALL_STACK = 16
 # Queries of latents take most registers while latents of int8 are widened.
 LATENT_STACK = 64
@@ -116,10 +127,13 @@ ISSUED_A_CLOCK = 4
 # The most clocks of issuing instructions for each clock of memory. Real programs issue at some 70 %
 # of the limit, so that a kernel up to here is as fast as the memory.
 MAX_SLOTS = 0.6
+OLDEST = triton.__version__.startswith("3.6.")
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes. Latents are read once for keys and values.
+# fifth to two fifths of its bytes. Latents are read once for keys and values. Rows either take the
+# best token or are summed; and few parts of a row have logits that are gathered. Triton 3.6 counts
+# and places these by votes of a warp.
 SLOW = (
     ("attend_latents int8", 0.7),
     ("attend_latents float32", 0.61),
@@ -138,9 +152,12 @@ SLOW = (
     # Both of the numbers that rotate together are normed and rounded twice, for each of them.
     ("rope_store normed", 0.63),
     ("copy_frame odd", 0.7),
+    ("measure", 0.73 if OLDEST else 0.7),
+    ("histogram", 2.5 if OLDEST else 0.5),
+    ("keep", 2.8 if OLDEST else 1.4),
 )
 # Triton 3.6 moves more registers.
-SHUFFLED = 1.5 if triton.__version__.startswith("3.6.") else 1.0
+SHUFFLED = 1.5 if OLDEST else 1.0
 
 
 @dataclass(frozen=True)
@@ -412,6 +429,22 @@ def rope(
     return Case(f"{model} {' '.join(kinds)}", launch, moved)
 
 
+def sampling_rows(vocab: int) -> Case:
+    """The draws of some rows, with everything that they may use."""
+
+    def launch() -> None:
+        table = torch.empty(9, sampling.COLUMNS.value, dtype=torch.int64, device=META)
+        slots = torch.empty(4, dtype=torch.int32, device=META)
+        logits = torch.empty(4, vocab, device=META)
+        sampling.set_columns(table, torch.empty(9, 2, dtype=torch.int64, device=META))
+        sampling.draw_tokens(table, slots, logits, slots.new_empty(9))
+
+    block = 4.0 * sampling.BLOCK
+    tile = 4.0 * sampling.TILE
+    moved = {"_measure": block, "_histogram": block, "_weigh": block, "_keep": tile}
+    return Case(f"{vocab} tokens", launch, moved)
+
+
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
@@ -478,6 +511,7 @@ def cases(generation: int) -> Iterator[Case]:
     yield choice("Qwen3-30B-A3B", 128, Routing("softmax", 8, None, True, 1.0))
     corrected = Routing("sigmoid", 8, torch.empty(256, device=META), True, 2.5, 8, 4, 2)
     yield choice("DeepSeek-V3", 256, corrected)
+    yield sampling_rows(151_936)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------
@@ -609,7 +643,7 @@ def check(name: str, usage: Compiled) -> list[str]:
     if usage.kernel == "_attend_latents" and "int8" in words:
         max_stack = LATENT_STACK
     else:
-        small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
+        small = words & {"float32", "int8", "fp8"} or usage.kernel in ("_multiply", "_edit")
         max_stack = SMALL_STACK if small else 0
     if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
@@ -624,6 +658,8 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append("moves less than 16 bytes at a time")
     if usage.kernel in VECTORED and usage.narrow:
         wrong.append("reads or writes number by number")
+    if usage.kernel in WIDE and usage.vectors < usage.moved:
+        wrong.append("reads less than 16 bytes at a time")
     # Latents of fp8 are not where it is widened by bits, in the order of bytes.
     copies = usage.kernel == "_attend" or (usage.kernel == "_attend_latents" and "fp8" not in words)
     if copies and not usage.asynchronous:

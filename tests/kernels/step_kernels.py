@@ -33,7 +33,15 @@ from tandem.kernels.gpu import (
 )
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
-from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.engine.plan import (
+    RankSampling,
+    SamplerSpec,
+    SequenceStep,
+    StepPlan,
+    TokenMasks,
+)
+from tandem.shared.engine.rank import sampler_choice
+from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.kernels.launches import recorded
 from tandem.tests.support.checkpoints import tiny_models
@@ -56,6 +64,15 @@ TRIALS = (
     routing_trial._works,
     latent_trial.decode_problem,
     latent_trial.stores,
+    sampler_choice.works,
+)
+# What rows draw by, in turn.
+SAMPLING = (
+    RankSampling(temperature=0.0),
+    RankSampling(),
+    RankSampling(top_k=20, top_p=0.9),
+    RankSampling(repetition_penalty=1.1, logprobs=4),
+    RankSampling(min_p=0.1, bad_words=((1, 2),), allowed_token_ids=(2, 3)),
 )
 # Of a step: the tokens before each sequence, and those that it brings.
 Rows = Sequence[tuple[int, int]]
@@ -100,14 +117,19 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
 
 
 def run(runner: ModelRunner, rows: Rows) -> None:
-    """A step up to its logits: sampling has no kernels of Triton."""
+    """A step: a forward pass, and a draw for each sequence, for some of them with masks."""
     blocks = list(range(400))
     sequences = [
         SequenceStep(number, [5] * count, start, blocks[: (start + count) // 16 + 1], True)
         for number, (start, count) in enumerate(rows)
     ]
-    batch = runner.inputs.batch(sequences)
-    runner.model.logits(runner.model.forward(batch, runner.cache.kv))
+    specs = [
+        SamplerSpec(number, SAMPLING[number % len(SAMPLING)], number) for number in range(len(rows))
+    ]
+    if len(rows) % 3 == 0:
+        sequences[0] = replace(sequences[0], masked=True)
+        runner.masks.put(TokenMasks(1, {0: bytes(-(-runner.model.spec.vocab_size // 8))}))
+    runner.launch(StepPlan(1, sequences, specs, list(range(len(rows)))))
 
 
 def hand_over(runner: ModelRunner, keys: list[str]) -> None:
@@ -143,6 +165,7 @@ def main() -> int:
                 load_format=load_format,
             )
             assert isinstance(runner.model.place.operators, GpuOperators) and runner.batched_decode
+            assert isinstance(runner.sampler, GpuSampler)
             startup = set(keys)
             keys.clear()
             for rows in STEPS:

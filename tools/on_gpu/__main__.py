@@ -128,6 +128,7 @@ _KERNELS = (
     "tests/kernels/test_quantized_on_gpu.py",
     "tests/kernels/test_experts_on_gpu.py",
     "tests/kernels/test_scaled_linear.py",
+    "tests/shared/engine/rank/test_gpu_sampler.py",
 )
 _IPC = ("memfd", "ipc")
 PARTS = (

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,9 +30,13 @@ from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
 from .mask_inbox import MaskInbox
 from .output_rows import finite_rows, not_finite, output_rows, packed, pooled_states
-from .sampler import Sampler
+from .sampler_choice import sampler_for
 from .slots import Slots
 from .step_inputs import StepInputs
+
+if TYPE_CHECKING:
+    from .gpu_sampler import Draws, GpuSampler
+    from .sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +47,14 @@ _PROMPT_ROWS = 64
 @dataclass(slots=True)
 class LaunchedStep:
     """A step that a GPU may still compute. ``result`` lacks what is on its way to the host: the
-    ``states`` of pooled sequences, and whether the last rows of those that do not sample are
-    ``finite``. These have arrived once the event ``computed`` has passed."""
+    ``draws`` of a sampler that does not wait, the ``states`` of pooled sequences, and whether the
+    last rows of those that do not sample are ``finite``. These have arrived once the event
+    ``computed`` has passed."""
 
     result: StepResult
     ahead: bool
     start: float
+    draws: Draws | None = None
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     computes: list[SequenceStep] = field(default_factory=list)
     finite: torch.Tensor | None = None
@@ -63,7 +70,7 @@ class ModelRunner:
         self,
         model: Decoder,
         cache: KVCache,
-        sampler: Sampler,
+        sampler: Sampler | GpuSampler,
         tp: TensorParallel,
         slots: Slots,
         *,
@@ -100,11 +107,7 @@ class ModelRunner:
         """
         step = LaunchedStep(StepResult(plan.step, []), plan.ahead, time.perf_counter())
         self._last_draws.begin(plan)
-        for sequence_id in plan.removed:
-            self.sampler.remove(sequence_id)
-        self.slots.remove(plan.removed)
-        for spec in plan.added:
-            self.sampler.add(spec)
+        self._update_slots(plan)
         if plan.sequences:
             self._run(plan.sequences, on_layer, step)
             step.computed = self._mark()
@@ -117,6 +120,8 @@ class ModelRunner:
         if step.computed is not None:
             step.computed.synchronize()
         result = step.result
+        if step.draws is not None and not self.sampler.waits:
+            result.sampled, result.failed = self.sampler.collect(step.draws)
         result.hidden = packed(step.states)
         if step.finite is not None:
             result.failed.update(not_finite(step.computes, step.finite))
@@ -150,6 +155,22 @@ class ModelRunner:
             torch.cuda.synchronize(self.cache.device)
             torch.cuda.empty_cache()
 
+    def _update_slots(self, plan: StepPlan) -> None:
+        """Forget the sequences that have ended, and begin those that the sampler does not know."""
+        sampler = self.sampler
+        for sequence_id in plan.removed:
+            if sampler.waits:
+                sampler.remove(sequence_id)
+            elif sequence_id in self.slots:
+                sampler.remove(self.slots[sequence_id])
+        self.slots.remove(plan.removed)
+        for spec in plan.added:
+            slot = self.slots.assign(spec.sequence_id)
+            if sampler.waits:
+                sampler.add(spec)
+            else:
+                sampler.add(slot, spec)
+
     def _mark(self) -> torch.cuda.Event | None:
         """An event that ends everything launched so far; ``None`` on a CPU. Its waiter sleeps: on
         few cores, one that polled would slow the launching thread."""
@@ -169,21 +190,21 @@ class ModelRunner:
             logits = self.model.logits(self.graphs.forward(sequences))
             self.model.announce_all(on_layer)
             if logits is not None:
-                self._sample(sequences, logits, step.result)
+                self._sample(sequences, logits, step)
             return
         rows = output_rows(sequences)
         batch = self.inputs.batch(sequences, rows.all, needs_logits=rows.needs_logits)
         if len(rows.samples) == len(sequences):
             logits = self.model.decode(batch, self.cache.kv, on_layer)
             if logits is not None:
-                self._sample(rows.samples, logits, step.result)
+                self._sample(rows.samples, logits, step)
                 return
         hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
             logits = self.model.logits(sampling)
             if logits is not None:
-                self._sample(rows.samples, logits, step.result)
+                self._sample(rows.samples, logits, step)
         counts = [len(one.prompt_targets) for one in rows.asks]
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
             step.result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
@@ -193,14 +214,23 @@ class ModelRunner:
         if self.tp.rank == 0:
             step.states, step.computes, step.finite = states, rows.computes, finite_rows(others)
 
-    def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, result: StepResult) -> None:
+    def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, step: LaunchedStep) -> None:
         masked = any(row.masked for row in rows)
-        masks = self.masks.take(result.step) if masked else {}
-        sampled, failed = self.sampler.sample([row.sequence_id for row in rows], logits, masks)
+        masks = self.masks.take(step.result.step) if masked else {}
+        sequence_ids = [row.sequence_id for row in rows]
+        slots = [self.slots[sequence_id] for sequence_id in sequence_ids]
+        if not self.sampler.waits:
+            slot_masks = {
+                slot: masks[sequence_id]
+                for slot, sequence_id in zip(slots, sequence_ids, strict=True)
+                if sequence_id in masks
+            }
+            step.draws = self.sampler.draw(self.inputs.drawing, slots, logits, slot_masks)
+            return
+        sampled, step.result.failed = self.sampler.sample(sequence_ids, logits, masks)
         for draw in sampled:
             self.slots.last_tokens[self.slots[draw.sequence_id]] = draw.tokens[-1]
-        result.sampled.extend(sampled)
-        result.failed.update(failed)
+        step.result.sampled = sampled
 
     def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
         logprobs: list[PositionLogprobs] = []
@@ -230,9 +260,9 @@ def runner_of(
     model: Decoder, cache: KVCache, tp: TensorParallel, limits: SlotLimits
 ) -> ModelRunner:
     """A runner, which decodes in batches if the device supports it."""
-    sampler = Sampler(model.spec.vocab_size, cache.device)
+    slots = Slots(limits, cache.device)
     with torch.inference_mode():
         model.prepare_ropes(cache.kv)
+        sampler = sampler_for(model.spec.vocab_size, slots.last_tokens)
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
-    slots = Slots(limits, cache.device)
     return ModelRunner(model, cache, sampler, tp, slots, batched_decode=batched)

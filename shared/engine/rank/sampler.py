@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from .logprobs import logprobs_of, position_logprobs
 
 _MASK = (1 << 64) - 1
 # Below this temperature, dividing by it would overflow before it changed the outcome.
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 # The numbers of best logits that top-p sorts, the next one only if they do not suffice.
 _TOP_P_CANDIDATES = (64, 1024)
 # Neighbouring tokens whose probabilities are summed before a draw looks for one of them.
@@ -38,7 +39,12 @@ NOT_FINITE_MESSAGE = (
 
 def uniform(seed: int, index: int) -> float:
     """A number in [0, 1) from a seed and the number of an output (splitmix64)."""
-    return (_mix(_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+    return (_mix(stream_of(seed) + (index + 1) * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+
+
+def stream_of(seed: int) -> int:
+    """The 64-bit number from which the numbers of all outputs are derived."""
+    return _mix(seed & _MASK)
 
 
 def _mix(z: int) -> int:
@@ -64,7 +70,7 @@ class _State:
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature < _GREEDY_BELOW
+        return self.params.temperature < GREEDY_BELOW
 
     @property
     def blocked(self) -> bool:
@@ -79,6 +85,8 @@ class _State:
 
 class Sampler:
     """Draws tokens; keeps the parameters and the history of each live sequence."""
+
+    waits: Literal[True] = True  # for the draws, before ``sample`` returns
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size

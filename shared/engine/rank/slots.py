@@ -29,6 +29,9 @@ class Slots:
         self._by_sequence: dict[int, int] = {}
         self._free = list(reversed(range(limits.sequences)))
 
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._by_sequence
+
     def __getitem__(self, sequence_id: int) -> int:
         """The slot of a live sequence."""
         return self._by_sequence[sequence_id]
@@ -40,17 +43,25 @@ class Slots:
             if slot is not None:
                 self._free.append(slot)
 
+    def assign(self, sequence_id: int) -> int:
+        """The slot of a sequence, which gets one unless it has one. Raises ``RuntimeError`` if the
+        head planned more sequences than the limits."""
+        slot = self._by_sequence.get(sequence_id)
+        if slot is None:
+            if not self._free:
+                raise RuntimeError(f"all {len(self.host_tables)} slots are taken")
+            slot = self._by_sequence[sequence_id] = self._free.pop()
+        return slot
+
     def place(self, rows: Iterable[SequenceStep]) -> list[tuple[int, int, list[int]]]:
         """Give each row's sequence a slot, and enter the row's blocks in the host's table.
 
-        Returns the entries that changed: slot, index of the first, blocks. Raises
-        ``RuntimeError`` if the head planned more sequences or blocks than the limits.
+        Returns the entries that changed: slot, index of the first, blocks. Raises like ``assign``,
+        and if a sequence has more blocks than the limits.
         """
         changes = []
         for row in rows:
-            slot = self._by_sequence.get(row.sequence_id)
-            if slot is None:
-                slot = self._take(row)
+            slot = self.assign(row.sequence_id)
             if row.blocks:
                 end = row.first_block + len(row.blocks)
                 if end > self.host_tables.shape[1]:
@@ -61,11 +72,3 @@ class Slots:
                 self.host_tables[slot, row.first_block : end] = row.blocks
                 changes.append((slot, row.first_block, row.blocks))
         return changes
-
-    def _take(self, row: SequenceStep) -> int:
-        if row.first_block:
-            raise RuntimeError(f"the first {row.first_block} blocks of a new sequence are missing")
-        if not self._free:
-            raise RuntimeError(f"all {len(self.host_tables)} slots are taken")
-        slot = self._by_sequence[row.sequence_id] = self._free.pop()
-        return slot

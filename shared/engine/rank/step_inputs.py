@@ -116,6 +116,8 @@ class StepInputs:
         self._stage = operators.prepare_step_inputs(slots.tables.device)
         self._batched_decode = batched_decode
         self._one_by_one = one_by_one or not batched_decode
+        # The slots of the step's sequences that draw, int32, on a GPU.
+        self.drawing = torch.empty(0, dtype=torch.int32)
 
     @property
     def _device(self) -> torch.device:
@@ -129,7 +131,7 @@ class StepInputs:
         needs_logits: bool = True,
     ) -> ForwardBatch:
         """Enter the rows' blocks, and flatten the rows; ``output_rows`` defaults to the last row of
-        each sequence."""
+        each sequence. Also sets ``drawing``."""
         changes = self._slots.place(rows)
         host = host_rows(rows, self._slots, self._block_size)
         outputs: np.ndarray | None
@@ -183,8 +185,9 @@ class StepInputs:
             host.decodes,
             host.chunks,
             np.empty(0) if outputs is None else outputs,
+            np.array([self._slots[row.sequence_id] for row in rows if row.sample]),
         ]
-        inputs, changed, decodes, chunks, output_rows = self._upload(parts)
+        inputs, changed, decodes, chunks, output_rows, self.drawing = self._upload(parts)
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
         tokens, positions, slots = staged.unbind()
@@ -203,8 +206,8 @@ class StepInputs:
         )
 
     def fill(self, rows: Sequence[SequenceStep], static: StaticInputs, size: int) -> None:
-        """Enter the rows' blocks, and write decoding rows to the inputs of a graph, with padding up
-        to ``size`` rows."""
+        """Enter the rows' blocks, and write decoding rows that all draw to the inputs of a graph,
+        with padding up to ``size`` rows. Also sets ``drawing``."""
         changes = self._slots.place(rows)
         host, count = host_rows(rows, self._slots, self._block_size), len(rows)
         host.tokens[host.placeholders] = LAST_TOKEN
@@ -212,8 +215,8 @@ class StepInputs:
         padded[2] = NO_SLOT
         padded[:, :count] = host.tokens, host.positions, host.slots, host.table
         padded_decodes[:count] = host.decodes
-        parts = [padded, self._entries(changes), padded_decodes]
-        inputs, changed, decodes = self._upload(parts)
+        parts = [padded, self._entries(changes), padded_decodes, host.table]
+        inputs, changed, decodes, self.drawing = self._upload(parts)
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
         self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])

@@ -44,7 +44,6 @@ def test_a_slot_lasts_for_the_life_of_its_sequence() -> None:
     [
         ([row(1, 1, 0, [0]), row(2, 1, 0, [0]), row(3, 1, 0, [0])], "all 2 slots are taken"),
         ([row(1, 1, 0, [0, 1, 2, 3])], "4 blocks, more than the 3"),
-        ([row(1, 1, 4, [1], 1)], "first 1 blocks of a new sequence are missing"),
     ],
 )
 def test_plans_beyond_the_limits_are_refused(rows: list[SequenceStep], message: str) -> None:

@@ -1,0 +1,174 @@
+"""Sampling on a GPU: draws of the ``Sampler``, without a wait for the device.
+
+A sequence has a slot: a row of a table on the device that holds its parameters and its history.
+A step only launches kernels, and copies what the host has to know into host memory. What the host
+brings (new sequences, masks of tokens, what logprobs are asked for) travels in one copy per step.
+
+R rows, S slots, V vocabulary, A rows that ask for logprobs, L tokens that they list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ....kernels.gpu import sampling
+from ..plan import Sampled, SamplerSpec
+from .device_logprobs import DrawnLogprobs, raw_logprobs, to_host
+from .sampler import NOT_FINITE_MESSAGE
+from .sampling_slots import columns_of, edits, filters, mask_words
+from .table_upload import Value, send_changes
+
+# Slots of a ``SequenceSampler``.
+_SLOTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The draws of one step, on their way to the host. ``tokens_host`` is complete after the step's
+    event; token -1: the logits are not finite."""
+
+    specs: list[SamplerSpec]
+    tokens_host: torch.Tensor
+    logprobs: DrawnLogprobs | None
+
+
+class GpuSampler:
+    """Draws tokens for slots, and writes each slot's last one into ``last_tokens`` [S], int32.
+
+    Its methods are called in the order of steps, and launch on the current stream.
+    """
+
+    waits: Literal[False] = False  # ``draw`` only launches
+
+    def __init__(self, vocab_size: int, last_tokens_S: torch.Tensor) -> None:
+        self.vocab_size = vocab_size
+        self.device = last_tokens_S.device
+        self._last_tokens_S = last_tokens_S
+        shape = len(last_tokens_S), sampling.COLUMNS.value
+        self._table_SC = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._specs: dict[int, SamplerSpec] = {}
+        self._added: set[int] = set()  # slots whose columns are not on the device yet
+        self._lists: dict[int, torch.Tensor] = {}  # the memory to which a slot's columns point
+        self._uploaded: torch.Tensor | None = None  # by the last step
+
+    def add(self, slot: int, spec: SamplerSpec) -> None:
+        """Start a sequence in a slot, or resume it after the tokens drawn before."""
+        self._specs[slot] = spec
+        self._added.add(slot)
+
+    def remove(self, slot: int) -> None:
+        """Forget the sequence in a slot. No-op if there is none."""
+        self._specs.pop(slot, None)
+        self._lists.pop(slot, None)
+        self._added.discard(slot)
+
+    def draw(
+        self,
+        slots_R: torch.Tensor,
+        slots: Sequence[int],
+        logits_RV: torch.Tensor,
+        masks: Mapping[int, bytes] = MappingProxyType({}),
+    ) -> Draws:
+        """Launch one draw for each row of fp32 logits, which are changed.
+
+        ``slots_R`` are the slots on the device, int32; rows of padding may follow, of slot -1.
+        ``masks`` has the tokens that may be drawn, for some of ``slots``.
+        """
+        specs = [self._specs[slot] for slot in slots]
+        asking = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
+        params = [specs[row].params for row in asking]
+        listed = _rectangle([each.logprob_token_ids for each in params])
+        rows_A, listed_AL = self._upload(masks, np.array(asking, np.int64), listed)
+        raw = raw_logprobs(logits_RV, asking, params, rows_A, listed_AL) if asking else None
+        tokens_R = sampling.draw_tokens(
+            self._table_SC,
+            slots_R,
+            logits_RV.contiguous(),
+            self._last_tokens_S,
+            edited=bool(masks) or any(map(edits, specs)),
+            filtered=any(filters(spec.params, self.vocab_size) for spec in specs),
+        )
+        logprobs = None if raw is None else raw.of_draws(tokens_R)
+        return Draws(specs, to_host(tokens_R), logprobs)
+
+    def _upload(self, masks: Mapping[int, bytes], *others: np.ndarray) -> list[torch.Tensor]:
+        """Send new columns, the masks of this step, and arrays of int64, which are returned."""
+        count = sampling.COLUMNS.value
+        changes: list[tuple[int, Value]] = []
+        for slot in self._added:
+            columns = columns_of(self._specs[slot], self.vocab_size)
+            changes += enumerate(columns, slot * count)
+        for slot, mask in masks.items():
+            words = mask_words(mask, self.vocab_size)
+            changes.append((slot * count + sampling.MASK.value, words))
+        # The masks are read until this step has drawn.
+        self._uploaded, arrays = send_changes(self._table_SC, changes, others)
+        self._lists |= dict.fromkeys(self._added, self._uploaded)
+        self._added.clear()
+        return arrays
+
+    def collect(self, draws: Draws) -> tuple[list[Sampled], dict[int, str]]:
+        """The tokens of a step after its event, and the sequences whose logits were not finite,
+        with the reason."""
+        tokens: list[int] = draws.tokens_host.tolist()
+        listed = dict(draws.logprobs.collect(tokens)) if draws.logprobs is not None else {}
+        sampled, failed = [], {}
+        for row, (spec, token) in enumerate(zip(draws.specs, tokens, strict=False)):
+            if token < 0:
+                failed[spec.sequence_id] = NOT_FINITE_MESSAGE
+            else:
+                logprobs = [listed[row]] if row in listed else []
+                sampled.append(Sampled(spec.sequence_id, [token], logprobs))
+        return sampled, failed
+
+
+def _rectangle(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of token ids, padded with zeros."""
+    padded = np.zeros((len(rows), max(map(len, rows), default=0)), np.int64)
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return padded
+
+
+class SequenceSampler:
+    """A ``GpuSampler`` with the methods of ``Sampler``, which gives sequences slots and waits for
+    the draws: to compare both."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        last_tokens_S = torch.zeros(_SLOTS, dtype=torch.int32, device=device)
+        self._sampler = GpuSampler(vocab_size, last_tokens_S)
+        self._slots: dict[int, int] = {}
+        self._free = list(range(_SLOTS))[::-1]
+
+    def add(self, spec: SamplerSpec) -> None:
+        """See ``Sampler.add``."""
+        self.remove(spec.sequence_id)
+        self._slots[spec.sequence_id] = slot = self._free.pop()
+        self._sampler.add(slot, spec)
+
+    def remove(self, sequence_id: int) -> None:
+        """See ``Sampler.remove``."""
+        if (slot := self._slots.pop(sequence_id, None)) is not None:
+            self._sampler.remove(slot)
+            self._free.append(slot)
+
+    def sample(
+        self,
+        sequence_ids: Sequence[int],
+        logits: torch.Tensor,
+        masks: Mapping[int, bytes] = MappingProxyType({}),
+    ) -> tuple[list[Sampled], dict[int, str]]:
+        """See ``Sampler.sample``."""
+        slots = [self._slots[each] for each in sequence_ids]
+        slots_R = torch.tensor(slots, dtype=torch.int32, device=self._sampler.device)
+        slot_masks = {self._slots[key]: masks[key] for key in sequence_ids if key in masks}
+        draws = self._sampler.draw(slots_R, slots, logits, slot_masks)
+        if logits.is_cuda:
+            torch.cuda.current_stream(logits.device).synchronize()
+        return self._sampler.collect(draws)

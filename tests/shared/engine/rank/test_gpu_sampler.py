@@ -1,0 +1,214 @@
+"""The GPU's sampler against the CPU's: on a GPU if there is one, else as Triton interprets its
+kernels. Without Triton they are skipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec
+from tandem.shared.engine.rank import sampler_choice
+from tandem.shared.engine.rank.sampler import Sampler
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import sampling
+from tandem.shared.engine.rank.gpu_sampler import GpuSampler, SequenceSampler
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# So that rows and lists have several blocks, and a list of candidates may be too short.
+SMALL = {"BLOCK": 64, "EDITED_BLOCK": 64, "ITEMS": 8, "TILES": 2, "TILE": 64, "PIVOT_TILE": 64}
+
+
+@contextmanager
+def blocks(**sizes: int) -> Iterator[None]:
+    """Other sizes of the kernels' blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in sizes.items():
+            patch.setattr(sampling, name, size)
+        yield
+
+
+def compare(
+    specs: list[SamplerSpec], steps: list[torch.Tensor], masks: dict[int, bytes] | None = None
+) -> list[list[Sampled]]:
+    """Draw from these logits by both samplers, and require the same tokens, failures and
+    logprobs."""
+    vocab_size = steps[0].shape[1]
+    expected, actual = Sampler(vocab_size), SequenceSampler(vocab_size, DEVICE)
+    for spec in specs:
+        expected.add(spec)
+        actual.add(spec)
+    ids = [spec.sequence_id for spec in specs]
+    results = []
+    for logits in steps:
+        wanted, wanted_failures = expected.sample(ids, logits.clone(), masks or {})
+        drawn, failures = actual.sample(ids, logits.clone().to(DEVICE), masks or {})
+        assert failures == wanted_failures
+        for one, other in zip(drawn, wanted, strict=True):
+            assert (one.sequence_id, one.tokens) == (other.sequence_id, other.tokens)
+            assert_same_logprobs(one, other)
+        results.append(drawn)
+    return results
+
+
+def assert_same_logprobs(one: Sampled, other: Sampled) -> None:
+    for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+        assert (mine.token, mine.rank) == (theirs.token, theirs.rank)
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+        values = [value for _, value in theirs.top]
+        assert [value for _, value in mine.top] == pytest.approx(values, abs=1e-5)
+
+
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"top_k": 700, "logprobs": 2},
+    {"top_p": 0.7, "temperature": 1.3},
+    {"min_p": 0.1, "repetition_penalty": 1.3},
+    {"top_k": 900, "top_p": 0.9, "min_p": 0.01, "logprobs": 64, "logit_bias": {4: 1.0}},
+]
+
+
+@pytest.mark.parametrize("capacity", [16, 32768])
+def test_rows_of_several_blocks_are_drawn_as_on_the_cpu(capacity: int) -> None:
+    """With the usual blocks, also where there are more candidates than their list takes."""
+    random = torch.Generator().manual_seed(1)
+    specs = [SamplerSpec(i, RankSampling(**p), i, [1, 2, 3]) for i, p in enumerate(PARAMS)]
+    steps = torch.randn(2, len(specs), 9_001, generator=random)
+    with blocks(CAPACITY=capacity):
+        compare(specs, [steps[0], (steps[1] * 2).round() / 2])
+
+
+def test_a_resumed_sequence_goes_on_as_if_it_had_not_stopped() -> None:
+    words = ((1,), (2, 3), (4, 5, 6))
+    params = RankSampling(repetition_penalty=1.4, frequency_penalty=0.3, bad_words=words)
+    steps = list(torch.randn(5, 1, 12, generator=torch.Generator().manual_seed(2)))
+    with blocks(**SMALL):
+        whole = [step[0].tokens[0] for step in compare([SamplerSpec(3, params, 5)], steps)]
+        resumed = SamplerSpec(3, params, 5, outputs=whole[:3])
+        assert [step[0].tokens[0] for step in compare([resumed], steps[3:])] == whole[3:]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_fail_alone_and_draw_nothing(bad: float) -> None:
+    edited = {"blocked_tokens": [90], "blocked_until": 9}
+    specs = [
+        SamplerSpec(0, RankSampling(top_k=3), 1),
+        SamplerSpec(1, RankSampling(top_p=0.9), 2),
+        SamplerSpec(2, RankSampling(temperature=0.0), 3, **edited),  # type: ignore[arg-type]
+        SamplerSpec(3, RankSampling(presence_penalty=1.0), 4, **edited),  # type: ignore[arg-type]
+    ]
+    steps = torch.randn(3, 4, 150, generator=torch.Generator().manual_seed(3))
+    steps[1, 1:, 90] = bad
+    with blocks(**SMALL):
+        drawn = compare(specs, list(steps))
+    assert [len(each) for each in drawn] == [4, 1, 4]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_if_nothing_may_be_drawn_a_grammar_decides(temperature: float) -> None:
+    params = RankSampling(temperature=temperature, top_p=0.9)
+    blocked = list(range(90))
+    blocking = SamplerSpec(0, params, 1, blocked_tokens=blocked, blocked_until=9)
+    # Some of these are blocked, then all.
+    masks = [bytes([0] * 10 + [0b11000001] * 9), bytes([0b10010000] * 4 + [0] * 15)]
+    steps = list(torch.randn(2, 1, 150, generator=torch.Generator().manual_seed(4)))
+    with blocks(**SMALL):
+        for mask in masks:
+            for (one,) in compare([blocking], steps, {0: mask}):
+                assert mask[one.tokens[0] // 8] >> one.tokens[0] % 8 & 1
+        every = SamplerSpec(0, params, 1, blocked_tokens=list(range(150)), blocked_until=9)
+        sampler = SequenceSampler(150, DEVICE)
+        sampler.add(every)
+        ((one,), _) = sampler.sample([0], steps[0].to(DEVICE))
+    assert 0 <= one.tokens[0] < 150
+
+
+def test_a_draw_depends_on_its_row_alone_and_padding_draws_nothing() -> None:
+    random = torch.Generator().manual_seed(6)
+    specs = [SamplerSpec(i, RankSampling(**p), i, [1, 2, 3]) for i, p in enumerate(PARAMS)]
+    steps = torch.randn(2, len(specs), 150, generator=random)
+    last = torch.full((20,), -7, dtype=torch.int32, device=DEVICE)
+    with blocks(**SMALL):
+        sampler = GpuSampler(150, last)
+        slots = [3, 19, 0, 7, 8, 11]
+        for slot, spec in zip(slots, specs, strict=True):
+            sampler.add(slot, spec)
+        slots_R = torch.tensor([*slots, -1, -1], dtype=torch.int32, device=DEVICE)
+        padding = torch.full((2, 150), math.nan)
+        together = []
+        for logits in steps:
+            draws = sampler.draw(slots_R, slots, torch.cat([logits, padding]).to(DEVICE))
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            together.append([one.tokens for one in sampler.collect(draws)[0]])
+        alone = [
+            compare([spec], [x[row : row + 1] for x in steps]) for row, spec in enumerate(specs)
+        ]
+    assert together == [[one[step][0].tokens for one in alone] for step in range(2)]
+    expected = [-7] * 20
+    for slot, (token,) in zip(slots, together[-1], strict=True):
+        expected[slot] = token
+    assert last.tolist() == expected
+
+
+def test_slots_are_used_again_without_the_history_of_those_before() -> None:
+    sampler = SequenceSampler(40, DEVICE)
+    logits = torch.zeros(1, 40, device=DEVICE)
+    logits[0, 5] = 1.0
+    with blocks(**SMALL):
+        for number in range(3):
+            params = RankSampling(temperature=0.0, presence_penalty=2.0)
+            sampler.add(SamplerSpec(number, params, 0))
+            tokens = [sampler.sample([number], logits.clone())[0][0].tokens[0] for _ in range(2)]
+            assert tokens == [5, 0]
+            sampler.remove(number)
+    sampler.remove(99)
+    assert sampler.sample([], logits[:0]) == ([], {})
+
+
+def test_the_trial_passes() -> None:
+    assert sampler_choice.first_difference(301, DEVICE) == ""
+    assert type(sampler_choice.sampler_for(301, torch.zeros(1, dtype=torch.int32))) is Sampler
+
+
+@pytest.mark.parametrize("reason", ["other tokens", RuntimeError("no C compiler")])
+def test_a_sampler_that_is_wrong_is_not_relied_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: object
+) -> None:
+    draw_tokens = sampling.draw_tokens
+
+    def wrong(*arguments: Any, **options: Any) -> torch.Tensor:
+        if isinstance(reason, Exception):
+            raise reason
+        return (draw_tokens(*arguments, **options) + 1) % 50
+
+    monkeypatch.setattr(sampling, "draw_tokens", wrong)
+    problem = sampler_choice.passes(
+        lambda: sampler_choice.first_difference(50, DEVICE), "torch draws"
+    )
+    assert not problem
+    assert ("drew" if isinstance(reason, str) else "no C compiler") in caplog.text
+
+
+def test_masks_of_sequences_that_do_not_draw_change_nothing() -> None:
+    sampler = SequenceSampler(40, DEVICE)
+    logits = torch.zeros(1, 40, device=DEVICE)
+    logits[0, 5] = 1.0
+    only_9 = bytes([0, 2, 0, 0, 0])
+    with blocks(**SMALL):
+        for number in (1, 2):
+            sampler.add(SamplerSpec(number, RankSampling(temperature=0.0), 0))
+        for number, masks, token in (
+            (1, {2: only_9, 3: only_9}, 5),
+            (2, {}, 5),
+            (2, {2: only_9}, 9),
+        ):
+            assert sampler.sample([number], logits.clone(), masks)[0][0].tokens == [token]
