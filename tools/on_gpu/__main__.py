@@ -135,6 +135,7 @@ PARTS = (
     tests(
         "kernels",
         "tests/kernels/test_row_sums.py",
+        "tests/kernels/test_fused.py",
         "tests/kernels/test_slot_copy.py",
         *_KERNELS,
         needs=("triton", "xdist", "gguf"),
