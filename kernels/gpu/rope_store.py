@@ -94,7 +94,7 @@ def _launch(
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
     assert keys.shape[2] == dim, (keys.shape, dim)
     block_d = triton.next_power_of_2(dim)
-    block_h = max(1, min(triton.next_power_of_2(heads), _BLOCK // block_d))
+    block_h = max(1, min(triton.next_power_of_2(max(heads, kv_heads)), _BLOCK // block_d))
     blocks = triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h)
     _rope_store[(rows, blocks)](
         qkv_TXD,

@@ -137,6 +137,7 @@ PARTS = (
         "kernels",
         "tests/kernels/test_row_sums.py",
         "tests/kernels/test_frame_copy.py",
+        "tests/kernels/test_fused.py",
         *_KERNELS,
         needs=("triton", "xdist", "gguf"),
         probes=("triton",),

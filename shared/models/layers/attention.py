@@ -50,7 +50,6 @@ class Attention(Part):
                 self.head_norm = HeadNorm(place, len(query), len(kv), dim)
         self.sinks = Sinks(place, spec.num_heads, query) if spec.sinks else None
         self.value_ones = place.empty_norm(dim).fill_(1.0) if spec.v_norm else None
-        self.place = place
         self.operators = place.operators
         self.activations = place.activations
         self.spec = spec
@@ -126,9 +125,10 @@ class Attention(Part):
 
     def prepare_rope(self, memories: Memories, rotated: int) -> None:
         """Compile the kernels that rotate so many dimensions and write to these caches."""
-        keys = memories[0][0] if self.kv_heads else None
+        ((attended, _),) = memories
+        keys = attended if self.kv_heads else None
         config = RopeConfig(
-            device=self.place.device,
+            device=attended.device,
             dtype=self.activations,
             cache_dtype=None if keys is None else keys.dtype,
             has_scale=isinstance(keys, TensorScaledKV),
