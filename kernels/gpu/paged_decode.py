@@ -21,12 +21,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.target_info import current_target
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
-from ..fp8 import FP8, indexable
-from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
-from .code_numbers import fours, two
+from ..fp8 import FP8
+from ..scaled import INT8, CachedKV
+from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
 
 # Tokens of a split, or more if a sequence would then have over MAX_SPLITS, which take memory. Fewer
 # tokens mean more splits to combine; more leave a GPU idle in small batches.
@@ -41,17 +40,9 @@ _MIN_DOT = 16
 _BLOCK_N = 64
 _BLOCK_N_INT8 = 128
 _BLOCK_BYTES = {2: 16 << 10, 4: 8 << 10}
-_LOG2_E = tl.constexpr(1.4426950408889634)
 # Options of compilation.
 ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
 COMBINE_OPTIONS = {"num_warps": 4}
-
-
-def converts_fp8() -> bool:
-    """True if the GPU to compile for converts e4m3 to fp16: NVIDIA GPUs since sm_89, in two
-    instructions for four values."""
-    target = current_target()
-    return target is not None and target.backend == "cuda" and target.arch >= 89
 
 
 def constants(
@@ -102,8 +93,8 @@ def paged_decode(
     """Fill the decoding rows of ``out``. ``sinks`` are fp32 scores, if ``params`` has them."""
     assert params.sinks == (sinks_H is not None)
     assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
-    keys, key_scales = _parts(keys_KND)
-    values, value_scales = _parts(values_KND)
+    keys, key_scales = parts(keys_KND)
+    values, value_scales = parts(values_KND)
     heads, dim = q_THD.shape[1:]
     kv_heads, window = keys.shape[0], params.window
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
@@ -135,7 +126,7 @@ def paged_decode(
         decodes.tables,
         partial,
         lse,
-        *_factors(params, _whole_scale(keys_KND)),
+        *factors(params, whole_scale(keys_KND)),
         num_splits,
         decodes.tables.stride(0),
         q_THD.stride(0) // dim,
@@ -151,56 +142,10 @@ def paged_decode(
         out_THD,
         num_splits,
         out_THD.stride(0) // dim,
-        _whole_scale(values_KND),
+        whole_scale(values_KND),
         **combine,
         **COMBINE_OPTIONS,
     )
-
-
-def _parts(cached: CachedKV) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and their scales. Without scales, the values twice; the second is never read."""
-    if isinstance(cached, ScaledKV):
-        return cached.values, cached.scales
-    values = indexable(cached.values if isinstance(cached, TensorScaledKV) else cached)
-    return values, values
-
-
-def _whole_scale(cached: CachedKV) -> float:
-    """The one scale of all values."""
-    return cached.scale if isinstance(cached, TensorScaledKV) else 1.0
-
-
-def _factors(params: AttentionParams, key_scale: float) -> tuple[float, float]:
-    """The factor of products and the soft cap, for exponentials to base 2.
-
-    ``cap * tanh(score / cap)`` is ``cap - 2 * cap / (exp(2 * score / cap) + 1)``.
-    """
-    scale = params.scale * key_scale * _LOG2_E.value
-    if params.soft_cap is None:
-        return scale, 0.0
-    return 2 * scale / params.soft_cap, params.soft_cap * _LOG2_E.value
-
-
-@triton.jit
-def _widened(code: tl.tensor) -> tl.tensor:
-    """Widen e4m3 through the bits of a float16 256 times smaller."""
-    code = code.to(tl.uint16)
-    half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
-    wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((code & 0x7F) == 0x7F, float("nan"), wide)
-
-
-@triton.jit
-def _from_int8(words: tl.tensor) -> tl.tensor:
-    """Convert the four int8 codes of each word to float16, [tokens, words] to [tokens, 4 words], by
-    the bits of 1024 plus a code from 0 to 255: a GPU converts integers at a quarter of its rate.
-    Words, because Triton would bring int8 into the tensor cores' order byte by byte."""
-    codes = words ^ -0x7F7F7F80
-    magic = tl.full(codes.shape, 0x64646464, tl.int32)
-    lower = fours(codes, magic, tl.full(codes.shape, 0x4140, tl.int32))
-    upper = fours(codes, magic, tl.full(codes.shape, 0x4342, tl.int32))
-    pairs = tl.join(two(lower, tl.float16), two(upper, tl.float16)) - 1152.0
-    return pairs.permute(0, 1, 3, 2).reshape(codes.shape[0], 4 * codes.shape[1])
 
 
 @triton.jit
@@ -284,11 +229,11 @@ def _attend(
                 k = k.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
                 v = v.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
             elif IS_FP8:
-                k = _widened(k).to(q.dtype)
-                v = _widened(v).to(q.dtype)
+                k = widened(k).to(q.dtype)
+                v = widened(v).to(q.dtype)
             elif IS_INT8:
-                k = _from_int8(k).to(q.dtype)
-                v = _from_int8(v).to(q.dtype)
+                k = from_int8(k).to(q.dtype)
+                v = from_int8(v).to(q.dtype)
             qk = tl.dot(q, tl.trans(k), input_precision="ieee") * scales
             if IS_INT8:
                 key_scale = tl.load(key_scales_KN + slot, mask=inside, other=0.0)
@@ -360,7 +305,7 @@ def _combine(
         acc = acc * alpha + tl.sum(p[:, None] * values, axis=0)
         m_i = m_new
     if HAS_SINKS:
-        sink = tl.load(sinks_H + head) * _LOG2_E
+        sink = tl.load(sinks_H + head) * LOG2_E
         m_new = tl.maximum(m_i, sink)
         alpha = tl.exp2(m_i - m_new)
         l_i = l_i * alpha + tl.exp2(sink - m_new)
