@@ -287,6 +287,10 @@ class Operators:
         """
         return False
 
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        """The same for ``AttentionMetadata.chunks``."""
+        return False
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,

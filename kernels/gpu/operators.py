@@ -8,7 +8,7 @@ import torch
 
 from ..activations import Activation
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..batched_decode import batched_attention, log_fallback
+from ..batched_decode import batched_attention
 from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
@@ -17,7 +17,7 @@ from ..reference.attention import paged_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
 from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
-from . import decode_trial, quantized_trial, slot_copy_trial
+from . import chunk_trial, decode_trial, quantized_trial, slot_copy_trial
 from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
@@ -59,6 +59,7 @@ class GpuOperators(Operators):
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
     decode_kernel = staticmethod(decode_trial.triton_decode)
+    chunk_kernel = staticmethod(chunk_trial.triton_chunks)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
@@ -103,10 +104,10 @@ class GpuOperators(Operators):
         return super().prepare_slot_copies(row_bytes, device)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        if not config.params.causal:
-            log_fallback("Triton", "with later tokens")
-            return False
         return decode_trial.works(config, required=self._triton_required)
+
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        return chunk_trial.works(config)
 
     def paged_attention(
         self,
@@ -117,8 +118,6 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not params.causal:
-            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,
             keys_KND,
@@ -127,4 +126,5 @@ class GpuOperators(Operators):
             params,
             partial(self.decode_kernel, sinks_H=sinks_H),
             partial(paged_attention, sinks_H=sinks_H),
+            partial(self.chunk_kernel, sinks_H=sinks_H),
         )

@@ -9,7 +9,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ...kernels.attention_metadata import AttentionMetadata, SequenceMetadata, decode_metadata
+from ...kernels.attention_metadata import (
+    AttentionMetadata,
+    SequenceMetadata,
+    chunk_metadata,
+    decode_metadata,
+)
 
 
 class SequenceRows(Protocol):
@@ -58,6 +63,7 @@ def build_batch(
     output_rows: Sequence[int] | None = None,
     *,
     batched_decode: bool = False,
+    batched_chunks: bool = False,
     needs_logits: bool = True,
 ) -> ForwardBatch:
     """Flatten the sequences; ``output_rows`` defaults to the last row of each."""
@@ -91,6 +97,7 @@ def build_batch(
             metadata,
             cache_slots,
             decode_metadata(metadata, device) if batched_decode else None,
+            chunk_metadata(metadata, device) if batched_chunks else None,
         ),
         rows,
         needs_logits,

@@ -545,19 +545,23 @@ class Decoder:
         cap = self.spec.logit_soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
-        """Compile the kernels that attend for all decoding rows at once. Returns whether any layer
-        has one; latent attention has none."""
+    def prepare_batched_attention(
+        self, cache: Sequence[LayerKV], block_size: int
+    ) -> tuple[bool, bool]:
+        """Compile the kernels that attend for all decoding rows at once, and those for all chunks.
+        Returns whether any layer has one of each; latent attention has none."""
         attentions = [
             (layer.attention, layer.attention.config(cache[memories], block_size))
             for layer, memories in zip(self.layers, self._memories, strict=True)
             if isinstance(layer.attention, Attention)
         ]
-        prepare = self.place.operators.prepare_batched_decode
-        works = {config: prepare(config) for config in dict.fromkeys(c for _, c in attentions)}
+        operators, configs = self.place.operators, dict.fromkeys(c for _, c in attentions)
+        decode = {config: operators.prepare_batched_decode(config) for config in configs}
+        chunks = {config: operators.prepare_batched_chunks(config) for config in configs}
         for attention, config in attentions:
-            attention.batched_decode = works[config]
-        return any(works.values())
+            attention.batched_decode = decode[config]
+            attention.batched_chunks = chunks[config]
+        return any(decode.values()), any(chunks.values())
 
 
 def _all_decode(batch: ForwardBatch) -> bool:

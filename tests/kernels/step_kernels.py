@@ -21,7 +21,13 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
-from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
+from tandem.kernels.gpu import (
+    chunk_trial,
+    decode_trial,
+    grouped_experts,
+    quantized_trial,
+    slot_copy_trial,
+)
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
 from tandem.shared.engine.plan import SequenceStep
@@ -80,7 +86,13 @@ def run(runner: ModelRunner, rows: Rows) -> None:
         SequenceStep(number, [5] * count, start, blocks[: (start + count) // 16 + 1], True)
         for number, (start, count) in enumerate(rows)
     ]
-    batch = build_batch(sequences, 16, META, batched_decode=runner.batched_decode)
+    batch = build_batch(
+        sequences,
+        16,
+        META,
+        batched_decode=runner.batched_decode,
+        batched_chunks=runner.batched_chunks,
+    )
     runner.model.logits(runner.model.forward(batch, runner.cache.kv))
 
 
@@ -102,6 +114,7 @@ def main() -> int:
     ):
         for name, path, load_format, kv_dtype in models(Path(root)):
             decode_trial.problem.cache_clear()
+            chunk_trial.works.cache_clear()
             quantized_trial.works.cache_clear()
             grouped_experts.works.cache_clear()
             slot_copy_trial.works.cache_clear()
@@ -114,7 +127,8 @@ def main() -> int:
                 num_blocks=400,
                 load_format=load_format,
             )
-            assert isinstance(runner.model.place.operators, GpuOperators) and runner.batched_decode
+            assert isinstance(runner.model.place.operators, GpuOperators)
+            assert runner.batched_decode and runner.batched_chunks
             startup = set(keys)
             keys.clear()
             for rows in STEPS:

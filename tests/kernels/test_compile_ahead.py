@@ -47,6 +47,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
         ("attend M bfloat16 fp8", {"asynchronous": 0}, ["does not copy keys and values"]),
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
+        ("attend_chunks M bfloat16", {"shared": 227 << 10, "async_products": 4, "slots": 1.7}, []),
+        ("attend_chunks M bfloat16", {"shared": 228 << 10}, ["more than", "does not multiply"]),
         ("copy 64 words in", {"registers": 32}, ["moves less than 16 bytes at a time"]),
         ("copy 64 words in", {"registers": 32, "vectors": 64}, []),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.3}, []),
@@ -57,9 +59,9 @@ def test_problems_of_a_kernel_are_reported(
     name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
     good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
-    others = {"moved": 64, "vectors": 32, "slots": 0.5}
+    others = {"async_products": 0, "moved": 64, "vectors": 32, "slots": 0.5}
     kernel = "_" + name.split()[0]
     usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
-    problems = check(name, usage)
+    problems = check(name, usage, 90)
     assert len(problems) == len(expected)
     assert all(each.startswith(start) for each, start in zip(problems, expected, strict=True))

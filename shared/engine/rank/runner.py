@@ -44,8 +44,10 @@ class ModelRunner:
         tp: TensorParallel,
         *,
         batched_decode: bool = False,
+        batched_chunks: bool = False,
     ) -> None:
         self.batched_decode = batched_decode
+        self.batched_chunks = batched_chunks
         self.model = model
         self.cache = cache
         self.sampler = sampler
@@ -101,6 +103,7 @@ class ModelRunner:
             self.cache.device,
             rows.all,
             batched_decode=self.batched_decode,
+            batched_chunks=self.batched_chunks,
             needs_logits=rows.needs_logits,
         )
         if len(rows.samples) == len(sequences):
@@ -156,8 +159,8 @@ def lacks_memory(error: Exception) -> bool:
 
 
 def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
-    """A runner, which decodes in batches if the device supports it."""
+    """A runner, which attends for sequences in batches if the device supports it."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
-        batched = model.prepare_batched_decode(cache.kv, cache.block_size)
-    return ModelRunner(model, cache, sampler, tp, batched_decode=batched)
+        decode, chunks = model.prepare_batched_attention(cache.kv, cache.block_size)
+    return ModelRunner(model, cache, sampler, tp, batched_decode=decode, batched_chunks=chunks)
