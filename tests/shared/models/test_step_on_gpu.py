@@ -1,4 +1,4 @@
-"""Kernels, uploads and host waits of a decode step on a GPU, counted without one.
+"""Kernels, uploads and host waits of steps on a GPU, counted without one.
 
 Tensors are on torch's ``meta`` device, so the code takes a GPU's branches and computes nothing. The
 figures below are ceilings: work that makes a step cheaper lowers them.
@@ -6,7 +6,7 @@ figures below are ceilings: work that makes a step cheaper lowers them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +17,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tandem.kernels.attention_metadata import AttentionConfig, AttentionParams, DecodeMetadata
-from tandem.kernels.gpu import decode_trial, grouped_experts
+from tandem.kernels.attention_metadata import (
+    AttentionConfig,
+    AttentionParams,
+    ChunkMetadata,
+    DecodeMetadata,
+)
+from tandem.kernels.gpu import chunk_trial, decode_trial, grouped_experts
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
@@ -136,10 +141,34 @@ class OnGpu(GpuOperators):
         assert rows.rows.device == q_THD.device == META
         self.work.kernels += ["attend", "combine"]
 
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        return True
+
+    def chunk_kernel(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
+        chunks: ChunkMetadata,
+        params: AttentionParams,
+        out_THD: torch.Tensor,
+        sinks_H: torch.Tensor | None = None,
+    ) -> None:
+        """``chunk_attention``, which launches one kernel."""
+        assert chunks.chunks.device == q_THD.device == META
+        self.work.kernels.append("attend_chunks")
+
 
 def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
     """The work of a forward pass and head over rows that decode, and how many kernels had been
     launched when each layer had written its KV."""
+    return step(folder, kv_dtype, [(40, 1)] * rows)
+
+
+def step(
+    folder: Path, kv_dtype: str, sequences: Sequence[tuple[int, int]]
+) -> tuple[DeviceWork, list[int]]:
+    """The same over sequences with a first position and rows each."""
     work, marks = DeviceWork(), list[int]()
     runner = build_runner(
         folder,
@@ -151,14 +180,18 @@ def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork,
         operators=OnGpu(work),
     )
     assert runner.batched_decode
-    steps = [SequenceStep(i, [5], 40, [4 * i + j for j in range(4)], True) for i in range(rows)]
+    steps = [
+        SequenceStep(i, [5] * rows, start, [4 * i + j for j in range(4)], True)
+        for i, (start, rows) in enumerate(sequences)
+    ]
+    ends = [sum(rows for _, rows in sequences[: i + 1]) - 1 for i in range(len(sequences))]
     with torch.inference_mode(), Uploads(work), Recorder(work):
-        batch = build_batch(steps, 16, META, list(range(rows)), batched_decode=True)
+        batch = build_batch(steps, 16, META, ends, batched_decode=True, batched_chunks=True)
         hidden = runner.model.forward(
             batch, runner.cache.layers, lambda _: marks.append(len(work.kernels))
         )
         logits = runner.model.logits(hidden)
-    assert logits is not None and logits.shape[0] == rows
+    assert logits is not None and logits.shape[0] == len(sequences)
     return work, marks
 
 
@@ -191,6 +224,19 @@ def test_kernels_of_a_decode_step(
     assert layers and max(layers) <= per_layer
     assert len(work.kernels) <= per_layer * len(marks) + outside
     assert work.uploads <= 5
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "mistral"])
+def test_chunks_take_as_many_launches_however_many_there_are(model_root: Path, name: str) -> None:
+    """And no layer uploads anything: gemma2 has more kinds of layers than qwen3."""
+    folder = tiny_models.cached(name, model_root)
+    chunk, decode = (7, 9), (40, 1)
+    steps = [step(folder, "auto", each) for each in ([chunk], [chunk] * 5, [chunk, decode] * 3)]
+    one, many, mixed = (work for work, _ in steps)
+    (_, marks), *_ = steps
+    assert one.kernels == many.kernels and one.kernels.count("attend_chunks") == len(marks)
+    assert mixed.kernels.count("attend_chunks") == mixed.kernels.count("attend") == len(marks)
+    assert one.uploads == many.uploads <= 4 and mixed.uploads <= 6
 
 
 def test_experts_take_as_many_launches_however_many_there_are(
@@ -239,6 +285,7 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
 ) -> None:
     """Or tests and benchmarks on a GPU would be of something else."""
     monkeypatch.setattr(decode_trial, "works", lambda config, **_: True)
+    monkeypatch.setattr(chunk_trial, "works", lambda config: True)
     cudnn: list[bool] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
     folder = tiny_models.cached("gemma2", model_root)
@@ -246,8 +293,9 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
         folder, kv_dtype=kv_dtype, device=META, num_blocks=64, load_format="dummy"
     )
     assert isinstance(runner.model.place.operators, GpuOperators)
-    assert runner.batched_decode
-    assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
+    assert runner.batched_decode and runner.batched_chunks
+    for layer in runner.model.layers:
+        assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
     assert cudnn == [False]
 
 
