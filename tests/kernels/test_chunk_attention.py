@@ -7,8 +7,6 @@ Without Triton, as beside some builds of torch, they are skipped.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +19,9 @@ from tandem.kernels.attention_metadata import (
     SequenceMetadata,
     chunk_metadata,
 )
-from tandem.kernels.operators import Operators
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.cache import write_kv
 from tandem.kernels.scaled import INT8, ScaledKV
-from tandem.shared.engine.plan import SequenceStep
-from tandem.shared.models.batch import build_batch
 from tandem.tests.kernels.paged_cache import (
     DEVICE,
     FP8,
@@ -35,15 +30,12 @@ from tandem.tests.kernels.paged_cache import (
     TOLERANCE,
     poisoned_cache,
 )
-from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.runners import build_runner
 
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import chunk_attention as kernels
 from tandem.kernels.gpu import chunk_trial
 from tandem.kernels.gpu.decode_trial import limit
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.tests.kernels.interpreted import interpret_whole_products
 
 FLOAT = (torch.float32, torch.float32)
@@ -290,44 +282,3 @@ def test_the_trial_finds_a_wrong_kernel(
     assert not chunk_trial.works(replace(config, device=torch.device("cuda")))
     assert "attends for chunks one by one" in caplog.text and "1 off" in caplog.text
     chunk_trial.works.cache_clear()
-
-
-class WithChunks(GpuOperators):
-    """Operators of a GPU, of which a CPU has the kernel for chunks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches = 0
-
-    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
-        return config.params.soft_cap is None or config.params.window is None
-
-    def chunk_kernel(self, *arguments: Any, **sinks: Any) -> None:
-        self.launches += 1
-        kernels.chunk_attention(*arguments, **sinks)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="test_on_device.py computes whole models on a GPU")
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "modernbert", "embedding_gemma"])
-def test_a_model_gives_the_same_with_one_launch_for_its_chunks(name: str, tmp_path: Path) -> None:
-    """Also if only some of its layers have a kernel, as gemma2's without a window here."""
-    folder, states, launches = tiny_models.cached(name, tmp_path), [], WithChunks()
-    for operators in (Operators(), launches):
-        runner = build_runner(
-            folder, dtype="float32", block_size=4, num_blocks=16, operators=operators
-        )
-        steps = [
-            SequenceStep(0, list(range(5, 14)), 0, [7, 2, 9], True),
-            SequenceStep(1, [3], 0, [1], True),
-            SequenceStep(2, list(range(30, 35)), 0, [0, 4], True),
-        ]
-        with torch.inference_mode():
-            batch = build_batch(
-                steps, 4, torch.device("cpu"), list(range(15)), batched_chunks=runner.batched_chunks
-            )
-            states.append(runner.model.forward(batch, runner.cache.kv))
-    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
-    layers = [layer.attention for layer in runner.model.layers]
-    batched = [getattr(layer, "batched_chunks", False) for layer in layers]
-    assert launches.launches == sum(batched) > 0
-    assert all(batched) == (name != "gemma2")
