@@ -58,14 +58,14 @@ class SequenceMetadata:
 
     rows: slice
     start: int
-    block_table: list[int]
+    block_table: Sequence[int] | np.ndarray
     block_size: int
     _consecutive: bool | None = field(init=False, default=None)
     _indices: dict[tuple[int, int], torch.Tensor] = field(init=False, default_factory=dict)
     _masks: dict[tuple[int, ...], torch.Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.block_table = self.block_table[: -(-self.end // self.block_size)]
+        self.block_table = np.asarray(self.block_table)[: -(-self.end // self.block_size)]
 
     @property
     def num_rows(self) -> int:
@@ -81,9 +81,9 @@ class SequenceMetadata:
         """Tokens first to end, [K, end - first, D]: a view if the blocks are consecutive."""
         blocks = self.block_table
         if self._consecutive is None:
-            self._consecutive = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+            self._consecutive = bool((np.diff(blocks) == 1).all())
         if self._consecutive:
-            base = blocks[0] * self.block_size
+            base = int(blocks[0]) * self.block_size
             return cache_KND[:, base + first : base + end]
         low, high = first // self.block_size, -(-end // self.block_size)
         index = self._indices.get((low, high))
@@ -132,12 +132,18 @@ class DecodeMetadata:
 
     ``rows``, int32 [R, 3], holds each one's index in the step, the index of its block table in
     ``tables``, int32 [S, blocks], and its sequence's length. Length 0 stands for padding.
+
+    ``derived`` holds what a kernel computes from them on the device, for all layers of the step. So
+    a CUDA graph is captured with metadata of its own: only then does it contain the computation.
     """
 
     rows: torch.Tensor
     tables: torch.Tensor
     max_seq_len: int
     block_size: int
+    derived: dict[object, tuple[torch.Tensor, ...]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

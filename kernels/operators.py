@@ -23,6 +23,7 @@ from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write
 from .reference.experts import LoopedExperts
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
+from .reference.step_inputs import stage_inputs
 from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
@@ -36,8 +37,10 @@ from .signatures import (
     OutputHead,
     QuantizedLinear,
     Queries,
+    RopeConfig,
     Routing,
     SlotCopies,
+    StageInputs,
     Weight,
 )
 
@@ -126,21 +129,11 @@ class Operators:
         qkv: Sequence[Linear],
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
-    ) -> Queries:
+    ) -> Queries | None:
         """The first part of a layer: ``rms_norm``, a product in runs of outputs, and
-        ``rope_and_cache_kv``. Needs at least one row, like ``prepare_feed_forward``."""
-        product = joined(qkv)
-
-        def queries(
-            x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
-        ) -> torch.Tensor:
-            dim = cache[0].shape[-1]
-            qkv_TXD = product(self.rms_norm(x, norm_weight, eps)).view(len(x), -1, dim)
-            return self.rope_and_cache_kv(
-                qkv_TXD, head_weight_RD, head_eps, cos_sin, cache, slots_T
-            )
-
-        return queries
+        ``rope_and_cache_kv``; ``None`` if separate operators are as fast. Needs at least one row,
+        like ``prepare_feed_forward``."""
+        return None
 
     def prepare_feed_forward(
         self,
@@ -150,17 +143,11 @@ class Operators:
         gate_up: Sequence[Linear],
         down: Sequence[Linear],
         activation: Activation,
-    ) -> FeedForward:
+    ) -> FeedForward | None:
         """The part of a layer after attention: the output projection, ``add_rms_norm`` with the
-        layer's input, and a gated feed-forward, whose result is added to that sum. Products are in
-        runs of outputs."""
-        project, enter, leave = (joined(runs) for runs in (o, gate_up, down))
-
-        def feed_forward(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            normed, x = self.add_rms_norm(project(attended), x, norm_weight, eps)
-            return x + leave(self.act_and_mul(enter(normed), activation))
-
-        return feed_forward
+        layer's input, and a gated feed-forward, whose result is added to that sum; ``None`` if
+        separate operators are as fast. Products are in runs of outputs."""
+        return None
 
     def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Like ``prepare_linear``, for few outputs in fp32."""
@@ -193,6 +180,22 @@ class Operators:
         """Copies for the handoff on a GPU, of rows of these sizes. Kernels are compiled and tried
         here."""
         return IndexedCopies()
+
+    def prepare_step_inputs(self, device: torch.device) -> StageInputs:
+        """See ``StageInputs``. Kernels are compiled and tried here."""
+        return stage_inputs
+
+    def prepare_norm(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Called before the first ``rms_norm`` or ``add_rms_norm`` of this width. Kernels are
+        compiled and tried here, as in the other methods whose names begin so."""
+
+    def prepare_act_and_mul(
+        self, activation: Activation, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Called before the first ``act_and_mul`` with so many results a row."""
+
+    def prepare_rope(self, config: RopeConfig) -> None:
+        """Called before the first ``rope_and_cache_kv`` or ``rope_queries`` of this kind."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise over the last dimension."""

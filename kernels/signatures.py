@@ -83,6 +83,24 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The kind of a layer's rotation, for which kernels are compiled. Heads have ``dim``
+    dimensions, of which the first ``rotated`` are rotated, and are ``normed`` before.
+    ``cache_dtype`` is ``None`` if there are only queries; ``has_scale`` is true of a
+    ``TensorScaledKV``."""
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype | None
+    has_scale: bool
+    heads: int
+    kv_heads: int
+    dim: int
+    rotated: int
+    normed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParts:
     """A standard layer: its two parts, and the attention between them."""
 
@@ -113,6 +131,14 @@ class BlockCopies(Protocol):
 
     def scatter(self, cached: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
         """``cached[:, indices[i]] = data[:, i]``."""
+
+
+# Stages the inputs of a step on a device: enters ``changes`` int32 [E, 2], flat index and block, in
+# the block tables [N, B], and writes tokens, positions and cache slots to ``staged`` int64 [3, T].
+# Arguments: ``inputs`` int32 [4, T], which are these and the index of each row's table, changes,
+# tables, last tokens int32 [N], staged. A negative token stands for the last one of the row's
+# sequence.
+StageInputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class SlotCopies(Protocol):

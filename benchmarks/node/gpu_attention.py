@@ -216,8 +216,8 @@ def sweep_chunks(load: AttentionLoad, work: Callable[[], None]) -> None:
 
 
 def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any:
-    attend, combine = constants(*arguments)
-    return attend | {"BLOCK_N": tile}, combine
+    fixed = constants(*arguments)
+    return fixed._replace(attend=fixed.attend | {"BLOCK_N": tile})
 
 
 def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:

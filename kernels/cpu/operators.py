@@ -144,10 +144,10 @@ class CompiledOperators(Operators):
         qkv: Sequence[Linear],
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
-    ) -> Queries:
+    ) -> Queries | None:
         panels = _in_panels(qkv)
         if not panels or norm_weight.dtype != torch.float32:
-            return super().prepare_queries(norm_weight, eps, qkv, head_weight_RD, head_eps)
+            return None
         self._compiles_queries = True
         return CompiledQueries(norm_weight, eps, panels, head_weight_RD, head_eps, self._of_step)
 
@@ -159,10 +159,10 @@ class CompiledOperators(Operators):
         gate_up: Sequence[Linear],
         down: Sequence[Linear],
         activation: Activation,
-    ) -> FeedForward:
+    ) -> FeedForward | None:
         panels = [_in_panels(runs) for runs in (o, gate_up, down)]
         if not all(panels) or activation != "silu" or norm_weight.dtype != torch.float32:
-            return super().prepare_feed_forward(o, norm_weight, eps, gate_up, down, activation)
+            return None
         _compile_feed_forward()
         first, second, third = panels
         return CompiledFeedForward(first, norm_weight, eps, second, third)
@@ -392,6 +392,7 @@ def _compile_layer(cache_dtype: torch.dtype, experts: bool) -> None:
     heads = Q8_0.values // keys.shape[2] + 2
     qkv = _block_of_zeros(heads * keys.shape[2])
     queries = operators.prepare_queries(x[0], 1e-6, [qkv], None, 1e-6)
+    assert queries is not None
     queries(x, cos_sin, (keys, values), slots)
     feed_forward = _expert_layer_of_zeros() if experts else _feed_forward_of_zeros()
     parts = LayerParts(queries, feed_forward, AttentionParams(scale=1.0), None)

@@ -10,7 +10,7 @@ from triton.language.target_info import current_target
 from ..attention_metadata import AttentionParams
 from ..fp8 import indexable
 from ..scaled import CachedKV, ScaledKV, TensorScaledKV
-from .code_numbers import fours, two
+from .code_numbers import INTERPRETED, fours, two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -66,3 +66,33 @@ def from_int8(words: tl.tensor) -> tl.tensor:
     upper = fours(codes, magic, tl.full(codes.shape, 0x4342, tl.int32))
     pairs = tl.join(two(lower, tl.float16), two(upper, tl.float16)) - 1152.0
     return pairs.permute(0, 1, 3, 2).reshape(codes.shape[0], 4 * codes.shape[1])
+
+
+@triton.jit
+def from_fp8(words: tl.tensor) -> tl.tensor:
+    """Convert the four e4m3 codes of each word to float16, [tokens, words] to [tokens, 4 words].
+    Words, because Triton would bring e4m3 into the tensor cores' order byte by byte."""
+    if INTERPRETED:
+        lower = tl.join(_byte_from_fp8(words, 0), _byte_from_fp8(words, 1))
+        upper = tl.join(_byte_from_fp8(words, 2), _byte_from_fp8(words, 3))
+    else:
+        lower, upper = tl.inline_asm_elementwise(
+            """{ .reg .b16 low, high;
+                 mov.b32 {low, high}, $2;
+                 cvt.rn.f16x2.e4m3x2 $0, low;
+                 cvt.rn.f16x2.e4m3x2 $1, high; }""",
+            "=r,=r,r",
+            [words],
+            (tl.int32, tl.int32),
+            True,
+            1,
+        )
+        lower, upper = two(lower, tl.float16), two(upper, tl.float16)
+    pairs = tl.join(lower, upper)
+    return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
+
+
+@triton.jit
+def _byte_from_fp8(words: tl.tensor, PLACE: tl.constexpr) -> tl.tensor:
+    code = (words >> 8 * PLACE & 0xFF).to(tl.uint8)
+    return code.to(tl.float8e4nv, bitcast=True).to(tl.float16)

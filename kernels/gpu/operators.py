@@ -15,9 +15,25 @@ from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.quantized_linear import multiply_decoded
-from ..scaled import CachedKV
-from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
-from . import chunk_trial, decode_trial, quantized_trial, slot_copy_trial
+from ..scaled import CachedKV, TensorScaledKV
+from ..signatures import (
+    CosSin,
+    Experts,
+    LayerKV,
+    QuantizedLinear,
+    RopeConfig,
+    SlotCopies,
+    StageInputs,
+    Weight,
+)
+from . import (
+    chunk_trial,
+    decode_trial,
+    fused_trial,
+    quantized_trial,
+    slot_copy_trial,
+    step_inputs_trial,
+)
 from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
@@ -63,6 +79,10 @@ class GpuOperators(Operators):
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
+        # The kinds whose kernels work; the reference computes all others.
+        self._norms: set[tuple[int, torch.dtype]] = set()
+        self._activations: set[tuple[Activation, int, torch.dtype]] = set()
+        self._ropes: set[RopeConfig] = set()
 
     def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
         """True for formats with a Triton kernel."""
@@ -103,8 +123,78 @@ class GpuOperators(Operators):
             return slot_copy_trial.TritonSlotCopies()
         return super().prepare_slot_copies(row_bytes, device)
 
+    def prepare_step_inputs(self, device: torch.device) -> StageInputs:
+        if not step_inputs_trial.works(device):
+            return super().prepare_step_inputs(device)
+        from .step_inputs import stage_inputs
+
+        return stage_inputs
+
+    def prepare_norm(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        if fused_trial.norm_works(width, dtype, device):
+            self._norms.add((width, dtype))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = None
+        if (x.shape[-1], x.dtype) in self._norms:
+            out = fused_trial.rms_norm(x, weight, eps)
+        return super().rms_norm(x, weight, eps) if out is None else out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = None
+        if (x.shape[-1], x.dtype) in self._norms:
+            out = fused_trial.add_rms_norm(x, residual, weight, eps)
+        return super().add_rms_norm(x, residual, weight, eps) if out is None else out
+
+    def prepare_act_and_mul(
+        self, activation: Activation, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if fused_trial.activation_works(activation, width, dtype, device):
+            self._activations.add((activation, width, dtype))
+
+    def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        out = None
+        if (activation, x.shape[-1] // 2, x.dtype) in self._activations:
+            out = fused_trial.act_and_mul(x, activation)
+        return super().act_and_mul(x, activation) if out is None else out
+
+    def prepare_rope(self, config: RopeConfig) -> None:
+        if fused_trial.rope_works(config):
+            self._ropes.add(config)
+
+    def rope_and_cache_kv(
+        self,
+        qkv_TXD: torch.Tensor,
+        norm_weight_RD: torch.Tensor | None,
+        eps: float,
+        cos_sin: CosSin,
+        cache: LayerKV,
+        slots_T: torch.Tensor,
+    ) -> torch.Tensor:
+        arguments = qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T
+        out = None
+        if _rope_config(qkv_TXD, norm_weight_RD, cos_sin, cache[0]) in self._ropes:
+            out = fused_trial.rope_and_cache_kv(*arguments)
+        return super().rope_and_cache_kv(*arguments) if out is None else out
+
+    def rope_queries(
+        self,
+        q_THD: torch.Tensor,
+        norm_weight_HD: torch.Tensor | None,
+        eps: float,
+        cos_sin: CosSin,
+    ) -> torch.Tensor:
+        arguments = q_THD, norm_weight_HD, eps, cos_sin
+        out = None
+        if _rope_config(q_THD, norm_weight_HD, cos_sin, None) in self._ropes:
+            out = fused_trial.rope_queries(*arguments)
+        return super().rope_queries(*arguments) if out is None else out
+
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        return decode_trial.works(config, required=self._triton_required)
+        # Without causality, prompts are computed whole, and few have a single token.
+        return config.params.causal and decode_trial.works(config, required=self._triton_required)
 
     def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
         return chunk_trial.works(config)
@@ -128,3 +218,23 @@ class GpuOperators(Operators):
             partial(paged_attention, sinks_H=sinks_H),
             partial(self.chunk_kernel, sinks_H=sinks_H),
         )
+
+
+def _rope_config(
+    qkv_TXD: torch.Tensor,
+    norm_weight_RD: torch.Tensor | None,
+    cos_sin: CosSin,
+    keys_KND: CachedKV | None,
+) -> RopeConfig:
+    kv_heads = 0 if keys_KND is None else keys_KND.shape[0]
+    return RopeConfig(
+        device=qkv_TXD.device,
+        dtype=qkv_TXD.dtype,
+        cache_dtype=None if keys_KND is None else keys_KND.dtype,
+        has_scale=isinstance(keys_KND, TensorScaledKV),
+        heads=qkv_TXD.shape[1] - 2 * kv_heads,
+        kv_heads=kv_heads,
+        dim=qkv_TXD.shape[2],
+        rotated=cos_sin[0].shape[-1],
+        normed=norm_weight_RD is not None,
+    )

@@ -45,7 +45,7 @@ from .messages import (
     StepDone,
     ToRank,
 )
-from .plan import StepFailure, StepPlan, StepResult, TokenMasks
+from .plan import SlotLimits, StepFailure, StepPlan, StepResult, TokenMasks
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -176,13 +176,13 @@ class MultiprocessExecutor:
             self._send(rank, LoadModel(formats))
         return [(await self._loading(rank, ModelLoaded)).memory for rank in self._ranks]
 
-    async def allocate(self, num_blocks: int) -> list[RankEndpoints]:
+    async def allocate(self, num_blocks: int, limits: SlotLimits) -> list[RankEndpoints]:
         """Give every rank its cache; returns the endpoints of the ranks' data planes, if any.
 
         Raises ``StartupError`` with the message of a rank that cannot, or is lost.
         """
         for rank in self._ranks:
-            self._send(rank, AllocateCache(num_blocks))
+            self._send(rank, AllocateCache(num_blocks, limits))
         ready = [await self._loading(rank, CacheAllocated) for rank in self._ranks]
         if self._lost_reason:  # after its reply
             raise StartupError(self._lost_reason)

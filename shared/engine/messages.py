@@ -14,7 +14,7 @@ from ..handoff.plane.messages import Command, Event
 from ..handoff.wire.codec import Codec
 from ..kv.planning import RankDevice, RankMemory
 from ..telemetry.logs import LogSettings
-from .plan import StepFailure, StepPlan, StepResult, TokenMasks
+from .plan import SlotLimits, StepFailure, StepPlan, StepResult, TokenMasks
 
 MAX_MESSAGE_BYTES = 256 << 20
 
@@ -109,6 +109,7 @@ class LoadModel:
 @dataclass(frozen=True, slots=True)
 class AllocateCache:
     num_blocks: int
+    limits: SlotLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """One step's plan and its result, as they travel between the head and its ranks. No torch.
 
-The head owns the scheduler and the block pool; ranks own tensors. A rank keeps a ``SamplerSpec``
-for each live sequence (penalties need its history) and nothing else between steps: block tables and
-tokens travel with every step, so a rank never has a stale view of who owns a block.
+The head owns the scheduler and the block pool; ranks own tensors. For each live sequence a rank
+keeps a slot: its block table, its last token, and what the sampler needs. A plan has only what
+changed. A sequence that lost its blocks, or was in a step that failed, is removed from the ranks
+and sent again as a whole, so a rank never has a stale view of who owns a block.
 """
 
 from __future__ import annotations
@@ -58,44 +59,70 @@ class SamplerSpec:
 # sum over all tokens. They are final, after the model's last norm.
 HiddenStates = Literal["first", "last", "sum"]
 
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """The number of sequences that ranks may have at once, and of blocks that each may have."""
+
+    sequences: int
+    blocks: int
+
+
+# Private sequences, which test a peer, may run beside as many others as a node allows.
+PRIVATE_SEQS = 8
+
 # Stands for a token id that is not known yet.
-PLACEHOLDER = 0
+PLACEHOLDER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The hidden states that a row returns, or with ``classify`` the classifier's logits for them:
+    for their mean instead of the sum, since the step has the whole prompt then. ``second_text`` is
+    the position at which the second text of a pair begins; 0 if there is only one. ``hidden`` is
+    ``None`` for a chunk whose hidden states are not needed."""
+
+    hidden: HiddenStates | None
+    classify: bool = False
+    second_text: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
     """One sequence's share of a step.
 
-    ``tokens`` are computed at positions ``start, start+1, ...``. ``block_table`` covers at least
+    ``tokens`` are computed at positions ``start, start+1, ...``. ``blocks`` are the entries of its
+    block table from ``first_block`` on; ranks have the earlier ones. The table then covers at least
     ``start + len(tokens)`` token slots. ``sample``: draw from the last position's logits.
-    ``placeholder``: the only token is the one that the step before draws for this sequence; ranks
-    replace ``PLACEHOLDER`` with it.
+    A ``placeholder``'s only token is ``PLACEHOLDER``: it stands for the one that the step before
+    draws for this sequence.
     ``masked``: draw after the step's ``TokenMasks`` have arrived.
     ``prompt_logprobs``: return logprobs of ``prompt_targets``, the tokens that follow the computed
     positions (one fewer than ``tokens`` in the last chunk).
-    ``hidden``: return hidden states, or with ``classify`` the classifier's logits for them (for
-    their mean instead of the sum: the step has the whole prompt then). ``second_text``: the
-    position at which the second text of a pair begins; 0 if there is only one.
+    ``pool``: return hidden states.
     """
 
     sequence_id: int
     tokens: list[int]
     start: int
-    block_table: list[int]
+    blocks: list[int]
     sample: bool
     prompt_logprobs: int | None = None
     prompt_targets: list[int] = field(default_factory=list)
-    placeholder: bool = False
     masked: bool = False
-    hidden: HiddenStates | None = None
-    classify: bool = False
-    second_text: int = 0
+    pool: PooledRow | None = None
+    first_block: int = 0
+
+    @property
+    def placeholder(self) -> bool:
+        """True if the row's token is not known yet."""
+        return self.tokens[0] == PLACEHOLDER
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass of a batch. Ranks add the specs of ``added`` and drop those of ``removed``
-    before it.
+    """One forward pass of a batch. Before it, ranks forget the sequences of ``removed``, then add
+    the specs of ``added``.
 
     ``ahead``: planned while the step before was in flight, and void if that one fails.
     """

@@ -84,6 +84,7 @@ class Sequence:
     hidden: list[bytes] = field(default_factory=list)
     preemptions: int = 0
     known_to_ranks: bool = False
+    sent_blocks: int = 0  # leading blocks of the table that ranks have
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str = ""

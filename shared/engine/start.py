@@ -29,6 +29,7 @@ from ..weights.source import WeightSource
 from .core import EngineCore
 from .executor import MultiprocessExecutor
 from .messages import DataPlaneSettings, LoadFormats, RankSettings
+from .plan import PRIVATE_SEQS, SlotLimits
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .scheduling.steps_in_flight import MAX_STEPS
@@ -167,7 +168,7 @@ async def start_engine(
         device = NodeDevice(tuple(await ranks.start(settings)), config.nodes_per_device or 1)
         formats = _formats(config, spec, device)
         resolved = _resolve(config, spec, device, await ranks.load(formats))
-        endpoints = await ranks.allocate(resolved.num_blocks)
+        endpoints = await ranks.allocate(resolved.num_blocks, _slot_limits(resolved))
         fingerprint, _ = await reading
     except BaseException:
         reading.cancel()
@@ -221,6 +222,11 @@ def _resolve(
     budget = resolved.max_num_batched_tokens
     log.info("the KV cache holds %d tokens, a step computes at most %d", slots, budget)
     return resolved
+
+
+def _slot_limits(resolved: ResolvedEngine) -> SlotLimits:
+    blocks = -(-resolved.max_model_len // resolved.block_size)
+    return SlotLimits(resolved.max_num_seqs + PRIVATE_SEQS, blocks)
 
 
 def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine) -> Scheduler:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ...kernels.attention_metadata import AttentionConfig
 from ...kernels.reference.activation import activate
 from ...kernels.signatures import (
     CosSin,
@@ -30,6 +31,7 @@ from .layers.moe import MoE, NormedMoE
 from .layers.norm import Norm, RMSNorm, make_norm
 from .layers.part import Part
 from .layers.position_bias import ScoreBias
+from .layers.residual import Residual
 from .layers.rope import Rope
 from .layers.token_inputs import OutputScale, TokenEmbedding, TokenGate
 from .layers.vocabulary import VocabParallel
@@ -207,57 +209,64 @@ class Layer(Part):
             self.parts = LayerParts(self._queries, self._feed_forward, attention.params, sinks)
 
     def write_kv(
-        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
+        self, x: Residual, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
     ) -> torch.Tensor:
         """Write the rows' KV to the layer's caches; return their queries."""
         if self._queries is not None:
             (kv,) = memories
-            return self._queries(x, cos_sin, kv, batch.attention.slots)
-        hidden = x if self.attention_norm is None else self.attention_norm(x)
+            return self._queries(x.sum(), cos_sin, kv, batch.attention.slots)
+        hidden = x.sum() if self.attention_norm is None else x.normed(self.attention_norm)
         return self.attention.project(hidden, batch, cos_sin, memories)
 
     def complete(
         self,
-        x: torch.Tensor,
+        x: Residual,
         q: torch.Tensor,
         batch: ForwardBatch,
         memories: Memories,
         token_input: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attention, feed-forward, and the layer's token inputs."""
-        x = self._halves(x, q, batch, memories)
+    ) -> None:
+        """Add attention, feed-forward, and the layer's token inputs."""
+        self._add_halves(x, q, batch, memories)
         if self.token_gate is not None:
             assert token_input is not None
-            x = self.token_gate(x, token_input)
-        return x if self.output_scale is None else x * self.output_scale.weight
+            x.add(self.token_gate(x.sum(), token_input))
+        if self.output_scale is not None:
+            x.replace(x.sum() * self.output_scale.weight)
 
-    def _halves(
-        self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, memories: Memories
-    ) -> torch.Tensor:
+    def _add_halves(
+        self, x: Residual, q: torch.Tensor, batch: ForwardBatch, memories: Memories
+    ) -> None:
         if self._feed_forward is not None:
             assert isinstance(self.attention, Attention)
-            return self._feed_forward(self.attention.attend_heads(q, batch, memories), x)
+            attended = self.attention.attend_heads(q, batch, memories)
+            x.replace(self._feed_forward(attended, x.sum()))
+            return
         attention_out = self.attention.attend(q, batch, memories)
         if self.parallel:
             norm = self.mlp_norm or self.attention_norm
             assert norm is not None and not isinstance(self.mlp, NormedMoE)
-            return x + self._scale_residual(attention_out + self.mlp(norm(x)))
+            x.add(self._scale_residual(attention_out + self.mlp(x.normed(norm))))
+            return
         if self.residual_norms:
             assert self.post_attention_norm is not None and self.post_mlp_norm is not None
             assert not isinstance(self.mlp, NormedMoE)
-            x, _ = self.post_attention_norm.add(attention_out, x)
-            return self.post_mlp_norm.add(self.mlp(x), x)[0]
+            x.add(attention_out)
+            x.replace(x.normed(self.post_attention_norm))
+            x.add(self.mlp(x.sum()))
+            x.replace(x.normed(self.post_mlp_norm))
+            return
         if self.post_attention_norm is not None:
             attention_out = self.post_attention_norm(attention_out)
-        attention_out = self._scale_residual(attention_out)
-        if self.mlp_norm is None:
-            mlp_input = x = x + attention_out
+        x.add(self._scale_residual(attention_out))
+        mlp_input = x.sum() if self.mlp_norm is None else x.normed(self.mlp_norm)
+        if isinstance(self.mlp, NormedMoE):
+            out = self.mlp(mlp_input, x.sum())
         else:
-            mlp_input, x = self.mlp_norm.add(attention_out, x)
-        out = self.mlp(mlp_input, x) if isinstance(self.mlp, NormedMoE) else self.mlp(mlp_input)
+            out = self.mlp(mlp_input)
         if self.post_mlp_norm is not None:
             out = self.post_mlp_norm(out)
-        return x + self._scale_residual(out)
+        x.add(self._scale_residual(out))
 
     def _scale_residual(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.residual_scale == 1.0 else x * self.residual_scale
@@ -364,7 +373,12 @@ class Decoder:
         )
         self._runs = self._layer_runs()
         self._logits_run = self._run_to_logits()
-        self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
+        # On a GPU, launches for a few rows take longer than looking them up.
+        known = 0 if place.device.type == "cpu" else spec.max_position
+        self.ropes = {
+            rope: Rope(rope, place.device, known)
+            for rope in dict.fromkeys(layer.rope for layer in spec.layers)
+        }
         # Rounded like the embeddings.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
 
@@ -429,7 +443,8 @@ class Decoder:
         assert batch.attention.decodes is not None
         end = batch.attention.decodes.max_seq_len
         cos_sin = self.ropes[self.spec.layers[0].rope].cos_sin_below(batch.positions, end)
-        logits = self._decode(run, self._embed_tokens(batch), batch, cos_sin, cache, on_layer)
+        x = Residual(self._embed_tokens(batch))
+        logits = self._decode(run, x, batch, cos_sin, cache, on_layer)
         return None if logits is None else self._scale_logits(logits)
 
     def forward(
@@ -443,8 +458,8 @@ class Decoder:
             batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
         x = self._through_layers(self._embed_tokens(batch), batch, cache, on_layer)
         if batch.output_rows is not None:
-            x = x.index_select(0, batch.output_rows)
-        return x if self.norm is None else self.norm(x)
+            x.replace(x.sum().index_select(0, batch.output_rows))
+        return x.sum() if self.norm is None else x.normed(self.norm)
 
     def _embed_tokens(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embed.embed(batch.tokens)
@@ -460,20 +475,21 @@ class Decoder:
 
     def _through_layers(
         self,
-        x: torch.Tensor,
+        embedded: torch.Tensor,
         batch: ForwardBatch,
         cache: Sequence[LayerKV],
         on_layer: OnLayer | None,
-    ) -> torch.Tensor:
+    ) -> Residual:
         """The last layer's output, or unless the batch ``needs_logits``, the input of the last
         layer that writes to the cache."""
-        inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
+        x = Residual(embedded)
+        inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, embedded)
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         for run in self._runs:
             rotation = cos_sin[self.spec.layers[run.indices[0]].rope]
             out = self._decode(run, x, batch, rotation, cache, on_layer)
             if out is not None:
-                x = out
+                x.replace(out)
                 continue
             for index in run.indices:
                 layer, memories = self.layers[index], cache[self._memories[index]]
@@ -482,13 +498,13 @@ class Decoder:
                 if index == self._last_writing_layer and not batch.needs_logits:
                     return x
                 token_input = None if inputs is None else inputs[:, index]
-                x = layer.complete(x, q, batch, memories, token_input)
+                layer.complete(x, q, batch, memories, token_input)
         return x
 
     def _decode(
         self,
         run: LayerRun,
-        x: torch.Tensor,
+        x: Residual,
         batch: ForwardBatch,
         cos_sin: CosSin,
         cache: Sequence[LayerKV],
@@ -499,7 +515,7 @@ class Decoder:
         decodes = batch.attention.decodes
         if run.decode is None or decodes is None or not _all_decode(batch):
             return None
-        out = run.decode(x, cos_sin, cache[run.memories], batch.attention.slots, decodes)
+        out = run.decode(x.sum(), cos_sin, cache[run.memories], batch.attention.slots, decodes)
         if out is not None and on_layer is not None:
             for index in run.indices:
                 self._announce(index, on_layer)
@@ -510,6 +526,11 @@ class Decoder:
             memories = self._memories[index]
             for memory in range(memories.start, memories.stop):
                 on_layer(memory)
+
+    def announce_all(self, on_layer: OnLayer | None) -> None:
+        """Announce the KV of all layers, after a graph that computes them at once."""
+        for index in range(len(self.layers)):
+            self._announce(index, on_layer)
 
     def project_vectors(self, vectors: torch.Tensor) -> torch.Tensor:
         """Apply the projections to sums of hidden states, in fp32."""
@@ -545,23 +566,51 @@ class Decoder:
         cap = self.spec.logit_soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def prepare_batched_attention(
+    @property
+    def attends_one_by_one(self) -> bool:
+        """True if a layer attends to each sequence by itself."""
+        return self.position_bias is not None or not all(
+            isinstance(layer.attention, Attention) and layer.attention.batched_decode
+            for layer in self.layers
+        )
+
+    def prepare_ropes(self, cache: Sequence[LayerKV]) -> None:
+        """Compile the kernels that rotate heads and write them to the cache."""
+        for layer, spec, memories in zip(
+            self.layers, self.spec.layers, self._memories, strict=True
+        ):
+            if isinstance(layer.attention, Attention):
+                rotated = 0 if spec.rope is None else spec.rope.dim
+                layer.attention.prepare_rope(cache[memories], rotated)
+
+    def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
+        """Compile the kernels that attend for all decoding rows at once. Returns whether any layer
+        has one; latent attention has none."""
+        batched = False
+        for config, alike in self._attentions(cache, block_size).items():
+            works = self.place.operators.prepare_batched_decode(config)
+            batched = batched or works
+            for attention in alike:
+                attention.batched_decode = works
+        return batched
+
+    def prepare_batched_chunks(self, cache: Sequence[LayerKV], block_size: int) -> None:
+        """Compile the kernels that attend for all chunks at once."""
+        for config, alike in self._attentions(cache, block_size).items():
+            works = self.place.operators.prepare_batched_chunks(config)
+            for attention in alike:
+                attention.batched_chunks = works
+
+    def _attentions(
         self, cache: Sequence[LayerKV], block_size: int
-    ) -> tuple[bool, bool]:
-        """Compile the kernels that attend for all decoding rows at once, and those for all chunks.
-        Returns whether any layer has one of each; latent attention has none."""
-        attentions = [
-            (layer.attention, layer.attention.config(cache[memories], block_size))
-            for layer, memories in zip(self.layers, self._memories, strict=True)
-            if isinstance(layer.attention, Attention)
-        ]
-        operators, configs = self.place.operators, dict.fromkeys(c for _, c in attentions)
-        decode = {config: operators.prepare_batched_decode(config) for config in configs}
-        chunks = {config: operators.prepare_batched_chunks(config) for config in configs}
-        for attention, config in attentions:
-            attention.batched_decode = decode[config]
-            attention.batched_chunks = chunks[config]
-        return any(decode.values()), any(chunks.values())
+    ) -> dict[AttentionConfig, list[Attention]]:
+        """The layers' attention by kind, without latent attention."""
+        kinds: dict[AttentionConfig, list[Attention]] = {}
+        for layer, memories in zip(self.layers, self._memories, strict=True):
+            if isinstance(layer.attention, Attention):
+                config = layer.attention.config(cache[memories], block_size)
+                kinds.setdefault(config, []).append(layer.attention)
+        return kinds
 
 
 def _all_decode(batch: ForwardBatch) -> bool:

@@ -49,6 +49,12 @@ class TensorParallel:
                 torch.distributed.all_reduce(x, group=self.group)
         return x
 
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Overwrite ``x`` by rank 0's, in the device's stream."""
+        if self.size > 1:
+            with self.collectives.one():
+                torch.distributed.broadcast(x, group=self.group, group_src=0)
+
     def agree(self, values: list[int]) -> list[int]:
         """The sums over all ranks, on their CPUs."""
         if self.size == 1:

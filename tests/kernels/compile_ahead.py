@@ -29,6 +29,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 import triton
 
+from tandem.kernels.activations import Activation
 from tandem.kernels.attention_metadata import (
     AttentionParams,
     SequenceMetadata,
@@ -47,10 +48,13 @@ from tandem.kernels.block_formats import (
 )
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import (
+    activation,
     chunk_attention,
     grouped_product,
+    norm,
     paged_decode,
     quantized_linear,
+    rope_store,
     row_plan,
     slot_copy,
 )
@@ -61,6 +65,7 @@ from tandem.kernels.gpu.packed_codes import (
     takes,
 )
 from tandem.kernels.gpu.row_blocks import row_blocks
+from tandem.kernels.gpu.step_inputs import stage_inputs
 from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV
@@ -80,16 +85,23 @@ PROGRAMS = {
     "_attend": 3,
     "_attend_chunks": 2,
     "_combine": 8,
+    "_list_splits": 4,
     "_multiply": 2,
     "_decode": 4,
     "_add": 8,
     "_multiply_plain": 2,
     "_add_weighted": 8,
     "_copy": 8,
+    "_stage": 8,
     "_plan": 8,
+    "_rms_norm": 8,
+    "_act_and_mul": 8,
+    "_rope_store": 6,
 }
-# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores and int8 is
-# converted, and for products, whose tiles are as wide as registers allow.
+# Those that read and write the layer's activations 16 bytes a thread.
+VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
+# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
+# that are converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # operations of its tensor cores in 16 bits, and instructions that a processor issues in one.
@@ -102,7 +114,7 @@ ISSUED_A_CLOCK = 4
 MAX_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
-# any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
+# any 16 numbers are looked up in them; codebooks take as many instructions as Q8_0 does, for a
 # fifth to two fifths of its bytes. Exponentials of chunks take as long as products over 64 values.
 SLOW = (
     ("attend_chunks Llama-3-8B int8", 1.6),
@@ -121,6 +133,8 @@ SLOW = (
     ("multiply 32", 0.67),
     ("multiply IQ4_NL", 0.83),
     ("multiply", 0.63),
+    # Both of the numbers that rotate together are normed and rounded twice, for each of them.
+    ("rope_store normed", 0.63),
 )
 # Triton 3.6 moves more registers.
 SHUFFLED = 1.5 if triton.__version__.startswith("3.6.") else 1.0
@@ -150,6 +164,8 @@ class Compiled:
     asynchronous: int
     # Products that leave a warp free, which GPUs have since sm_90.
     async_products: int
+    # Loads and stores of less than a word.
+    narrow: int
     # Bytes that move without a loop, and those of them that a thread moves 16 at a time.
     moved: float
     vectors: float
@@ -189,9 +205,10 @@ def attention(
         sinks = torch.empty(heads, device=META) if attention_params.sinks else None
         paged_decode.paged_decode(q, kv, kv, decodes, attention_params, torch.empty_like(q), sinks)
 
-    constants, _ = paged_decode.constants(
-        q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16
-    )
+    processors = paged_decode.processors(META)
+    constants = paged_decode.constants(
+        q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16, processors
+    ).attend
     token = dim * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     kinds = [_short(q_dtype), _short(cache_dtype), *(f"{name}" for name in params)]
     return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
@@ -336,6 +353,73 @@ def copy(words: int, *, scatter: bool) -> Case:
     return Case(f"{words} words {'in' if scatter else 'out'}", launch, {"_copy": moved})
 
 
+def step_inputs() -> Case:
+    """The inputs of a step: a few rows' are small beside a launch, so bytes are not counted."""
+
+    def launch() -> None:
+        inputs, changes = (torch.empty(s, dtype=torch.int32, device=META) for s in ((4, 9), (7, 2)))
+        tables = torch.empty(8, 64, dtype=torch.int32, device=META)
+        last_tokens = torch.empty(8, dtype=torch.int32, device=META)
+        staged = torch.empty(3, 9, dtype=torch.int64, device=META)
+        stage_inputs(inputs, changes, tables, last_tokens, staged)
+
+    return Case("step inputs", launch, {})
+
+
+def norms(width: int, dtype: torch.dtype) -> Case:
+    """The norm of a row, with and without an addition."""
+
+    def launch() -> None:
+        x = torch.empty(4, width, dtype=dtype, device=META)
+        norm.rms_norm(x, x[0], 1e-6)
+        norm.add_rms_norm(x, x, x[0], 1e-6)
+
+    return Case(f"{width} {_short(dtype)}", launch, {"_rms_norm": 2 * width * dtype.itemsize})
+
+
+def gated(kind: Activation, width: int, dtype: torch.dtype) -> Case:
+    """A gated activation."""
+    x = torch.empty(4, 2 * width, dtype=dtype, device=META)
+    return Case(
+        f"{kind} {_short(dtype)}",
+        lambda: activation.act_and_mul(x, kind),
+        {"_act_and_mul": 3 * 1024 * dtype.itemsize},
+    )
+
+
+def rope(
+    model: str,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    rotated: int | None = None,
+    normed: bool = False,
+) -> Case:
+    """The rotation of a row's heads and their write to the cache. Instructions are counted where
+    there are only queries: the other kernels consist of three of these."""
+    turned = dim if rotated is None else rotated
+
+    def launch() -> None:
+        angles = torch.empty(4, 1, turned, device=META)
+        weight = torch.empty(heads + kv_heads, dim, dtype=dtype, device=META) if normed else None
+        x = torch.empty(4, heads + 2 * kv_heads, dim, dtype=dtype, device=META)
+        if cache_dtype is None:
+            rope_store.rope_queries(x, weight, 1e-6, (angles, angles))
+            return
+        values = torch.empty(kv_heads, 64, dim, dtype=cache_dtype, device=META)
+        scales = torch.empty(kv_heads, 64, 1, device=META)
+        kv = ScaledKV(values, scales) if cache_dtype == INT8 else values
+        slots = torch.empty(4, dtype=torch.int64, device=META)
+        rope_store.rope_and_cache_kv(x, weight, 1e-6, (angles, angles), (kv, kv), slots)
+
+    kinds = [_short(each) for each in (dtype, cache_dtype) if each is not None]
+    moved = {} if cache_dtype else {"_rope_store": 2.0 * heads * dim * dtype.itemsize}
+    return Case(f"{model} {' '.join(kinds)}", launch, moved)
+
+
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
@@ -346,6 +430,7 @@ def cases(generation: int) -> Iterator[Case]:
     fewest and most rows."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     every = FULL or generation == COUNTED
+    yield step_inputs()
     if every:
         yield attention("Qwen3-0.6B", bf16, bf16, 16, 8, 128)
     yield attention("Llama-3-8B", bf16, bf16, 32, 8, 128)
@@ -367,6 +452,21 @@ def cases(generation: int) -> Iterator[Case]:
         yield chunks("Phi-2", fp16, fp16, 32, 32, 80)
         yield chunks("ModernBERT", bf16, bf16, 12, 12, 64, window=64, causal=False)
         yield chunks("Gemma-3-4B", bf16, bf16, 8, 4, 256, spans=True)
+    for width in (1024, 4096, 16384) if every else (4096,):
+        yield norms(width, bf16)
+    yield norms(4096, fp32)
+    yield gated("silu", 14336, bf16)
+    if every:
+        yield gated("gelu_tanh", 14336, bf16)
+        yield gated("clamped_swiglu", 2880, bf16)
+        yield rope("Qwen3-0.6B queries normed", bf16, None, 16, 0, 128, normed=True)
+        yield rope("Llama-3-8B queries", bf16, None, 16, 0, 128)
+        yield rope("Phi-2", bf16, bf16, 32, 32, 80, rotated=32)
+        yield rope("Gemma-3-4B", fp16, INT8, 8, 4, 256, normed=True)
+        yield rope("Llama-3-8B", bf16, FP8, 32, 8, 128)
+    for cache_dtype in (bf16, FP8, INT8):
+        yield rope("Qwen3-0.6B", bf16, cache_dtype, 16, 8, 128, normed=True)
+    yield rope("Qwen3-0.6B", fp32, fp32, 16, 8, 128, normed=True)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
@@ -449,6 +549,7 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
         asynchronous=len(copies),
         async_products=len(products),
         moved=kernel.moved,
+        narrow=len(re.findall(r"(?:ld|st)\.global\S*\.[bsu](?:8|16)\b", binary.asm["ptx"])),
         vectors=vectors * 16 * 32 * binary.metadata.num_warps,
         slots=slots,
     )
@@ -496,25 +597,32 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def count_instructions(sass: str) -> int:
-    """The instructions of the longest loop, which are those between a branch backwards and its
-    target; of a kernel without a loop, all before its end."""
+    """The instructions of the longest loop without another in it, which are those between a branch
+    backwards and its target; of a kernel without a loop, all before its end."""
     instructions = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
     places = {int(address, 16): index for index, (address, _) in enumerate(instructions)}
-    longest = 0
+    loops = []
     for index, (_, text) in enumerate(instructions):
         target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
-        if target is not None and (start := places.get(int(target[1], 16))) is not None:
-            # The end of each kernel is a branch to itself.
-            longest = max(longest, index + 1 - start if start < index else 0)
+        start = index if target is None else places.get(int(target[1], 16), index)
+        if start < index:  # the end of each kernel is a branch to itself
+            loops.append((start, index + 1))
+    inner = [
+        end - start
+        for start, end in loops
+        if not any(start <= s and e <= end and (s, e) != (start, end) for s, e in loops)
+    ]
+    if inner:
+        return max(inner)
     ends = [index for index, (_, text) in enumerate(instructions) if text.strip() == "EXIT"]
-    return longest or ends[-1] + 1
+    return ends[-1] + 1
 
 
 def check(name: str, usage: Compiled, generation: int) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    small = words & {"float32", "int8"} or usage.kernel == "_multiply"
+    small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
     if usage.stack > (SMALL_STACK * SHUFFLED if small else 0) or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
@@ -526,6 +634,8 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
         wrong.append(f"more than {max_shared} bytes of shared memory")
     if usage.kernel == "_copy" and usage.vectors != usage.moved:
         wrong.append("moves less than 16 bytes at a time")
+    if usage.kernel in VECTORED and usage.narrow:
+        wrong.append("reads or writes number by number")
     attends = usage.kernel in ("_attend", "_attend_chunks")
     if attends and not usage.asynchronous and "float32" not in words:
         wrong.append("does not copy keys and values asynchronously")
@@ -544,7 +654,10 @@ def main(generations: Sequence[int]) -> int:
     for generation in generations or GENERATIONS:
         for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
-            if usage.kernel in ("_combine", "_add") and (generation, usage) in reported:
+            if (
+                usage.kernel in ("_list_splits", "_combine", "_add")
+                and (generation, usage) in reported
+            ):
                 continue  # it is the same for most
             reported.add((generation, usage))
             wrong = check(name, usage, generation)

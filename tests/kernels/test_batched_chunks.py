@@ -3,6 +3,7 @@ test_on_device.py computes them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tandem.kernels.attention_metadata import AttentionConfig, SequenceMetadata,
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import SequenceStep
-from tandem.shared.models.batch import build_batch
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -68,9 +69,9 @@ def test_a_model_gives_the_same_with_one_launch_for_its_chunks(name: str, tmp_pa
             SequenceStep(2, list(range(30, 35)), 0, [0, 4], True),
         ]
         with torch.inference_mode():
-            batch = build_batch(
-                steps, 4, torch.device("cpu"), list(range(15)), batched_chunks=runner.batched_chunks
-            )
+            batch = build_batch(steps, 4, torch.device("cpu"), list(range(15)))
+            chunks = chunk_metadata(batch.attention.sequences, torch.device("cpu"))
+            batch = replace(batch, attention=replace(batch.attention, chunks=chunks))
             states.append(runner.model.forward(batch, runner.cache.kv))
     torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
     layers = [layer.attention for layer in runner.model.layers]

@@ -36,7 +36,7 @@ pytest.importorskip("triton")
 from tandem.kernels.gpu import chunk_attention as kernels
 from tandem.kernels.gpu import chunk_trial
 from tandem.kernels.gpu.decode_trial import limit
-from tandem.tests.kernels.interpreted import interpret_whole_products
+from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
 FLOAT = (torch.float32, torch.float32)
 KINDS = [
@@ -62,7 +62,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles of rows and blocks of tokens in a few rows and tokens."""
     torch.manual_seed(0)
     if INTERPRETED:
-        interpret_whole_products(monkeypatch)
+        interpret_as_a_gpu_computes(monkeypatch)
         for name in ("_MAX_M", "_MAX_N"):
             monkeypatch.setattr(kernels, name, 32)
         monkeypatch.setattr(kernels, "_MAX_N_FP32", 16)

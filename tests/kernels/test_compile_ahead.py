@@ -33,6 +33,10 @@ def test_no_step_compiles_a_kernel() -> None:
 
 def test_the_longest_loop_is_counted() -> None:
     assert count_instructions(SASS) == 4
+    inner = (
+        "/*0050*/ IADD3 R3, R3, 0x1, RZ ; /*0060*/ BRA 0x50 ; /*0070*/ BRA 0x0 ; /*0080*/ EXIT ;"
+    )
+    assert count_instructions(inner) == 2
     assert count_instructions("/*0000*/ MOV R1, R2 ; /*0010*/ EXIT ; /*0020*/ BRA 0x20 ;") == 2
 
 
@@ -40,8 +44,8 @@ def test_the_longest_loop_is_counted() -> None:
     ("name", "changes", "expected"),
     [
         ("attend M bfloat16 fp8", {}, []),
-        ("attend M bfloat16 fp8", {"stack": 8}, ["spills registers"]),
-        ("attend M float32 float32", {"stack": 8}, []),
+        ("attend M bfloat16 bfloat16", {"stack": 8}, ["spills registers"]),
+        ("attend M bfloat16 fp8", {"stack": 8}, []),
         ("attend M bfloat16 fp8", {"local": 8}, ["spills registers"]),
         ("attend M bfloat16 fp8", {"registers": 180}, ["more than 170 registers a thread"]),
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
@@ -51,6 +55,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend_chunks M bfloat16", {"shared": 228 << 10}, ["more than", "does not multiply"]),
         ("copy 64 words in", {"registers": 32}, ["moves less than 16 bytes at a time"]),
         ("copy 64 words in", {"registers": 32, "vectors": 64}, []),
+        ("rms_norm 4096 bfloat16", {"registers": 32}, []),
+        ("rms_norm 4096 bfloat16", {"registers": 32, "narrow": 1}, ["reads or writes number by"]),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.3}, []),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.4}, ["issues too many instructions"]),
     ],
@@ -59,7 +65,7 @@ def test_problems_of_a_kernel_are_reported(
     name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
     good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
-    others = {"async_products": 0, "moved": 64, "vectors": 32, "slots": 0.5}
+    others = {"async_products": 0, "narrow": 0, "moved": 64, "vectors": 32, "slots": 0.5}
     kernel = "_" + name.split()[0]
     usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
     problems = check(name, usage, 90)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
-from tandem.kernels.operators import Operators
+from tandem.kernels.operators import joined
 from tandem.kernels.reference.cache import write_kv
 from tandem.kernels.signatures import (
     CosSin,
@@ -75,8 +76,15 @@ def queries(*, head_norm: bool) -> tuple[Queries, Queries]:
     """In one call, and composed."""
     qkv = runs_of(HIDDEN, ("Q4_0", 5 * DIM), ("Q8_0", 3 * DIM), biased=True)
     weight = torch.randn(HEADS + KV_HEADS, DIM) if head_norm else None
-    args = torch.randn(HIDDEN), 1e-5, qkv, weight, 1e-6
-    return compiled.prepare_queries(*args), Operators.prepare_queries(compiled, *args)
+    norm_weight = torch.randn(HIDDEN)
+
+    def composed(x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots: torch.Tensor) -> Any:
+        qkv_TXD = joined(qkv)(compiled.rms_norm(x, norm_weight, 1e-5)).view(len(x), -1, DIM)
+        return compiled.rope_and_cache_kv(qkv_TXD, weight, 1e-6, cos_sin, cache, slots)
+
+    ours = compiled.prepare_queries(norm_weight, 1e-5, qkv, weight, 1e-6)
+    assert ours is not None
+    return ours, composed
 
 
 def feed_forward() -> tuple[FeedForward, FeedForward]:
@@ -84,11 +92,15 @@ def feed_forward() -> tuple[FeedForward, FeedForward]:
     o = runs_of(HEADS * DIM, ("Q5_0", HIDDEN))
     up = runs_of(HIDDEN, ("Q4_1", 2 * WIDTH))
     down = runs_of(WIDTH, ("Q8_0", 37), ("Q4_0", HIDDEN - 37))
-    args = o, torch.randn(HIDDEN), 1e-5, up, down
-    return (
-        compiled.prepare_feed_forward(*args, "silu"),
-        Operators.prepare_feed_forward(compiled, *args, "silu"),
-    )
+    norm_weight = torch.randn(HIDDEN)
+
+    def composed(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        normed, x = compiled.add_rms_norm(joined(o)(attended), x, norm_weight, 1e-5)
+        return x + joined(down)(compiled.act_and_mul(joined(up)(normed), "silu"))
+
+    ours = compiled.prepare_feed_forward(o, norm_weight, 1e-5, up, down, "silu")
+    assert ours is not None
+    return ours, composed
 
 
 def angles(rows: int) -> CosSin:

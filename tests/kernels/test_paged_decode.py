@@ -6,7 +6,9 @@ Without Triton, as beside some builds of torch, they are skipped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ pytest.importorskip("triton")
 
 from tandem.kernels.gpu import paged_decode as kernels
 from tandem.kernels.gpu.paged_decode import paged_decode
-from tandem.tests.kernels.interpreted import interpret_whole_products
+from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
 KINDS = [
     (torch.float32, torch.float32),
@@ -50,16 +52,15 @@ KINDS = [
     (torch.bfloat16, INT8),
     (torch.float16, INT8),
 ]
-# Tokens of a part, of which the interpreter takes half as long as of the usual ones: several tiles
-# of each type. Parts of the usual size are tried as a rank tries them.
-SPLIT, USUAL_SPLIT = 256, kernels.SPLIT
+SPLIT = kernels.MIN_SPLIT
+H100_PROCESSORS = kernels.processors(torch.device("meta"))
 TRIED = selected(
     [KINDS[0], KINDS[1], KINDS[2], (torch.bfloat16, FP8), (torch.float32, INT8)], full=KINDS
 )
 # Of scores, and so small that it bends most of them.
 CAP = 1.5
 # Each type over whole contexts; a cap in types of each width, and each window in one.
-WINDOWS = [7, SPLIT + 3]
+WINDOWS = [7, 2 * SPLIT + 3]
 CASES = selected(
     [
         *((kind, None, None) for kind in KINDS),
@@ -72,11 +73,12 @@ BLOCK, BLOCKS = 4, 600
 
 
 @pytest.fixture(autouse=True)
-def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreted_as_a_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     if INTERPRETED:
-        monkeypatch.setattr(kernels, "SPLIT", SPLIT)
-        interpret_whole_products(monkeypatch)
+        # So few that each program attends to several splits.
+        monkeypatch.setattr(kernels, "processors", lambda _: 5)
+        interpret_as_a_gpu_computes(monkeypatch)
 
 
 class PagedCase:
@@ -141,7 +143,7 @@ def converts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def check_rows(
     kind: tuple[torch.dtype, torch.dtype], window: int | None, cap: float | None
 ) -> None:
-    case = PagedCase([1, 19, SPLIT, SPLIT + 1], kind, 6, 2, 24)
+    case = PagedCase([1, 19, SPLIT, 2 * SPLIT + 7], kind, 6, 2, 24)
     result, expected = case.run(window, cap), case.expected(window, cap)
     assert result.dtype == kind[0]
     tolerance = max(TOLERANCE[result.dtype], TOLERANCE[case.q.dtype])
@@ -155,12 +157,12 @@ def test_each_row_attends_to_its_own_sequence(
     check_rows(kind, window, cap)
 
 
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (SPLIT + 3, CAP)])
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (2 * SPLIT + 3, CAP)])
 def test_a_sink_counts_once_however_many_parts_there_are(
     window: int | None, cap: float | None
 ) -> None:
     """Sinks of any size: one that counts for nothing, and one beside which all tokens do."""
-    case = PagedCase([1, 19, SPLIT, 2 * SPLIT + 1], (torch.float32, torch.float32), 6, 2, 24)
+    case = PagedCase([1, 19, SPLIT, 2 * SPLIT + 7], (torch.float32, torch.float32), 6, 2, 24)
     case.sinks = torch.tensor([-1e4, -3.0, 0.0, 3.0, 60.0, 1e4], device=DEVICE)
     result, expected = case.run(window, cap), case.expected(window, cap)
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
@@ -174,7 +176,7 @@ def test_fp8_is_widened_either_way(kind: tuple[torch.dtype, torch.dtype], conver
 
 @pytest.mark.parametrize("cap", [None, CAP])
 def test_keys_and_values_of_fp8_may_have_a_scale_each(cap: float | None, converts: bool) -> None:
-    case = PagedCase([300, SPLIT + 1], (torch.float32, FP8), 4, 2, 24, (0.013, 3.7e-3))
+    case = PagedCase([300, SPLIT], (torch.float32, FP8), 4, 2, 24, (0.013, 3.7e-3))
     result, expected = case.run(cap=cap), case.expected(cap=cap)
     # Products with codes of fp16 hardware are exact; the reference multiplies K and V first.
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
@@ -214,10 +216,11 @@ def test_heads_of_any_number_and_size(heads: int, kv: int, dim: int) -> None:
     torch.testing.assert_close(case.run(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
-def test_more_parts_than_are_weighed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.kernels.gpu.paged_decode.SPLIT", 16)
-    monkeypatch.setattr("tandem.kernels.gpu.paged_decode.MAX_SPLITS", 40)
-    case = PagedCase([1000, 17], (torch.float32, torch.float32), 2, 1, 16)
+def test_more_splits_than_are_combined_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MIN_SPLIT", 64)
+    monkeypatch.setattr(kernels, "_BLOCK_S", 4)
+    monkeypatch.setattr(kernels, "processors", lambda _: H100_PROCESSORS)
+    case = PagedCase([700, 17], (torch.float32, torch.float32), 2, 1, 16)
     torch.testing.assert_close(case.run(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
@@ -227,6 +230,148 @@ def test_a_row_is_the_same_in_any_batch() -> None:
     for row in range(3):
         case.contexts = contexts[row : row + 1]
         assert torch.equal(case.run()[row], whole[row])
+
+
+WORKSPACES = ("splits_L5", "num_splits", "partial_LHD", "lse_LH")
+
+
+class _Recorded:
+    """A kernel whose launches are recorded."""
+
+    def __init__(self, kernel: Any, launches: list[tuple[Any, ...]]) -> None:
+        self.kernel = kernel
+        self.launches = launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **constants: Any) -> None:
+            self.launches.append((self.kernel, grid, arguments, constants))
+            self.kernel[grid](*arguments, **constants)
+
+        return launch
+
+
+def captured(monkeypatch: pytest.MonkeyPatch, run: Callable[[], None]) -> Callable[[], None]:
+    """A function that launches once more what ``run`` launches, with the same arguments."""
+    if not INTERPRETED:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return graph.replay
+    launches: list[tuple[Any, ...]] = []
+    with monkeypatch.context() as patch:
+        for name in ("_list_splits", "_attend", "_combine"):
+            patch.setattr(kernels, name, _Recorded(getattr(kernels, name), launches))
+        run()
+
+    def replay() -> None:
+        for kernel, _, arguments, _ in launches:
+            for name, each in zip(kernel.arg_names, arguments, strict=False):
+                if name in WORKSPACES:
+                    each.fill_(torch.nan if each.is_floating_point() else 77)
+        for kernel, grid, arguments, constants in launches:
+            kernel[grid](*arguments, **constants)
+
+    return replay
+
+
+@pytest.mark.parametrize("window", [None, 2 * SPLIT + 3])
+def test_a_replay_reads_lengths_and_tables_anew(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """As a CUDA graph replays the launches of a step, in whose other rows nothing decodes."""
+    case = PagedCase([600, 40, 300, 99], (torch.float32, torch.float32), 6, 2, 24)
+    case.run(window)  # compiles
+    sequences, decodes = case.contexts, case.decodes()
+    tables, out = decodes.tables.clone(), torch.full_like(case.q, 77.0)
+    params = case.params(window, None)
+    replay = captured(
+        monkeypatch, lambda: paged_decode(case.q, case.keys, case.values, decodes, params, out)
+    )
+    for lengths in ((0, 17, 0, 1), (599, 40, 290, 98), (0, 0, 0, 0), (1, 0, 300, 0)):
+        order = torch.randperm(4).tolist()  # of the tables
+        decodes.tables[order] = tables
+        for row, length in enumerate(lengths):
+            # Whatever a row of padding says, it is not read.
+            entry = [2 * row, order[row], length] if length else [1, -(1 << 30), 0]
+            decodes.rows[row] = torch.tensor(entry, dtype=torch.int32)
+        out.fill_(77.0)
+        replay()
+        case.contexts = [
+            replace(sequence, start=length - 1)
+            for sequence, length in zip(sequences, lengths, strict=True)
+            if length
+        ]
+        decoding = [2 * row for row, length in enumerate(lengths) if length]
+        assert (out[[row for row in range(8) if row not in decoding]] == 77.0).all()
+        expected = case.expected(window)[[row // 2 for row in decoding]]
+        torch.testing.assert_close(out[decoding], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_with_the_same_window_share_a_list_of_splits() -> None:
+    case = PagedCase([300, 5], (torch.float32, torch.float32), 4, 2, 16)
+    decodes = case.decodes()
+    for window in (None, 200, None, 200):
+        out, params = torch.empty_like(case.q), case.params(window, None)
+        paged_decode(case.q, case.keys, case.values, decodes, params, out)
+        torch.testing.assert_close(out[::2], case.expected(window), atol=1e-5, rtol=1e-5)
+    assert len(decodes.derived) == 2
+
+
+def listed(lengths: list[int], kv_heads: int = 8) -> torch.Tensor:
+    """The splits of rows on an H100, [splits, 5]."""
+    bf16 = torch.bfloat16
+    fixed = kernels.constants(
+        bf16, bf16, 32, kv_heads, 128, AttentionParams(1.0), 16, H100_PROCESSORS
+    )
+    rows = torch.tensor(
+        [(7 * row, row, length) for row, length in enumerate(lengths)], dtype=torch.int32
+    )
+    tables = torch.zeros(len(lengths), 1, dtype=torch.int32)
+    decodes = DecodeMetadata(rows.to(DEVICE), tables.to(DEVICE), 0, 16)
+    splits, number = kernels.split_list(decodes, fixed.list_splits)
+    assert len(splits) == len(lengths) * fixed.list_splits["MAX_SPLITS"]
+    return splits[: int(number)].cpu()
+
+
+def test_every_token_is_in_one_split() -> None:
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3000, (300,), generator=random).tolist()
+    lengths[3:7] = [0, 191, 192, 100_000]
+    splits = listed(lengths)
+    tokens = splits[:, 3] - splits[:, 2]
+    assert splits[0, 0] == 7 * 6 and tokens.min() >= 1
+    assert (tokens[33:] < 1.5 * SPLIT).all()  # the longest row's come first
+    places = splits[splits[:, 4] >= 0, 4]
+    assert len(places.unique()) == len(places)
+    for row, length in enumerate(lengths):
+        mine = splits[splits[:, 1] == row]
+        assert (mine[:, 0] == 7 * row).all()
+        assert [0, *mine[:, 3].tolist()] == [*mine[:, 2].tolist(), length]
+        assert (mine[:, 4] < 0).all() == (len(mine) <= 1)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [4096],
+        [32 << 10],
+        [32 << 10, *[100] * 255],
+        [*[100] * 255, 32 << 10],
+        [8192] * 64,
+        [1 + 600 * row // 255 for row in range(256)],
+        [600 if row % 3 else 9 for row in range(256)],
+    ],
+    ids=["4k", "32k", "32k first", "32k last", "64 of 8k", "all lengths", "two lengths"],
+)
+def test_splits_are_spread_over_a_gpu(lengths: list[int]) -> None:
+    """Program p of the grid runs on processor p, modulo their number."""
+    splits, kv_heads = listed(lengths), 8
+    tokens = (splits[:, 3] - splits[:, 2]).repeat_interleave(kv_heads)
+    assert len(tokens) >= H100_PROCESSORS
+    loads = torch.zeros(H100_PROCESSORS)
+    loads.index_add_(0, torch.arange(len(tokens)) % H100_PROCESSORS, tokens.float())
+    if len(lengths) > 1:
+        assert loads.max() < 1.2 * loads.mean()
 
 
 def test_queries_may_be_a_part_of_wider_rows() -> None:
@@ -258,9 +403,8 @@ def test_every_code_of_fp8_is_read_as_torch_reads_it(converts: bool) -> None:
     torch.testing.assert_close(case.run(), case.expected(), atol=1e-4, rtol=1e-5)
 
 
-def test_what_a_rank_tries_at_its_start_finds_them_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over parts of the usual size, in each type of queries and of a cache."""
-    monkeypatch.setattr(kernels, "SPLIT", USUAL_SPLIT)
+def test_what_a_rank_tries_at_its_start_finds_them_right() -> None:
+    """In each type of queries and of a cache."""
     for q_dtype, dtype in TRIED:
         shape = AttentionConfig(DEVICE, q_dtype, dtype, 4, 2, 16, 16, AttentionParams(0.25))
         assert largest_error(shape) < limit(shape)

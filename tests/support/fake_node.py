@@ -101,9 +101,9 @@ class FakeRanks:
             [Sampled(row.sequence_id, [self.says or 0]) for row in sampled_rows],
             failed={row.sequence_id: self.fails for row in rows},
             hidden={
-                row.sequence_id: HIDDEN[:4] if row.classify else HIDDEN
+                row.sequence_id: HIDDEN[:4] if row.pool.classify else HIDDEN
                 for row in plan.sequences
-                if row.hidden
+                if row.pool is not None and row.pool.hidden
             },
         )
 

@@ -22,8 +22,8 @@ from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.shared.handoff.wire.layer_windows import first_tokens
 from tandem.shared.kv.layout import heads_by_rank
-from tandem.shared.models.batch import build_batch
 from tandem.shared.models.parallel import TensorParallel
+from tandem.tests.support.batches import build_batch
 
 from .runners import build_runner
 

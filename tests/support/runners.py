@@ -9,6 +9,7 @@ import torch
 from tandem.kernels.operators import Operators
 from tandem.shared.config.kv_dtypes import AUTO, SCALED_AS_A_WHOLE, kv_dtype_of
 from tandem.shared.engine.device import operators_for, prepare
+from tandem.shared.engine.plan import SlotLimits
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.kv.layout import UNSCALED
@@ -60,7 +61,7 @@ def build_runner(
         operators=model.place.operators,
         whole_scales=read_kv_scales(model_path, model.spec) if scaled else UNSCALED,
     )
-    return runner_of(model, cache, tp)
+    return runner_of(model, cache, tp, SlotLimits(512, 2 * num_blocks))
 
 
 def embeddings(model: Decoder) -> torch.Tensor:

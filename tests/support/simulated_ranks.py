@@ -43,6 +43,7 @@ class SimulatedRanks:
 
     block_size: int
     slots: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    tables: dict[int, list[int]] = field(default_factory=dict)
     specs: dict[int, SamplerSpec] = field(default_factory=dict)
     samples: dict[int, list[int]] = field(default_factory=dict)  # since the spec came
     broken: set[int] = field(default_factory=set)
@@ -58,6 +59,7 @@ class SimulatedRanks:
             return None
         for key in plan.removed:
             self.specs.pop(key, None)
+            self.tables.pop(key, None)
         for spec in plan.added:
             self.specs[spec.sequence_id] = spec
             self.samples[spec.sequence_id] = []
@@ -77,9 +79,12 @@ class SimulatedRanks:
 
     def _compute(self, row: SequenceStep, result: StepResult) -> None:
         key = row.sequence_id
+        table = self.tables.setdefault(key, [])
+        assert row.first_block == len(table), "the blocks before these are missing, or sent twice"
+        table += row.blocks
         tokens = self.samples[key][-1:] or [0] if row.placeholder else row.tokens
         history = [*self._read(row), *tokens]
-        self.write(row.block_table, history, row.start, len(history))
+        self.write(table, history, row.start, len(history))
         if key in self.broken:
             result.failed[key] = "not finite"
         elif row.sample:
@@ -93,7 +98,8 @@ class SimulatedRanks:
         """The tokens before the row, each of whose slots must hold what led to it."""
         context: tuple[int, ...] = ()
         for position in range(row.start):
-            slot = row.block_table[position // self.block_size], position % self.block_size
+            block = self.tables[row.sequence_id][position // self.block_size]
+            slot = block, position % self.block_size
             tokens = self.slots.get(slot, ())
             assert tokens[:-1] == context and len(tokens) == position + 1, (
                 f"sequence {row.sequence_id}: token {position} is not in slot {slot}"

@@ -29,6 +29,7 @@ from ...weights.transfer import in_words
 from ..device import operators_for
 from ..device_memory import free_memory, report
 from ..messages import LoadFormats, RankSettings
+from ..plan import SlotLimits
 from .device import data_plane_bytes
 from .group import meet
 from .runner import ModelRunner, lacks_memory, runner_of
@@ -56,7 +57,7 @@ class LoadedModel:
             self.model.spec, self.block_size, self.kv_dtype, self.tp.size, self.tp.rank
         )
 
-    def runner(self, num_blocks: int) -> ModelRunner:
+    def runner(self, num_blocks: int, limits: SlotLimits) -> ModelRunner:
         """Allocate the cache for a runner. Raises ``StartupError`` if it does not fit."""
         try:
             cache = KVCache(
@@ -77,7 +78,7 @@ class LoadedModel:
                 f"{str(error).splitlines()[0]}; lower --kv-fraction"
             ) from None
         try:
-            return runner_of(self.model, cache, self.tp)
+            return runner_of(self.model, cache, self.tp, limits)
         except KernelUnavailableError as error:
             raise StartupError(
                 f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from ..plan import SequenceStep
+from ..plan import HiddenStates, PooledRow, SequenceStep
 from .sampler import NOT_FINITE_MESSAGE
+
+
+class PooledSequence(NamedTuple):
+    """A sequence that returns hidden states, and its number of rows."""
+
+    sequence_id: int
+    num_rows: int
+    pool: PooledRow
 
 
 @dataclass(slots=True)
@@ -22,7 +31,7 @@ class OutputRows:
     samples: list[SequenceStep] = field(default_factory=list)
     asks: list[SequenceStep] = field(default_factory=list)  # prompt logprobs
     computes: list[SequenceStep] = field(default_factory=list)  # of ``others``
-    pools: list[SequenceStep] = field(default_factory=list)
+    pools: list[PooledSequence] = field(default_factory=list)
 
     @property
     def all(self) -> list[int]:
@@ -49,53 +58,69 @@ def output_rows(sequences: list[SequenceStep]) -> OutputRows:
         if sequence.prompt_logprobs is not None and sequence.prompt_targets:
             rows.prompt += range(first, first + len(sequence.prompt_targets))
             rows.asks.append(sequence)
-        if sequence.hidden is not None:
-            rows.pooled += _pooled_rows(sequence, first, end)
-            rows.pools.append(sequence)
+        if sequence.pool is not None and sequence.pool.hidden is not None:
+            rows.pooled += _pooled_rows(sequence.pool.hidden, first, end)
+            rows.pools.append(PooledSequence(sequence.sequence_id, end - first, sequence.pool))
         first = end
     return rows
 
 
-def _pooled_rows(sequence: SequenceStep, first: int, end: int) -> range:
-    if sequence.hidden == "sum":
+def _pooled_rows(hidden: HiddenStates, first: int, end: int) -> range:
+    if hidden == "sum":
         return range(first, end)
-    row = end - 1 if sequence.hidden == "last" else first
+    row = end - 1 if hidden == "last" else first
     return range(row, row + 1)
 
 
 def pooled_states(
-    pools: list[SequenceStep],
+    pools: list[PooledSequence],
     hidden: torch.Tensor,
     projected: Callable[[torch.Tensor], torch.Tensor],
     scores: Callable[[torch.Tensor], torch.Tensor | None],
-) -> dict[int, bytes]:
-    """Each sequence's vector as packed float32: ``projected`` of the sum of its pooled rows, or
-    ``scores`` of their mean. Scores are missing if they are on another rank."""
-    counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
+) -> dict[int, torch.Tensor]:
+    """Each sequence's vector, on its way to the host: ``projected`` of the sum of its pooled rows,
+    or ``scores`` of their mean. Scores are missing if they are on another rank."""
+    counts = [one.num_rows if one.pool.hidden == "sum" else 1 for one in pools]
     parts = list(zip(pools, hidden.split(counts) if pools else (), strict=True))
     vectors = [
         (one, projected(part.sum(0, dtype=torch.float32)))
         for one, part in parts
-        if not one.classify
+        if not one.pool.classify
     ]
-    scored = [(one, _mean(part)) for one, part in parts if one.classify]
+    scored = [(one, _mean(part)) for one, part in parts if one.pool.classify]
     logits = scores(torch.cat([row for _, row in scored])) if scored else None
     if logits is not None:
         vectors += zip((one for one, _ in scored), logits, strict=True)
-    return {one.sequence_id: vector.cpu().numpy().tobytes() for one, vector in vectors}
+    return {one.sequence_id: to_host(vector) for one, vector in vectors}
+
+
+def packed(vectors: dict[int, torch.Tensor]) -> dict[int, bytes]:
+    """Vectors of float32 that have arrived on the host, as bytes."""
+    return {sequence_id: vector.numpy().tobytes() for sequence_id, vector in vectors.items()}
 
 
 def _mean(rows: torch.Tensor) -> torch.Tensor:
     return rows if len(rows) == 1 else rows.mean(0, keepdim=True, dtype=torch.float32)
 
 
-def not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
-    """Failures of sequences that do not sample. Their last row shows them: it attends to all KV."""
-    if not sequences:
-        return {}
-    finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
+def finite_rows(hidden: torch.Tensor) -> torch.Tensor:
+    """True for each row without NaN and infinity, on its way to the host."""
+    return to_host(hidden.sum(dim=-1, dtype=torch.float32).isfinite())
+
+
+def not_finite(sequences: list[SequenceStep], finite: torch.Tensor) -> dict[int, str]:
+    """Failures of sequences that do not sample, by ``finite_rows`` of their last rows, which attend
+    to all KV."""
     return {
         one.sequence_id: NOT_FINITE_MESSAGE
-        for one, good in zip(sequences, finite, strict=True)
+        for one, good in zip(sequences, finite.tolist(), strict=True)
         if not good
     }
+
+
+def to_host(x: torch.Tensor) -> torch.Tensor:
+    """A copy on the host, which a GPU fills in the order of its stream; a CPU's tensor itself."""
+    if x.device.type != "cuda":
+        return x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x, non_blocking=True)

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, TandemError
@@ -50,8 +51,10 @@ if TYPE_CHECKING:
     from ...handoff.plane.computed_layers import ComputedLayers
     from ...handoff.plane.endpoint import DataPlane
     from ...kv.backing import Backing
+    from ...models.parallel import Collectives
+    from .collector import Collector
     from .loading import LoadedModel
-    from .runner import ModelRunner
+    from .runner import LaunchedStep, ModelRunner
 
 log = logging.getLogger("tandem.rank")
 
@@ -71,11 +74,12 @@ class RankProcess:
         self._layers = 0  # computed since the start
         self._computed_layers: ComputedLayers | None = None  # on a GPU, beside the plane
         self._backing: Backing | None = None  # on a CPU
+        self._collector: Collector | None = None  # on a GPU
 
     def serve(self) -> None:
         """Reply to requests until the head is gone, when the reader thread ends the process."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        handlers: dict[type, Callable[[Any], RankMessage]] = {
+        handlers: dict[type, Callable[[Any], RankMessage | None]] = {
             OpenDevice: self._open,
             LoadModel: self._load,
             AllocateCache: self._allocate,
@@ -84,14 +88,15 @@ class RankProcess:
         while True:
             request = self._requests.get()
             try:
-                reply = handlers[type(request)](request)
+                reply = handlers[type(request)](request)  # none if it is sent later
             except TandemError as error:
                 category = "model" if isinstance(error, ModelError) else "startup"
                 reply = Failed(category, str(error))  # type: ignore[arg-type]
             except Exception as error:
                 log.exception("%s failed", type(request).__name__)
                 reply = Failed("internal", f"{type(error).__name__}: {error}")
-            self._channel.send(reply)
+            if reply is not None:
+                self._channel.send(reply)
 
     def _read(self) -> None:
         """Read until the head is gone, then end the process."""
@@ -147,8 +152,12 @@ class RankProcess:
         from .device import bind_threads
         from .loading import backing_of
 
-        self._runner = self._model.runner(request.num_blocks)
+        self._runner = self._model.runner(request.num_blocks, request.limits)
         self._backing = backing_of(self._runner.cache)
+        if self._runner.cache.device.type != "cpu":
+            from .collector import Collector
+
+            self._collector = Collector(self._runner.collect, self._reply, _failure)
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers
@@ -165,10 +174,11 @@ class RankProcess:
         gc.freeze()
         return CacheAllocated(endpoints)
 
-    def _step(self, request: ExecuteStep) -> StepDone:
+    def _step(self, request: ExecuteStep) -> None:
+        """Launch a step. On a CPU it is computed then; the collector replies to a GPU's."""
         plan = request.plan
         if self._backing is not None:
-            self._backing.reach_all(row.block_table for row in plan.sequences)
+            self._backing.reach_all(row.blocks for row in plan.sequences)
         hand_over = self._layer_hook(request)
 
         def computed(layer: int) -> None:
@@ -176,23 +186,28 @@ class RankProcess:
             if hand_over is not None:
                 hand_over(layer)
 
-        result: StepResult | None = None
-        failure = None
+        step: LaunchedStep | StepFailure
         try:
-            result = self._runner.execute(plan, computed)
+            step = self._runner.launch(plan, computed)
         except Exception as error:
-            failure = _failure(error)
-            if failure.cause == VOID:
-                log.info("step %d was not run: %s", plan.step, failure.reason)
-            else:
-                log.exception("step %d failed", plan.step)
-        if failure is not None:  # after the traceback, which referred to tensors, is gone
+            step = _failure(plan.step, error)
+        if isinstance(step, StepFailure):  # after the traceback, which referred to tensors, is gone
             self._runner.recover()
-        collectives = self._runner.tp.collectives
-        is_first = self._settings.rank == 0
-        return StepDone(
-            result if is_first else None, failure, collectives.started, collectives.finished
-        )
+        counts = replace(self._runner.tp.collectives)  # before the next step adds its own
+        if self._collector is not None:
+            self._collector.put(step, counts)
+        elif isinstance(step, StepFailure):
+            self._reply(step, counts)
+        else:
+            self._reply(self._runner.collect(step), counts)
+
+    def _reply(self, outcome: StepResult | StepFailure, collectives: Collectives) -> None:
+        result = failure = None
+        if isinstance(outcome, StepFailure):
+            failure = outcome
+        elif self._settings.rank == 0:
+            result = outcome
+        self._channel.send(StepDone(result, failure, collectives.started, collectives.finished))
 
     def _layer_hook(self, request: ExecuteStep) -> Callable[[int], None] | None:
         """A hook that announces each computed layer to the data plane, if a transfer takes a row's
@@ -232,11 +247,17 @@ class RankProcess:
             self._plane.submit(command)
 
 
-def _failure(error: Exception) -> StepFailure:
+def _failure(step: int, error: Exception) -> StepFailure:
+    """The failure of a step, which is logged."""
     from .runner import cause_of
 
     summary = (str(error).splitlines() or [""])[0]
-    return StepFailure(cause_of(error), f"{type(error).__name__}: {summary}")
+    failure = StepFailure(cause_of(error), f"{type(error).__name__}: {summary}")
+    if failure.cause == VOID:
+        log.info("step %d was not run: %s", step, failure.reason)
+    else:
+        log.error("step %d failed", step, exc_info=error)
+    return failure
 
 
 def main() -> None:

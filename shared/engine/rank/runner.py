@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
 from ...kv.cache import KVCache
-from ...models.batch import build_batch
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
 from ..plan import (
@@ -18,23 +18,42 @@ from ..plan import (
     VOID,
     PositionLogprobs,
     SequenceStep,
+    SlotLimits,
     StepPlan,
     StepResult,
 )
+from .graphs import Capture, DecodeGraphs
 from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
 from .mask_inbox import MaskInbox
-from .output_rows import not_finite, output_rows, pooled_states
+from .output_rows import finite_rows, not_finite, output_rows, packed, pooled_states
 from .sampler import Sampler
+from .slots import Slots
+from .step_inputs import StepInputs
 
 # Logits of prompt positions are computed this many rows at a time: each has the whole vocabulary.
 _PROMPT_ROWS = 64
 
 
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step that a GPU may still compute. ``result`` lacks what is on its way to the host: the
+    ``states`` of pooled sequences, and whether the last rows of those that do not sample are
+    ``finite``. These have arrived once the event ``computed`` has passed."""
+
+    result: StepResult
+    ahead: bool
+    start: float
+    states: dict[int, torch.Tensor] = field(default_factory=dict)
+    computes: list[SequenceStep] = field(default_factory=list)
+    finite: torch.Tensor | None = None
+    computed: torch.cuda.Event | None = None
+
+
 class ModelRunner:
-    """Owns one rank's tensors. Between steps it keeps the weights, the cache, the sampler's history
-    and the last draws; everything else arrives in the plan, and masks in ``masks``. Only rank 0
-    samples."""
+    """Owns one rank's tensors. Between steps it keeps the weights, the cache, and the slots of live
+    sequences with the sampler's history; everything else arrives in the plan, and masks in
+    ``masks``. Only rank 0 samples."""
 
     def __init__(
         self,
@@ -42,38 +61,71 @@ class ModelRunner:
         cache: KVCache,
         sampler: Sampler,
         tp: TensorParallel,
+        slots: Slots,
         *,
         batched_decode: bool = False,
-        batched_chunks: bool = False,
     ) -> None:
         self.batched_decode = batched_decode
-        self.batched_chunks = batched_chunks
         self.model = model
         self.cache = cache
         self.sampler = sampler
         self.tp = tp
+        self.slots = slots
         self.masks = MaskInbox()
-        self._last_draws = LastDraws(tp)
+        self.inputs = StepInputs(
+            slots,
+            cache.block_size,
+            model.place.operators,
+            batched_decode=batched_decode,
+            one_by_one=model.attends_one_by_one,
+        )
+        self.graphs: DecodeGraphs | None = None
+        self._last_draws = LastDraws(tp, slots.last_tokens)
+        self._last_end = 0.0  # of the step that was collected last
+
+    def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
+        """Run one step. See ``launch`` and ``collect``."""
+        return self.collect(self.launch(plan, on_layer))
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
-        """Run one step. ``on_layer(i)``: layer i's KV of this step is in the cache.
+    def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> LaunchedStep:
+        """Launch one step on the device; on a CPU, compute it. Nothing here waits for a GPU, but
+        for prompt logprobs. ``on_layer(i)``: layer i's KV of this step is launched to the cache.
 
         Raises ``StepVoidError`` if the step was planned on top of one that failed.
         """
-        start = time.perf_counter()
-        sequences = self._last_draws.begin(plan)
+        step = LaunchedStep(StepResult(plan.step, []), plan.ahead, time.perf_counter())
+        self._last_draws.begin(plan)
         for sequence_id in plan.removed:
             self.sampler.remove(sequence_id)
+        self.slots.remove(plan.removed)
         for spec in plan.added:
             self.sampler.add(spec)
-        result = StepResult(plan.step, [])
-        if sequences:
-            self._run(sequences, on_layer, result)
-            self._finish()
-        self._last_draws.end(result.sampled)
-        result.seconds = time.perf_counter() - start
+        if plan.sequences:
+            self._run(plan.sequences, on_layer, step)
+            step.computed = self._mark()
+        self._last_draws.end()
+        return step
+
+    def collect(self, step: LaunchedStep) -> StepResult:
+        """Wait until the device has computed a step, and return its results. The head frees and
+        reuses blocks once it has them. Steps are collected in their order, by any one thread."""
+        if step.computed is not None:
+            step.computed.synchronize()
+        result = step.result
+        result.hidden = packed(step.states)
+        if step.finite is not None:
+            result.failed.update(not_finite(step.computes, step.finite))
+        end = time.perf_counter()
+        result.seconds = end - max(step.start, self._last_end)
+        self._last_end = end
         return result
+
+    def capture_graphs(self, capture: Capture, max_rows: int) -> None:
+        """Capture graphs of decode steps of up to ``max_rows`` rows, if the model allows it."""
+        if self.batched_decode and not self.model.attends_one_by_one:
+            with torch.inference_mode():
+                self.graphs = DecodeGraphs(self.model, self.cache, self.inputs, max_rows, capture)
 
     def recover(self) -> None:
         """Wait for the device and release memory after a step that raised.
@@ -85,52 +137,55 @@ class ModelRunner:
             torch.cuda.synchronize(self.cache.device)
             torch.cuda.empty_cache()
 
-    def _finish(self) -> None:
-        """Synchronise a GPU: the head frees and reuses blocks once it has the result of a step."""
-        if self.cache.device.type == "cuda":
-            torch.cuda.current_stream(self.cache.device).synchronize()
+    def _mark(self) -> torch.cuda.Event | None:
+        """An event that ends everything launched so far; ``None`` on a CPU. Its waiter sleeps: on
+        few cores, one that polled would slow the launching thread."""
+        if self.cache.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self.cache.device))
+        return event
 
     def _run(
         self,
         sequences: list[SequenceStep],
         on_layer: Callable[[int], None] | None,
-        result: StepResult,
+        step: LaunchedStep,
     ) -> None:
+        if self.graphs is not None and self.graphs.takes(sequences):
+            logits = self.model.logits(self.graphs.forward(sequences))
+            self.model.announce_all(on_layer)
+            if logits is not None:
+                self._sample(sequences, logits, step.result)
+            return
         rows = output_rows(sequences)
-        batch = build_batch(
-            sequences,
-            self.cache.block_size,
-            self.cache.device,
-            rows.all,
-            batched_decode=self.batched_decode,
-            batched_chunks=self.batched_chunks,
-            needs_logits=rows.needs_logits,
-        )
+        batch = self.inputs.batch(sequences, rows.all, needs_logits=rows.needs_logits)
         if len(rows.samples) == len(sequences):
             logits = self.model.decode(batch, self.cache.kv, on_layer)
             if logits is not None:
-                self._sample(rows.samples, logits, result)
+                self._sample(rows.samples, logits, step.result)
                 return
         hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
             logits = self.model.logits(sampling)
             if logits is not None:
-                self._sample(rows.samples, logits, result)
+                self._sample(rows.samples, logits, step.result)
         counts = [len(one.prompt_targets) for one in rows.asks]
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
-            result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
+            step.result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
         model = self.model
         # On all ranks, since scores may need logits of which each rank has a part.
         states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
         if self.tp.rank == 0:
-            result.failed.update(not_finite(rows.computes, others))
-            result.hidden.update(states)
+            step.states, step.computes, step.finite = states, rows.computes, finite_rows(others)
 
     def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, result: StepResult) -> None:
         masked = any(row.masked for row in rows)
         masks = self.masks.take(result.step) if masked else {}
         sampled, failed = self.sampler.sample([row.sequence_id for row in rows], logits, masks)
+        for draw in sampled:
+            self.slots.last_tokens[self.slots[draw.sequence_id]] = draw.tokens[-1]
         result.sampled.extend(sampled)
         result.failed.update(failed)
 
@@ -158,9 +213,14 @@ def lacks_memory(error: Exception) -> bool:
     return "can't allocate memory" in str(error)  # a plain RuntimeError of torch's, on CPUs
 
 
-def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
+def runner_of(
+    model: Decoder, cache: KVCache, tp: TensorParallel, limits: SlotLimits
+) -> ModelRunner:
     """A runner, which attends for sequences in batches if the device supports it."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
-        decode, chunks = model.prepare_batched_attention(cache.kv, cache.block_size)
-    return ModelRunner(model, cache, sampler, tp, batched_decode=decode, batched_chunks=chunks)
+        model.prepare_ropes(cache.kv)
+        batched = model.prepare_batched_decode(cache.kv, cache.block_size)
+        model.prepare_batched_chunks(cache.kv, cache.block_size)
+    slots = Slots(limits, cache.device)
+    return ModelRunner(model, cache, sampler, tp, slots, batched_decode=batched)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from ...models.spec import Pooling
-from ..plan import PLACEHOLDER, HiddenStates, RankSampling, SamplerSpec, SequenceStep
+from ..plan import PLACEHOLDER, HiddenStates, PooledRow, RankSampling, SamplerSpec, SequenceStep
 from ..sequence import Sequence
 from ..work import Compute, Generate, Pool
 
@@ -13,37 +13,43 @@ _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
 
 
 def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
-    """A row with the sequence's next ``tokens``; the last may be drawn by the step in flight."""
+    """A row with the sequence's next ``tokens``, of which the step in flight may draw the last, and
+    the blocks that ranks do not have."""
     start, end = sequence.planned, sequence.planned + tokens
     placeholder, last = end > sequence.length, end == sequence.target
     row = (
         sequence.sequence_id,
         [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
-        list(sequence.block_table),
+        sequence.block_table[sequence.sent_blocks :],
     )
+    first = sequence.sent_blocks
     match work := sequence.work:
         case Generate():
             place = len(sequence.outputs) + sequence.placeholders  # of the draw
             masked = last and work.constraint is not None and work.constraint.restricts(place)
             if not sequence.wants_prompt_logprobs:
-                return SequenceStep(*row, sample=last, masked=masked, placeholder=placeholder)
+                return SequenceStep(*row, sample=last, first_block=first, masked=masked)
             return SequenceStep(
                 *row,
                 sample=last,
+                first_block=first,
                 masked=masked,
                 prompt_logprobs=work.params.prompt_logprobs,
                 prompt_targets=sequence.prompt[start + 1 : end + 1],
             )
         case Compute():
-            return SequenceStep(*row, sample=False)
+            return SequenceStep(*row, sample=False, first_block=first)
         case Pool():
             return SequenceStep(
                 *row,
                 sample=False,
-                hidden=_hidden(work.pooling, first=start == 0, last=last),
-                classify=work.classify,
-                second_text=work.second_text,
+                first_block=first,
+                pool=PooledRow(
+                    _hidden(work.pooling, first=start == 0, last=last),
+                    work.classify,
+                    work.second_text,
+                ),
             )
 
 

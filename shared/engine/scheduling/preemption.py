@@ -9,6 +9,7 @@ transfer while the step still writes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from ..sequence import Phase, Sequence
@@ -20,11 +21,18 @@ from .steps_in_flight import BlocksInFlightError
 
 
 class Preemption:
-    """Takes blocks back from the sequences of ``queues``."""
+    """Takes blocks back from the sequences of ``queues``. ``on_preempted`` is called for each
+    running sequence that loses its blocks."""
 
-    def __init__(self, queues: SequenceQueues, tables: BlockTables) -> None:
+    def __init__(
+        self,
+        queues: SequenceQueues,
+        tables: BlockTables,
+        on_preempted: Callable[[Sequence], None],
+    ) -> None:
         self._queues = queues
         self._tables = tables
+        self._on_preempted = on_preempted
         self.count = 0
 
     def cover(self, sequence: Sequence, end: int, budget: StepBudget) -> bool:
@@ -99,6 +107,7 @@ class Preemption:
     def _preempt(self, sequence: Sequence) -> None:
         self._queues.remove(sequence)
         self._tables.release(sequence)
+        self._on_preempted(sequence)
         if not sequence.has_drawn:
             sequence.received = 0
             sequence.prompt_logprobs.clear()

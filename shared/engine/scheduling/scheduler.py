@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
-from ..plan import Sampled, SequenceStep, StepPlan, StepResult
+from ..plan import PRIVATE_SEQS, Sampled, SequenceStep, StepPlan, StepResult
 from ..sampling_params import SamplingParams
 from ..sequence import FinishReason, Phase, Sequence, StepOutput
 from ..work import Generate
@@ -58,7 +58,7 @@ class Scheduler:
         self._whole_prompts = whole_prompts
         self._queues = SequenceQueues(policy)
         self.tables = BlockTables(pool)
-        self._preemption = Preemption(self._queues, self.tables)
+        self._preemption = Preemption(self._queues, self.tables, self._remove_from_ranks)
         self.reservations = Reservations(
             self._queues,
             self.tables,
@@ -231,15 +231,12 @@ class Scheduler:
         """Start waiting sequences that ``accepts`` allows while slots, tokens and blocks last.
 
         Stop at the first that does not fit, so that small sequences cannot pass a large one
-        forever. Private sequences never sample and need no slot. Background sequences leave half of
-        the slots free, since no sequence gives up its slot to a later one.
+        forever. Private sequences have a few slots of their own. Background sequences leave half of
+        the others free, since no sequence gives up its slot to a later one.
         """
         while self._queues.waiting and budget.remaining > 0:
             sequence = self._queues.waiting[0]
-            slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
-            if not accepts(sequence):
-                return
-            if not sequence.work.private and self.running >= slots:
+            if not accepts(sequence) or self.running >= self._slots(sequence):
                 return
             if self.reservations.goes_before(sequence):
                 return  # others would take the blocks that the reservation waits for
@@ -254,15 +251,22 @@ class Scheduler:
                 self._started.append(sequence)
             budget.grant(sequence, tokens)
 
+    def _slots(self, sequence: Sequence) -> int:
+        """The number of running sequences beside which no further one like this starts."""
+        if sequence.work.private:
+            return self._max_seqs + PRIVATE_SEQS
+        return max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
+
     def _plan(self, budget: StepBudget) -> StepPlan:
         rows = {
             sequence: sequence_step(sequence, tokens) for sequence, tokens in budget.shares.items()
         }
         added = []
-        for sequence, row in rows.items():
-            if row.sample and not sequence.known_to_ranks:
+        for sequence in rows:
+            if not sequence.known_to_ranks and isinstance(sequence.work, Generate):
                 added.append(sampler_spec(sequence, self._eos))
-                sequence.known_to_ranks = True
+            sequence.known_to_ranks = True
+            sequence.sent_blocks = len(sequence.block_table)
         removed, self._removed = self._removed, []
         self._step += 1
         ahead = bool(self._in_flight)
@@ -284,7 +288,7 @@ class Scheduler:
                 self._release_ended(sequence)
             else:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.sequence_id, ())
-                if row.hidden is not None:
+                if row.pool is not None and row.pool.hidden is not None:
                     sequence.hidden.append(result.hidden[sequence.sequence_id])
                 outputs.append(self._output(sequence, row, sampled))
         return outputs
@@ -350,8 +354,8 @@ class Scheduler:
         return outputs
 
     def _void_steps(self) -> None:
-        """Discard the steps in flight, which ranks do not run. The sampler specs of their sequences
-        are removed and sent again."""
+        """Discard the steps in flight, which ranks do not run. Their sequences are removed from the
+        ranks and sent again."""
         while self._in_flight:
             step = self._in_flight.end()
             self._removed += step.removed
@@ -425,7 +429,8 @@ class Scheduler:
             self.tables.release(sequence)
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:
-        """Drop the sequence's sampler spec on ranks; it is sent again before the next draw."""
+        """Let ranks forget the sequence; its next row sends it again as a whole."""
         if sequence.known_to_ranks:
             self._removed.append(sequence.sequence_id)
             sequence.known_to_ranks = False
+            sequence.sent_blocks = 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ....kernels.attention_metadata import AttentionConfig, AttentionParams
-from ....kernels.signatures import CosSin, Memories
+from ....kernels.scaled import TensorScaledKV
+from ....kernels.signatures import CosSin, Memories, RopeConfig
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
 from ..spec import AttentionSpec, QKNorm, QueryScale
@@ -47,6 +50,7 @@ class Attention(Part):
                 self.head_norm = HeadNorm(place, len(query), len(kv), dim)
         self.sinks = Sinks(place, spec.num_heads, query) if spec.sinks else None
         self.value_ones = place.empty_norm(dim).fill_(1.0) if spec.v_norm else None
+        self.place = place
         self.operators = place.operators
         self.activations = place.activations
         self.spec = spec
@@ -121,6 +125,29 @@ class Attention(Part):
             sinks = None if self.sinks is None else self.sinks.scores
             out = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
         return out.view(q.shape[0], -1)
+
+    def prepare_rope(self, memories: Memories, rotated: int) -> None:
+        """Compile the kernels that rotate so many dimensions and write to these caches."""
+        keys = memories[0][0] if self.kv_heads else None
+        config = RopeConfig(
+            device=self.place.device,
+            dtype=self.activations,
+            cache_dtype=None if keys is None else keys.dtype,
+            has_scale=isinstance(keys, TensorScaledKV),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            dim=self.dim,
+            rotated=rotated,
+            normed=self.head_norm is not None,
+        )
+        if self.spec.qk_norm is QKNorm.ROTATED_HEAD:
+            qk_heads = self.heads + self.kv_heads
+            rotation = replace(
+                config, cache_dtype=None, has_scale=False, heads=qk_heads, kv_heads=0, normed=False
+            )
+            self.operators.prepare_rope(rotation)
+            config = replace(config, rotated=0)
+        self.operators.prepare_rope(config)
 
     def config(self, memories: Memories, block_size: int) -> AttentionConfig:
         """The configuration for which kernels over these caches are compiled."""

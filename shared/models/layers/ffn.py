@@ -18,13 +18,21 @@ class DenseMLP(Part):
         mine = place.tp.shard_of_inputs(spec.intermediate, format)
         shard = (spec.intermediate, mine)
         shards = {"gate": shard, "up": shard} if spec.gated else {"up": shard}
+        self.place = place
         self.operators = place.operators
+        self.width = len(mine)
         self.spec = spec
         self.up = ColumnParallel(place, hidden, shards, spec.bias)
         self.down = RowParallel(place, "down", shard, hidden, spec.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._hidden(x))
+
+    def pack(self) -> None:
+        if self.spec.gated:
+            self.operators.prepare_act_and_mul(
+                self.spec.activation, self.width, self.place.activations, self.place.device
+            )
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's summand, without a bias."""

@@ -110,6 +110,8 @@ class ExpertWeights(Part):
         shard, whole = (spec.intermediate, mine), (hidden, range(hidden))
         places = [place.at(f"experts.{index}") for index in range(experts)]
         self.operators: Operators = place.operators
+        self.device = place.device
+        self.width = len(mine)
         self.activation = spec.activation
         self.activations = place.activations
         self.gate_up: list[LinearMethod] = [
@@ -144,6 +146,9 @@ class ExpertWeights(Part):
         return {name: slot for each in methods for name, slot in each.weight_slots().items()}
 
     def pack(self) -> None:
+        self.operators.prepare_act_and_mul(
+            self.activation, self.width, self.activations, self.device
+        )
         self._experts = self.operators.prepare_experts(
             [each.take_weight() for each in self.gate_up],
             [each.take_weight() for each in self.down],

@@ -28,6 +28,10 @@ class RMSNorm(Part):
     def own_slots(self) -> dict[str, WeightSlot]:
         return {self.name: replicated_slot(self.weight)}
 
+    def pack(self) -> None:
+        weight = self.weight
+        self.operators.prepare_norm(len(weight), weight.dtype, weight.device)
+
 
 class LayerNorm(Part):
     """Norm over the last dimension that subtracts the mean."""

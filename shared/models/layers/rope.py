@@ -17,8 +17,10 @@ from ..spec import (
     YarnScaling,
 )
 
-# The initial size of a table.
+# The initial size of a table that grows.
 _TABLE_ROWS = 1024
+# The most memory of a table of all positions: of 262,144 where 128 dimensions are rotated.
+_TABLE_BYTES = 256 << 20
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
@@ -71,7 +73,9 @@ def _index_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> flo
 class Rope:
     """cos and sin of a step's rows; empty without a spec, so that nothing is rotated."""
 
-    def __init__(self, spec: RopeSpec | None, device: torch.device) -> None:
+    def __init__(self, spec: RopeSpec | None, device: torch.device, positions: int = 0) -> None:
+        """Steps look up all positions below ``positions``, which are computed here, if they do not
+        take too much memory; no step has others then."""
         frequencies = torch.empty(0) if spec is None else inverse_frequencies(spec)
         self.frequencies = frequencies.to(device)
         self._angles = torch.cat([self.frequencies, self.frequencies])
@@ -81,9 +85,19 @@ class Rope:
         self.attention_factor: float = getattr(scaling, "attention_factor", 1.0)
         none = self._angles.new_empty(0, 1, len(self._angles))
         self._table: CosSin = none, none
+        # cos and sin of all positions, [2, positions, dim].
+        self._whole: torch.Tensor | None = None
+        if 0 < 2 * positions * none.shape[2] * 4 <= _TABLE_BYTES:
+            self._whole = torch.stack(self.cos_sin(torch.arange(positions, device=device)))[:, :, 0]
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
         """cos and sin for the operators, [T, 1, dim] in fp32."""
+        if not len(self._angles):
+            none = self._angles.new_empty(len(positions_T), 1, 0)
+            return none, none
+        if self._whole is not None:
+            cos, sin = self._whole.index_select(1, positions_T).unsqueeze(2).unbind()
+            return cos, sin
         angles = positions_T.view(-1, 1, 1) * self._angles
         cos, sin = angles.cos(), angles.sin().mul_(self._signs)
         if self.attention_factor != 1.0:

@@ -46,7 +46,7 @@ class TokenEmbedding(Part):
 
 
 class TokenGate(Part):
-    """Adds a layer's token input: ``x + norm(down(activation(gate(x)) * input))``."""
+    """What a layer's token input adds: ``norm(down(activation(gate(x)) * input))``."""
 
     def __init__(
         self, place: WeightPlacement, inputs: TokenInputs, hidden: int, eps: float
@@ -62,7 +62,7 @@ class TokenGate(Part):
     def __call__(self, x: torch.Tensor, input_TP: torch.Tensor) -> torch.Tensor:
         mine = input_TP[:, self.mine.start : self.mine.stop]
         gate = self.operators.activate(self.gate(x), self.activation) * mine
-        return x + self.norm(self.down(gate))
+        return self.norm(self.down(gate))
 
 
 class OutputScale(Part):

@@ -148,8 +148,9 @@ def test_only_rows_that_count_return_hidden_states(
         plan = scheduler.schedule()
         assert plan is not None
         [row] = plan.sequences
-        hidden_states.append(row.hidden)
-        hidden = {} if row.hidden is None else {1: b"\0\0\0\0"}
+        assert row.pool is not None
+        hidden_states.append(row.pool.hidden)
+        hidden = {} if row.pool.hidden is None else {1: b"\0\0\0\0"}
         scheduler.apply(StepResult(plan.step, [], hidden=hidden))
     assert hidden_states == expected and one.finish_reason is FinishReason.COMPUTED
     assert len(one.hidden) == sum(each is not None for each in expected)

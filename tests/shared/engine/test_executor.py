@@ -24,7 +24,7 @@ from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import executor, watchdog
 from tandem.shared.engine.executor import ExecutorLostError, MultiprocessExecutor
 from tandem.shared.engine.messages import CacheAllocated, RankSettings
-from tandem.shared.engine.plan import StepPlan
+from tandem.shared.engine.plan import SlotLimits, StepPlan
 from tandem.shared.engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.plane.messages import Event
@@ -228,7 +228,7 @@ async def test_a_rank_logs_as_its_head_does(capfd: pytest.CaptureFixture[str]) -
     try:
         await ranks.start([RankSettings(model_path="", device="cpu", log=log)])
         with pytest.raises(StartupError, match="AttributeError"):
-            await ranks.allocate(1)  # there is no model
+            await ranks.allocate(1, SlotLimits(1, 1))  # there is no model
     finally:
         await ranks.stop()
     (line,) = (json.loads(line) for line in capfd.readouterr().err.splitlines())

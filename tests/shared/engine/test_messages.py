@@ -39,6 +39,7 @@ from tandem.shared.engine.plan import (
     Sampled,
     SamplerSpec,
     SequenceStep,
+    SlotLimits,
     StepFailure,
     StepPlan,
     StepResult,
@@ -83,7 +84,7 @@ MESSAGES: tuple[RankMessage, ...] = (
     OpenDevice(SETTINGS),
     OpenDevice(replace(SETTINGS, data_plane=None)),
     LoadModel(LoadFormats("bfloat16", "float8_e4m3fn")),
-    AllocateCache(1000),
+    AllocateCache(1000, SlotLimits(64, 2048)),
     ExecuteStep(PLAN, [KVStream(2, (1 << 63) - 1, 0)]),
     TokenMasks(7, {2: b"\x00\xff", 3: b""}),
     Ping(),
@@ -138,7 +139,7 @@ def test_a_side_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize("block", [0.5, "1", None])
 def test_blocks_that_no_table_can_have_are_refused(block: Any) -> None:
     data = CODEC.encode(ExecuteStep(StepPlan(1, [SequenceStep(1, [5], 0, [block], True)]), []))
-    with pytest.raises(CodecError, match="block_table"):
+    with pytest.raises(CodecError, match="blocks"):
         CODEC.decode(data)
 
 

@@ -13,6 +13,7 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import start as engine
 from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettings, TokenMasks
+from tandem.shared.engine.plan import SlotLimits
 from tandem.shared.engine.start import (
     DataPlaneOptions,
     NodeIdentity,
@@ -64,7 +65,7 @@ class LoadingRanks:
         self.formats = formats
         return [RankMemory(1 << 33, 1 << 30, 1 << 20)] * self.started
 
-    async def allocate(self, num_blocks: int) -> list[RankEndpoints]:
+    async def allocate(self, num_blocks: int, limits: SlotLimits) -> list[RankEndpoints]:
         return []
 
     def send_masks(self, masks: TokenMasks) -> None:

@@ -14,12 +14,12 @@ from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models import decoder
-from tandem.shared.models.batch import build_batch
 from tandem.shared.models.layers.attention import Attention
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.models.spec import AttentionSpec, KVSpec
 from tandem.shared.weights.load import random_decoder
 from tandem.shared.weights.source import read_spec
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 

@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tandem.shared.engine.plan import HiddenStates, SequenceStep, StepPlan
+from tandem.shared.engine.plan import HiddenStates, PooledRow, SequenceStep, StepPlan
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.support.checkpoints import tiny_models
@@ -133,9 +133,9 @@ def ours(folder: Path, prompt_name: str | None) -> np.ndarray[Any, Any]:
     runner = build_runner(folder, dtype="float32", block_size=16, num_blocks=64)
     assert runner.model.spec.embeds
     kinds: dict[str, HiddenStates] = {"last": "last", "cls": "first", "mean": "sum"}
-    hidden = kinds[runner.model.spec.pooling]
+    pool = PooledRow(kinds[runner.model.spec.pooling])
     steps = [
-        SequenceStep(n, prompt, 0, list(range(16 * n, 16 * n + 16)), sample=False, hidden=hidden)
+        SequenceStep(n, prompt, 0, list(range(16 * n, 16 * n + 16)), sample=False, pool=pool)
         for n, prompt in enumerate(prompts)
     ]
     result = runner.execute(StepPlan(0, steps)).hidden

@@ -15,12 +15,12 @@ import transformers
 from safetensors.torch import save_file
 
 from tandem import Engine, EngineConfig
-from tandem.shared.engine.plan import SequenceStep, StepPlan
+from tandem.shared.engine.plan import PooledRow, SequenceStep, StepPlan
 from tandem.shared.errors import ModelError, RequestError
-from tandem.shared.models.batch import build_batch
 from tandem.shared.models.config_files import ModelConfig, read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import Pooling, ScoreActivation
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -163,8 +163,9 @@ def test_scores_are_those_of_transformers(name: str, labels: int, tmp_path: Path
     steps = [
         SequenceStep(
             index, prompt, 0, list(range(20 * index, 20 * index + 20)), False,
-            hidden="last" if name in tiny_models.DECODING_SCORERS else "first", classify=True,
-            second_text=second,
+            pool=PooledRow(
+                "last" if name in tiny_models.DECODING_SCORERS else "first", True, second
+            ),
         )
         for index, (prompt, second) in enumerate(pairs)
     ]  # fmt: skip

@@ -17,8 +17,8 @@ from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.errors import UsageError
 from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, worst_difference
 from tandem.shared.handoff.plane.messages import Compare
-from tandem.shared.models.batch import build_batch
 from tandem.shared.models.spec import layers_before_routing
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
 from tandem.tests.support.runners import build_runner

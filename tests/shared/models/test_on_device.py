@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.shared.models.batch import ForwardBatch, build_batch
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -76,16 +76,6 @@ def test_greedy_tokens_do_not_depend_on_the_device(tmp_path: Path, name: str, de
     assert greedy_tokens(runner_on(device, folder)) == greedy_tokens(runner_on("cpu", folder))
 
 
-def batch_of(runner: ModelRunner, rows: list[SequenceStep]) -> ForwardBatch:
-    return build_batch(
-        rows,
-        BLOCK,
-        runner.cache.device,
-        batched_decode=runner.batched_decode,
-        batched_chunks=runner.batched_chunks,
-    )
-
-
 def logits_of(runner: ModelRunner) -> torch.Tensor:
     """Of rows that decode, with random KV before them."""
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +83,7 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
         side.copy_(torch.randn(side.shape, generator=generator))
     rows = [SequenceStep(i, [5 + i], 40, list(range(3 * i, 3 * i + 3)), True) for i in range(25)]
     with torch.inference_mode():
-        batch = batch_of(runner, rows)
+        batch = build_batch(rows, BLOCK, runner.cache.device, batched_decode=runner.batched_decode)
         logits = runner.model.logits(runner.model.forward(batch, runner.cache.kv))
     assert logits is not None
     return logits.float().cpu()
@@ -143,7 +133,7 @@ def test_decode_and_chunks_are_batched(
     tmp_path: Path, dtype: str, kv_dtype: str, device: str
 ) -> None:
     runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kv_dtype)
-    assert runner.batched_decode and runner.batched_chunks
+    assert runner.batched_decode
     for layer in runner.model.layers:
         assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
 
@@ -175,7 +165,7 @@ def test_a_forward_pass_never_waits_for_the_device(tmp_path: Path, device: str) 
     rows = [SequenceStep(i, [5], 40, list(range(3 * i, 3 * i + 3)), True) for i in range(4)]
     rows.append(SequenceStep(4, [5] * 20, 0, [100, 101], True))
     with torch.inference_mode():
-        batch = batch_of(runner, rows)
+        batch = build_batch(rows, BLOCK, runner.cache.device, batched_decode=runner.batched_decode)
         runner.model.logits(runner.model.forward(batch, runner.cache.kv))
         torch.cuda.set_sync_debug_mode("error")
         try:

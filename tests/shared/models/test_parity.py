@@ -16,7 +16,7 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.shared.models.batch import build_batch
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.ranks import Ranks, build_ranks, hand_over
 from tandem.tests.support.runners import build_runner

@@ -16,6 +16,7 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.device import operators_for
 from tandem.shared.engine.device_memory import report
 from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
+from tandem.shared.engine.plan import SlotLimits
 from tandem.shared.engine.rank import loading
 from tandem.shared.engine.rank.device import bind_threads, open_device
 from tandem.shared.engine.rank.group import meet
@@ -183,7 +184,9 @@ def test_a_cache_in_fp8_has_the_scales_of_the_checkpoint(tmp_path: Path, kv_dtyp
     )
     config = replace(settings("cpu"), model_path=str(folder))
     formats = LoadFormats("float32", kv_dtype)
-    cache = loading.load_model(config, formats, torch.device("cpu")).runner(4).cache
+    cache = (
+        loading.load_model(config, formats, torch.device("cpu")).runner(4, SlotLimits(1, 4)).cache
+    )
     scales = [each.scale for layer in cache.layout for each in layer.values]
     expected = [scale for both in saved_scales for scale in both]
     assert scales == (expected if kv_dtype == "float8_e4m3fn" else [1.0] * len(expected))
@@ -200,7 +203,7 @@ def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
     model = load.load_model(tiny_models.cached("qwen3", tmp_path), load_format="dummy")
     loaded = loading.LoadedModel(model, 16, torch.float32, TensorParallel())
     with pytest.raises(StartupError, match=r"no C compiler; .*--decode-kernel torch"):
-        loaded.runner(4)
+        loaded.runner(4, SlotLimits(1, 4))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tandem.shared.engine.plan import (
     RankSampling,
     SamplerSpec,
     SequenceStep,
+    SlotLimits,
     StepPlan,
 )
 from tandem.shared.engine.rank.loading import LoadedModel
@@ -114,4 +115,4 @@ def test_an_fp8_cache_takes_a_quarter_of_a_float32_one(folder: Path) -> None:
     fp8 = build_runner(folder, dtype="float32", kv_dtype="fp8", block_size=4, num_blocks=4)
     rank = LoadedModel(fp8.model, 4, fp8.cache.dtype, fp8.tp)
     assert rank.bytes_per_block == 3072 // 4
-    assert rank.runner(5).cache.dtype == torch.float8_e4m3fn
+    assert rank.runner(5, SlotLimits(1, 5)).cache.dtype == torch.float8_e4m3fn

@@ -219,7 +219,10 @@ def test_the_token_of_the_step_in_flight_is_a_placeholder() -> None:
     scheduler.add(sequence(1, 20, max_tokens=3))
     first, second = next_plan(scheduler), next_plan(scheduler)
     assert [len(plan.sequences[0].tokens) for plan in (first, second)] == [16, 4]
-    assert not first.ahead and second.ahead and second.added and not second.sequences[0].placeholder
+    assert first.added and not first.ahead and second.ahead
+    assert not second.sequences[0].placeholder
+    rows = [plan.sequences[0] for plan in (first, second)]
+    assert [(row.first_block, len(row.blocks)) for row in rows] == [(0, 4), (4, 1)]
     scheduler.apply(result(first))
     [row] = next_plan(scheduler).sequences
     assert row.placeholder and row.tokens == [PLACEHOLDER] and row.start == 20 and row.sample

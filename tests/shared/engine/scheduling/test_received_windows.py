@@ -22,6 +22,7 @@ class WindowedLayer:
         self.scheduler = scheduler
         self.window = window
         self.sequences: dict[int, Sequence] = {}
+        self.tables: dict[int, list[int]] = {}
         self.slots: dict[tuple[int, int], object] = {}
 
     def step(self) -> bool:
@@ -29,10 +30,12 @@ class WindowedLayer:
         plan, _ = run_step(self.scheduler)
         for row in plan.sequences if plan is not None else []:
             tokens = self.sequences[row.sequence_id].tokens(0, row.start + len(row.tokens))
+            table = self.tables.setdefault(row.sequence_id, [])
+            table[row.first_block :] = row.blocks
             for position in range(row.start, len(tokens)):
-                self.write(row.block_table, tokens, position)
+                self.write(table, tokens, position)
                 for earlier in range(max(0, position - self.window + 1), position + 1):
-                    cached = self.slots.get((row.block_table[earlier // SIZE], earlier % SIZE))
+                    cached = self.slots.get((table[earlier // SIZE], earlier % SIZE))
                     assert cached == tokens[: earlier + 1], (
                         f"token {position} misses token {earlier}"
                     )

@@ -99,6 +99,17 @@ def test_a_table_has_the_same_numbers() -> None:
             assert entries.is_contiguous() and entries.equal(computed)
 
 
+def test_a_table_of_all_positions_has_the_same_numbers() -> None:
+    """Each in one piece, as kernels read them; too many positions are computed in each step."""
+    table = {"rope_theta": 1e4, "rope_type": "yarn", **LONG}
+    spec = read_rope(Config({"rope_parameters": table, "max_position_embeddings": 8192}), 16)
+    cpu, rows = torch.device("cpu"), torch.tensor([7, 0, 8191])
+    for positions in (8192, 1 << 30):
+        result = Rope(spec, cpu, positions).cos_sin(rows)
+        for entries, computed in zip(result, Rope(spec, cpu).cos_sin(rows), strict=True):
+            assert entries.is_contiguous() and entries.equal(computed)
+
+
 def test_without_a_spec_nothing_is_rotated() -> None:
     cos, sin = Rope(None, torch.device("cpu")).cos_sin(torch.tensor([0, 3]))
     assert cos.shape == sin.shape == (2, 1, 0)

@@ -19,12 +19,12 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.linear import multiplies
 from tandem.shared.engine.plan import SequenceStep
-from tandem.shared.models.batch import build_batch
 from tandem.shared.models.layers.linear_method import DenseMethod, QuantizedMethod
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import YarnScaling
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
+from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import gguf_files, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import dequantised, in_numbers, write_gguf
 from tandem.tests.support.ranks import build_ranks, check_on_ranks

@@ -1,0 +1,71 @@
+"""The slots of live sequences on a rank: for each a block table and its last token.
+
+A sequence keeps its slot for its life, so a step brings only the blocks that are new, and a kernel
+finds the rest on the device. N slots, B blocks of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from ..plan import SequenceStep, SlotLimits
+
+
+class Slots:
+    """Assigns slots, and keeps their block tables.
+
+    ``tables`` int32 [N, B] and ``last_tokens`` int32 [N] are on the device. ``host_tables`` are
+    the same tables on the host; a CPU's are the device's own.
+    """
+
+    def __init__(self, limits: SlotLimits, device: torch.device) -> None:
+        self.host_tables = np.zeros((limits.sequences, limits.blocks), np.int32)
+        tables = torch.from_numpy(self.host_tables)
+        self.tables = tables if device.type == "cpu" else torch.zeros_like(tables, device=device)
+        self.last_tokens = torch.zeros(limits.sequences, dtype=torch.int32, device=device)
+        self._by_sequence: dict[int, int] = {}
+        self._free = list(reversed(range(limits.sequences)))
+
+    def __getitem__(self, sequence_id: int) -> int:
+        """The slot of a live sequence."""
+        return self._by_sequence[sequence_id]
+
+    def remove(self, sequence_ids: Iterable[int]) -> None:
+        """Free the slots of sequences that have ended; no-op for those without one."""
+        for sequence_id in sequence_ids:
+            slot = self._by_sequence.pop(sequence_id, None)
+            if slot is not None:
+                self._free.append(slot)
+
+    def place(self, rows: Iterable[SequenceStep]) -> list[tuple[int, int, list[int]]]:
+        """Give each row's sequence a slot, and enter the row's blocks in the host's table.
+
+        Returns the entries that changed: slot, index of the first, blocks. Raises
+        ``RuntimeError`` if the head planned more sequences or blocks than the limits.
+        """
+        changes = []
+        for row in rows:
+            slot = self._by_sequence.get(row.sequence_id)
+            if slot is None:
+                slot = self._take(row)
+            if row.blocks:
+                end = row.first_block + len(row.blocks)
+                if end > self.host_tables.shape[1]:
+                    raise RuntimeError(
+                        f"sequence {row.sequence_id} has {end} blocks, more than the "
+                        f"{self.host_tables.shape[1]} of a block table"
+                    )
+                self.host_tables[slot, row.first_block : end] = row.blocks
+                changes.append((slot, row.first_block, row.blocks))
+        return changes
+
+    def _take(self, row: SequenceStep) -> int:
+        if row.first_block:
+            raise RuntimeError(f"the first {row.first_block} blocks of a new sequence are missing")
+        if not self._free:
+            raise RuntimeError(f"all {len(self.host_tables)} slots are taken")
+        slot = self._by_sequence[row.sequence_id] = self._free.pop()
+        return slot

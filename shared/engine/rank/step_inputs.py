@@ -1,0 +1,283 @@
+"""The inputs of a step: a plan's rows as the tensors that the model takes.
+
+On a CPU they are numpy's arrays. For a GPU they are packed into one pinned buffer and copied at
+once; a kernel then enters new blocks into the device's tables and replaces placeholders by tokens
+that the host does not know yet. torch recycles a pinned buffer only when its copy has ended, so
+nothing here waits for one.
+
+T rows of a step, R of them decode, C chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ....kernels.attention_metadata import (
+    AttentionMetadata,
+    ChunkMetadata,
+    DecodeMetadata,
+    SequenceMetadata,
+)
+from ....kernels.operators import Operators
+from ...models.batch import ForwardBatch
+from ..plan import SequenceStep
+from .slots import Slots
+
+# Stands for the last token of a row's sequence in the inputs of a GPU.
+LAST_TOKEN = -1
+# Stands for the place of a padding row's KV, which is written nowhere.
+NO_SLOT = -1
+# Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
+_ALIGNMENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """A step's rows on the host, int64. ``table`` is the slot of each row's sequence, ``slots`` the
+    place of its KV in the cache, and ``placeholders`` are the rows whose token is not known.
+
+    ``decodes`` [R, 3] and ``chunks`` [C, 4] are those of the attention metadata.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    table: np.ndarray
+    placeholders: np.ndarray
+    decodes: np.ndarray
+    chunks: np.ndarray
+
+
+def host_rows(rows: Sequence[SequenceStep], slots: Slots, block_size: int) -> HostRows:
+    """Flatten the sequences of a plan, which have slots."""
+    starts = np.array([row.start for row in rows])
+    owners = np.array([slots[row.sequence_id] for row in rows])
+    counts = np.array([len(row.tokens) for row in rows])
+    if counts.max() == 1:
+        tokens = [row.tokens[0] for row in rows]
+        firsts, positions, table = np.arange(len(rows)), starts, owners
+    else:
+        tokens = [token for row in rows for token in row.tokens]
+        firsts = np.cumsum(counts) - counts
+        positions = np.arange(len(tokens)) + np.repeat(starts - firsts, counts)
+        table = np.repeat(owners, counts)
+    blocks = slots.host_tables[table, positions // block_size].astype(np.int64)
+    single = counts == 1
+    several = ~single
+    return HostRows(
+        np.array(tokens, np.int64),
+        positions,
+        blocks * block_size + positions % block_size,
+        table,
+        firsts[[row.placeholder for row in rows]],
+        np.stack([firsts, owners, starts + 1], 1)[single],
+        np.stack([firsts, counts, owners, starts], 1)[several],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInputs:
+    """Inputs at fixed addresses, which graphs read: ``staged`` int64 [3, rows], and ``decodes``
+    int32 [rows, 3]."""
+
+    staged: torch.Tensor
+    decodes: torch.Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, device: torch.device) -> StaticInputs:
+        """Inputs of which every row is padding."""
+        staged = torch.zeros(3, rows, dtype=torch.int64, device=device)
+        staged[2] = NO_SLOT
+        return cls(staged, torch.zeros(rows, 3, dtype=torch.int32, device=device))
+
+
+class StepInputs:
+    """Builds the batch of each step.
+
+    ``batched_decode``: the operators attend for all decoding rows at once. ``one_by_one``: some
+    layer attends to each sequence by itself.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        block_size: int,
+        operators: Operators,
+        *,
+        batched_decode: bool,
+        one_by_one: bool,
+    ) -> None:
+        self._slots = slots
+        self._block_size = block_size
+        self._stage = operators.prepare_step_inputs(slots.tables.device)
+        self._batched_decode = batched_decode
+        self._one_by_one = one_by_one or not batched_decode
+
+    @property
+    def _device(self) -> torch.device:
+        return self._slots.tables.device
+
+    def batch(
+        self,
+        rows: Sequence[SequenceStep],
+        output_rows: Sequence[int] | None = None,
+        *,
+        needs_logits: bool = True,
+    ) -> ForwardBatch:
+        """Enter the rows' blocks, and flatten the rows; ``output_rows`` defaults to the last row of
+        each sequence."""
+        changes = self._slots.place(rows)
+        host = host_rows(rows, self._slots, self._block_size)
+        outputs: np.ndarray | None
+        if output_rows is None:
+            outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
+        else:
+            outputs = np.array(output_rows, np.int64)
+        if np.array_equal(outputs, np.arange(len(host.tokens))):
+            outputs = None
+        build = self._on_cpu if self._device.type == "cpu" else self._on_gpu
+        return build(rows, host, outputs, changes, needs_logits)
+
+    def _on_cpu(
+        self,
+        rows: Sequence[SequenceStep],
+        host: HostRows,
+        outputs: np.ndarray | None,
+        changes: object,
+        needs_logits: bool,
+    ) -> ForwardBatch:
+        slots, places = self._slots, host.placeholders
+        if len(places):
+            host.tokens[places] = slots.last_tokens.numpy()[host.table[places]]
+        as_tensor = torch.from_numpy
+        decodes = as_tensor(host.decodes.astype(np.int32))
+        return ForwardBatch(
+            as_tensor(host.tokens),
+            as_tensor(host.positions),
+            AttentionMetadata(
+                self._sequences(host),
+                as_tensor(host.slots),
+                self._decodes(decodes, host) if self._batched_decode else None,
+            ),
+            None if outputs is None else as_tensor(outputs),
+            needs_logits,
+            self._segments(rows, host),
+        )
+
+    def _on_gpu(
+        self,
+        rows: Sequence[SequenceStep],
+        host: HostRows,
+        outputs: np.ndarray | None,
+        changes: list[tuple[int, int, list[int]]],
+        needs_logits: bool,
+    ) -> ForwardBatch:
+        host.tokens[host.placeholders] = LAST_TOKEN
+        parts = [
+            np.stack([host.tokens, host.positions, host.slots, host.table]),
+            self._entries(changes),
+            host.decodes,
+            host.chunks,
+            np.empty(0) if outputs is None else outputs,
+        ]
+        inputs, changed, decodes, chunks, output_rows = self._upload(parts)
+        staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
+        self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
+        tokens, positions, slots = staged.unbind()
+        return ForwardBatch(
+            tokens,
+            positions,
+            AttentionMetadata(
+                self._sequences(host),
+                slots,
+                self._decodes(decodes, host) if self._batched_decode else None,
+                self._chunks(chunks, host),
+            ),
+            None if outputs is None else output_rows,
+            needs_logits,
+            self._segments(rows, host),
+        )
+
+    def fill(self, rows: Sequence[SequenceStep], static: StaticInputs, size: int) -> None:
+        """Enter the rows' blocks, and write decoding rows to the inputs of a graph, with padding up
+        to ``size`` rows."""
+        changes = self._slots.place(rows)
+        host, count = host_rows(rows, self._slots, self._block_size), len(rows)
+        host.tokens[host.placeholders] = LAST_TOKEN
+        padded, padded_decodes = np.zeros((4, size)), np.zeros((size, 3))
+        padded[2] = NO_SLOT
+        padded[:, :count] = host.tokens, host.positions, host.slots, host.table
+        padded_decodes[:count] = host.decodes
+        parts = [padded, self._entries(changes), padded_decodes]
+        inputs, changed, decodes = self._upload(parts)
+        static.decodes[:size].copy_(decodes)
+        tables, last_tokens = self._slots.tables, self._slots.last_tokens
+        self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])
+
+    def static_batch(self, static: StaticInputs, size: int) -> ForwardBatch:
+        """The batch of ``size`` decoding rows whose inputs ``fill`` writes."""
+        tokens, positions, slots = static.staged[:, :size].unbind()
+        tables = self._slots.tables
+        longest = tables.shape[1] * self._block_size
+        decodes = DecodeMetadata(static.decodes[:size], tables, longest, self._block_size)
+        return ForwardBatch(tokens, positions, AttentionMetadata([], slots, decodes), None)
+
+    def _entries(self, changes: list[tuple[int, int, list[int]]]) -> np.ndarray:
+        """The changed entries of the tables: flat index and block, [E, 2]."""
+        width = self._slots.tables.shape[1]
+        entries = [
+            (slot * width + first + place, block)
+            for slot, first, blocks in changes
+            for place, block in enumerate(blocks)
+        ]
+        return np.array(entries, np.int64).reshape(-1, 2)
+
+    def _upload(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
+        """Copy arrays as int32 to the device, in one buffer; returns their views of it."""
+        pinned = self._device.type == "cuda"
+        sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
+        staged = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=pinned)
+        for piece, part in zip(staged.split(sizes), parts, strict=True):
+            piece.numpy()[: part.size] = part.ravel()
+        pieces = staged.to(self._device, non_blocking=pinned).split(sizes)
+        return [
+            piece[: part.size].view(part.shape) for piece, part in zip(pieces, parts, strict=True)
+        ]
+
+    def _decodes(self, decodes: torch.Tensor, host: HostRows) -> DecodeMetadata | None:
+        if not len(host.decodes):
+            return None
+        longest = int(host.decodes[:, 2].max())
+        return DecodeMetadata(decodes, self._slots.tables, longest, self._block_size)
+
+    def _chunks(self, chunks: torch.Tensor, host: HostRows) -> ChunkMetadata | None:
+        if not len(host.chunks):
+            return None
+        total = int(host.chunks[:, 1].sum())
+        return ChunkMetadata(chunks, self._slots.tables, total, self._block_size)
+
+    def _sequences(self, host: HostRows) -> list[SequenceMetadata]:
+        """The chunks, and if a layer attends one by one, also the decoding rows; in row order."""
+        spans = [(first, count, slot, start) for first, count, slot, start in host.chunks.tolist()]
+        if self._one_by_one:
+            spans += [(first, 1, slot, end - 1) for first, slot, end in host.decodes.tolist()]
+            spans.sort()
+        tables = self._slots.host_tables
+        return [
+            SequenceMetadata(slice(first, first + count), start, tables[slot], self._block_size)
+            for first, count, slot, start in spans
+        ]
+
+    def _segments(self, rows: Sequence[SequenceStep], host: HostRows) -> torch.Tensor | None:
+        """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
+        seconds = [0 if row.pool is None else row.pool.second_text for row in rows]
+        if not any(seconds):
+            return None
+        never = np.iinfo(np.int64).max
+        borders = np.repeat([second or never for second in seconds], [len(r.tokens) for r in rows])
+        segments = torch.from_numpy((host.positions >= borders).astype(np.int64))
+        return segments.to(self._device)

@@ -1,0 +1,113 @@
+"""Slots of live sequences, and the inputs of steps that are built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.kernels.operators import Operators
+from tandem.shared.engine.plan import PLACEHOLDER, SequenceStep, SlotLimits
+from tandem.shared.engine.rank.slots import Slots
+from tandem.shared.engine.rank.step_inputs import StepInputs, host_rows
+
+CPU = torch.device("cpu")
+BLOCK = 4
+
+
+def row(key: int, count: int, start: int, blocks: list[int], first: int = 0) -> SequenceStep:
+    tokens = [100 * key + start + i for i in range(count)]
+    return SequenceStep(key, tokens, start, blocks, True, first_block=first)
+
+
+def inputs_of(slots: Slots) -> StepInputs:
+    return StepInputs(slots, BLOCK, Operators(), batched_decode=True, one_by_one=False)
+
+
+def test_a_slot_lasts_for_the_life_of_its_sequence() -> None:
+    slots = Slots(SlotLimits(2, 3), CPU)
+    slots.place([row(7, 1, 0, [5]), row(8, 1, 0, [6])])
+    first = slots[7]
+    slots.place([row(7, 1, 4, [9, 2], 1), row(8, 1, 1, [])])
+    assert slots[7] == first and slots.tables[first].tolist() == [5, 9, 2]
+    slots.remove([7, 99])
+    slots.place([row(9, 1, 0, [1])])
+    assert slots[9] == first and slots.tables[first, 0] == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(1, 1, 0, [0]), row(2, 1, 0, [0]), row(3, 1, 0, [0])], "all 2 slots are taken"),
+        ([row(1, 1, 0, [0, 1, 2, 3])], "4 blocks, more than the 3"),
+        ([row(1, 1, 4, [1], 1)], "first 1 blocks of a new sequence are missing"),
+    ],
+)
+def test_plans_beyond_the_limits_are_refused(rows: list[SequenceStep], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        Slots(SlotLimits(2, 3), CPU).place(rows)
+
+
+def test_a_mixed_step() -> None:
+    slots = Slots(SlotLimits(4, 4), CPU)
+    slots.place([row(1, 1, 0, [3, 1]), row(2, 1, 0, [7])])
+    slots.last_tokens[slots[1]] = 42
+    decode = SequenceStep(1, [PLACEHOLDER], 6, [], True)
+    batch = inputs_of(slots).batch([row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])])
+    assert batch.tokens.tolist() == [202, 203, 204, 42, 300]
+    assert batch.positions.tolist() == [2, 3, 4, 6, 0]
+    metadata = batch.attention
+    assert metadata.slots.tolist() == [30, 31, 20, 6, 32]
+    assert batch.output_rows is not None and batch.output_rows.tolist() == [2, 3, 4]
+    assert metadata.decodes is not None
+    assert metadata.decodes.rows.tolist() == [[3, slots[1], 7], [4, slots[3], 1]]
+    assert metadata.decodes.tables.data_ptr() == slots.tables.data_ptr()
+    [chunk] = metadata.sequences
+    assert (chunk.rows, chunk.start, list(chunk.block_table)) == (slice(0, 3), 2, [7, 5])
+
+
+@given(data=st.data())
+def test_a_gpu_gets_what_a_cpu_gets(data: st.DataObject) -> None:
+    """Staged by torch's reference here; the kernel is compared with that."""
+    on_cpu, staged = (Slots(SlotLimits(5, 6), CPU) for _ in range(2))
+    staged.tables = torch.zeros_like(staged.tables)  # as on a device
+    tables: dict[int, int] = {}
+    for _ in range(data.draw(st.integers(1, 4))):
+        rows = []
+        for key in sorted(data.draw(st.sets(st.integers(1, 5), min_size=1))):
+            count, start = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 18))
+            end = max(tables.get(key, 0), -(-(start + count) // BLOCK))
+            first = tables.get(key, 0)
+            size = end - first
+            blocks = data.draw(st.lists(st.integers(0, 99), min_size=size, max_size=size))
+            tables[key] = end
+            each = row(key, count, start, blocks, first)
+            if count == 1 and first and data.draw(st.booleans()):
+                each = replace(each, tokens=[PLACEHOLDER])
+            rows.append(each)
+        changes = staged.place(rows)
+        for slots in (on_cpu, staged):
+            slots.last_tokens[:] = torch.arange(5) + 50
+        expected = inputs_of(on_cpu).batch(rows)
+        inputs = inputs_of(staged)
+        host = host_rows(rows, staged, BLOCK)
+        actual = inputs._on_gpu(rows, host, None, changes, True)
+        for mine, theirs in zip(
+            (actual.tokens, actual.positions, actual.attention.slots),
+            (expected.tokens, expected.positions, expected.attention.slots),
+            strict=True,
+        ):
+            assert torch.equal(mine, theirs)
+        np.testing.assert_array_equal(staged.tables, on_cpu.tables)
+        if actual.attention.decodes is not None:
+            assert expected.attention.decodes is not None
+            assert torch.equal(actual.attention.decodes.rows, expected.attention.decodes.rows)
+        chunks = [each for each in rows if len(each.tokens) > 1]
+        assert (actual.attention.chunks is None) == (not chunks)
+        if actual.attention.chunks is not None:
+            starts = actual.attention.chunks.chunks[:, 3].tolist()
+            assert starts == [each.start for each in chunks]
