@@ -229,7 +229,7 @@ def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:
 def measure_chunks(load: AttentionLoad) -> Iterator[dict[str, Any]]:
     """A prompt, in all dtypes of a cache; in bfloat16 also with a window and in several chunks."""
     limit, alone = multiplied(load), replace(load, sequences=1)
-    swept = []
+    swept: list[Callable[[], None]] = []
     for name, dtype in FORMATS.items():
         keys, values = cache(alone, dtype), cache(alone, dtype)
         cases: dict[str, tuple[int, int | None]] = {name: (1, None)}
