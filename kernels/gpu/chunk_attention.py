@@ -54,7 +54,6 @@ def constants(
     """Compile-time constants of ``_attend_chunks``, and its options of compilation."""
     block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
     group = heads // kv_heads
-    converts = cache_dtype == FP8 and converts_fp8()
     if q_dtype == torch.float32:
         rows = min(_MAX_M_FP32, _TILE_VALUES_FP32 // block_d)
         tokens = min(_MAX_N_FP32, _BLOCK_VALUES_FP32 // block_d)
@@ -62,8 +61,8 @@ def constants(
         rows, tokens = _TILE_VALUES // block_d, min(_MAX_N, _BLOCK_VALUES // block_d)
         if _is_wide():
             rows *= 2 if cache_dtype.itemsize == 2 else 1
-        elif cache_dtype.itemsize == 1 and not converts:
-            rows //= 2  # instructions that widen codes need registers
+        elif cache_dtype.itemsize == 1:
+            rows //= 2  # codes are widened in registers
         rows = min(_MAX_M, rows)
     return {
         "WINDOW": params.window or 0,
@@ -77,7 +76,7 @@ def constants(
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
         "IS_FP8": cache_dtype == FP8,
-        "CONVERTS_FP8": converts,
+        "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
         "num_warps": _WARPS,
         "num_stages": 1 if q_dtype == torch.float32 else 2,
