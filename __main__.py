@@ -33,6 +33,7 @@ from .commands.pd_server_options import reject_unused
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
+    HostsConfig,
     NodeConfig,
     RouterConfig,
     SecurityConfig,
@@ -173,7 +174,12 @@ def _launch_routers(values: Values) -> None:
 def _run_node(
     kind: str, values: Values, on_ready: Callable[[str], None] = lambda address: None
 ) -> None:
-    """Run a node that starts as a prefill or a decode node and may switch roles."""
+    """Run a node that starts as a prefill or a decode node and may switch roles, or with a
+    ``--node-rank`` above 0 this host's part of its ranks."""
+    engine = fill(EngineConfig, values)
+    if engine.node_rank:
+        _run_headless(f"{kind}-node", values)
+        return
     with lasting_imports():
         from .decode_node.role import DecodeRole
         from .prefill_node.role import PrefillRole
@@ -193,11 +199,28 @@ def _run_node(
     roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
     if kind == "decode":
         roles.reverse()
-    engine = fill(EngineConfig, values)
     with contextlib.closing(_telemetry(values, f"{kind}-node", node.node_id or "")) as tracer:
         asyncio.run(
             run_node(roles, engine, handoff, node, credentials, on_ready=ready, tracer=tracer)
         )
+
+
+def _run_headless(role: str, values: Values) -> None:
+    """Run the ranks of this host, of a node whose head is on another one."""
+    from .shared.node.other_hosts import run_headless
+    from .shared.process.lifeline import announce_ready, end_with_launcher
+    from .shared.security.credentials import read_credentials
+
+    def ready() -> None:
+        end_with_launcher()
+        announce_ready({"node_rank": engine.node_rank})
+
+    engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    credentials = read_credentials(fill(SecurityConfig, values))
+    node = fill(NodeConfig, values) if "health_port" in values else None  # not of serve
+    name = f"{role}-{socket.gethostname()}-rank-{engine.node_rank}"
+    with contextlib.closing(_telemetry(values, role, name)):
+        asyncio.run(run_headless(engine, handoff, credentials, node, ready))
 
 
 @command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, SecurityConfig, TelemetryConfig)
@@ -220,6 +243,15 @@ def serve(values: Values) -> None:
     config = fill(ServeConfig, values)
     if config.pd_server and config.pd_client:
         raise UsageError("--pd-server and --pd-client are two roles; start one process for each")
+    engine = fill(EngineConfig, values)
+    if engine.several_hosts and config.decode_nodes + config.prefill_nodes > 1:
+        raise UsageError(
+            f"--nnodes {engine.nnodes} divides one node, but --decode-nodes and --prefill-nodes "
+            f"are several; start each with tandem decode-node or prefill-node, which join a router"
+        )
+    if engine.node_rank:
+        _run_headless("prefill-node" if config.pd_server else "decode-node", values)
+        return
     if config.pd_server:
         from .shared.launch.pd_server import serve_prefill
 
@@ -257,7 +289,7 @@ def _talk_to_own(config: ServeConfig, values: Values) -> None:
     _serve_while(values, connection, use)
 
 
-@command("chat", ConnectionConfig, RequestConfig, ChatConfig, EngineConfig)
+@command("chat", ConnectionConfig, RequestConfig, ChatConfig, EngineConfig, without=HostsConfig)
 def chat(values: Values) -> None:
     """Chat on the terminal with the server at --url, or with MODEL, which this command then serves.
 
@@ -273,7 +305,9 @@ def chat(values: Values) -> None:
     _with_server(values, lambda server: run_chat(server, config, request))
 
 
-@command("complete", ConnectionConfig, RequestConfig, CompleteConfig, EngineConfig)
+@command(
+    "complete", ConnectionConfig, RequestConfig, CompleteConfig, EngineConfig, without=HostsConfig
+)
 def complete(values: Values) -> None:
     """Complete prompts with the server at --url, or with MODEL, which this command then serves.
 
@@ -289,7 +323,7 @@ def complete(values: Values) -> None:
     _with_server(values, lambda server: run_complete(server, config, request))
 
 
-@command("run-batch", RunBatchConfig, ConnectionConfig, EngineConfig)
+@command("run-batch", RunBatchConfig, ConnectionConfig, EngineConfig, without=HostsConfig)
 def run_batch(values: Values) -> None:
     """Run the requests of a JSONL file on the server at --url, or on MODEL, which this command then
     serves. If it is interrupted, run it again to continue.

@@ -31,6 +31,7 @@ _MODULES = (
     "interference",
     "measuring_client",
     "node.grammar_masks",
+    "node.plane_beside_launches",
     "mixed_load",
 )
 BENCHMARKS = {module.rpartition(".")[2]: module for module in _MODULES}

@@ -89,14 +89,17 @@ def part_command(
     *configs: type,
     model: bool = True,
     only: Collection[str] = (),
+    without: type | None = None,
     others: Sequence[click.Parameter] = (),
 ) -> PartCommand:
-    """A command whose options are the fields of ``configs``, or ``only`` some of them, those of
-    ``HubConfig``, and ``others``."""
+    """A command whose options are the fields of ``configs``, or ``only`` some of them, or all but
+    those of ``without``, those of ``HubConfig``, and ``others``."""
+    excluded = {item.name for item in fields(without)} if without is not None else set()
     params = [
         option
         for option in command_options(*configs, HubConfig)
-        if not only or option.name in {*only, *(item.name for item in fields(HubConfig)), None}
+        if option.name not in excluded
+        and (not only or option.name in {*only, *(item.name for item in fields(HubConfig)), None})
     ]
     params += others
     if model:

@@ -63,7 +63,6 @@ ALWAYS_SO = {
     "--enable-chunked-prefill",
     "--enable-prompt-tokens-details",
     "--enable-server-load-tracking",
-    "--enforce-eager",
     "--jinja",
     "--metrics",
     "--no-enable-log-requests",

@@ -46,6 +46,24 @@ class AttentionConfig:
     params: AttentionParams
 
 
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """One kind of latent attention on one rank: what kernels are compiled for.
+
+    A query has ``nope_dim`` dimensions without position and ``rope_dim`` rotated ones.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    heads: int
+    nope_dim: int
+    rope_dim: int
+    latent_dim: int
+    value_dim: int
+    block_size: int
+
+
 @dataclass(slots=True)
 class SequenceMetadata:
     """One sequence's rows in a step, and its block table.

@@ -9,28 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from .activations import Activation
-from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from .attention_metadata import (
+    AttentionConfig,
+    AttentionMetadata,
+    AttentionParams,
+    LatentConfig,
+)
 from .block_encoding import encode
 from .block_formats import BlockFormat
 from .quantized import QuantizedWeight
 from .reference import attention, latent, linear, norm, quantized_linear
 from .reference.activation import act_and_mul, activate
-from .reference.cache import IndexedCopies, NumpyBlockCopies, write_cache, write_kv
+from .reference.cache import IndexedFrames, NumpyBlockCopies, write_cache, write_kv
 from .reference.experts import LoopedExperts
 from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
+from .reference.routing import choose_experts
 from .reference.step_inputs import stage_inputs
 from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
     CosSin,
     DecodingLayers,
+    ExpertChoice,
     Experts,
     FeedForward,
+    FrameCopies,
     LayerKV,
     LayerParts,
     Linear,
@@ -39,7 +48,6 @@ from .signatures import (
     Queries,
     RopeConfig,
     Routing,
-    SlotCopies,
     StageInputs,
     Weight,
 )
@@ -153,6 +161,10 @@ class Operators:
         """Like ``prepare_linear``, for few outputs in fp32."""
         return self.prepare_linear(weight, bias)
 
+    def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
+        """The choice of experts from logits in fp32. Kernels are compiled and tried here."""
+        return partial(choose_experts, routing=routing)
+
     def prepare_expert_feed_forward(
         self,
         o: Sequence[Linear],
@@ -176,10 +188,12 @@ class Operators:
         """Copies for the handoff on a CPU. Kernels are compiled here."""
         return NumpyBlockCopies()
 
-    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
-        """Copies for the handoff on a GPU, of rows of these sizes. Kernels are compiled and tried
-        here."""
-        return IndexedCopies()
+    def prepare_frame_copies(
+        self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
+    ) -> FrameCopies:
+        """Copies for the handoff between frames and a cache with these components of each layer,
+        [K, N, D]. Kernels are compiled and tried here."""
+        return IndexedFrames(layers, block_size)
 
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
         """See ``StageInputs``. Kernels are compiled and tried here."""
@@ -292,6 +306,11 @@ class Operators:
 
     def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
         """The same for ``AttentionMetadata.chunks``."""
+        return False
+
+    def prepare_latent_decode(self, config: LatentConfig) -> bool:
+        """Like ``prepare_batched_decode``, for ``latent_attention``. Also prepares
+        ``rope_and_cache_latent``."""
         return False
 
     def paged_attention(

@@ -38,16 +38,21 @@ def row_sums(payload: torch.Tensor) -> torch.Tensor:
     return torch.cat([sums, _sums(F.pad(rest, (0, _ROW_BYTES - rest.numel())))])
 
 
+def rows_of(size: int) -> int:
+    """The number of row sums of ``size`` bytes."""
+    return -(-size // _ROW_BYTES)
+
+
 def _sums(rows: torch.Tensor) -> torch.Tensor:
     words = rows.view(torch.int32).view(-1, COLUMNS)
-    return (words * _keys(rows.device)).sum(dim=1)
+    return (words * keys(rows.device)).sum(dim=1)
 
 
 @lru_cache(maxsize=16)
-def _keys(device: torch.device) -> torch.Tensor:
-    """int64 [COLUMNS]."""
-    keys = [splitmix64(column + 1) | 1 for column in range(COLUMNS)]
-    return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
+def keys(device: torch.device) -> torch.Tensor:
+    """The keys of the columns, int64 [COLUMNS]."""
+    numbers = [_signed(splitmix64(column + 1) | 1) for column in range(COLUMNS)]
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def splitmix64(number: int) -> int:

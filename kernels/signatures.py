@@ -58,6 +58,8 @@ class Experts(Protocol):
         """
 
 
+# Computes weights and indices of the experts of each row, both [T, experts of a row], from logits.
+ExpertChoice = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 # Computes the rows' queries from the layer's input, and writes its KV to the cache.
 Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]
 # Computes the layer's output from the result of attention and the layer's input.
@@ -73,13 +75,21 @@ DecodingLayers = Callable[
 class Routing:
     """How a router's logits select a row's experts: the ``top_k`` with the best scores, to which
     ``correction`` [E] is added for the selection only. Scores weight the experts' results, divided
-    by the selected scores' sum if ``normalise``, times ``scale``."""
+    by the selected scores' sum if ``normalise``, times ``scale``.
+
+    Only experts in the ``open_groups`` best of ``groups`` are eligible, ranked by the sum of their
+    ``group_best`` best scores. With ``expert_scale`` [E], each expert's weight is multiplied by its
+    own factor."""
 
     scoring: Literal["softmax", "sigmoid"]
     top_k: int
     correction: torch.Tensor | None
     normalise: bool
     scale: float
+    groups: int = 1
+    open_groups: int = 1
+    group_best: int = 1
+    expert_scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +151,32 @@ class BlockCopies(Protocol):
 StageInputs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-class SlotCopies(Protocol):
-    """Copies between slots of a cache in GPU memory and consecutive rows, which may be in host
-    memory.
+@dataclass(frozen=True, slots=True)
+class FrameCells:
+    """Tokens of some layers of a cache, in a sequence's blocks: int32, on the cache's device.
+    ``heads`` are counted within the cache."""
 
-    ``cache`` is [K, N, D] of any dtype, ``rows`` is [K, T, D] of the same. The caller has checked
-    that the slots exist.
+    layers: range
+    heads: range
+    blocks: torch.Tensor
+    first_token: int
+    end_token: int
+
+
+class FrameCopies(Protocol):
+    """Copies between cells of one cache and a frame of the handoff on the same device.
+
+    A frame is bytes, for each of its layers ``[component][head][token][dim]``; all of its layers
+    have the same shapes. The caller has checked its size, and that the blocks exist.
     """
 
-    def gather(
-        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """``rows[:] = cache[:, slots]``."""
+    @property
+    def sums(self) -> bool:
+        """True if copies of any frame compute its row sums on the way."""
 
-    def scatter(
-        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """``cache[:, slots] = rows``."""
+    def pack(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """Copy cells to a frame. Returns its row sums, int64, unless they have to be computed
+        apart."""
+
+    def scatter(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """The inverse of ``pack``."""

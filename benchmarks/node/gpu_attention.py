@@ -4,7 +4,8 @@
 
 Over one layer of Llama-3-8B: rows of 64 sequences of 8,192 tokens that decode, against a copy of
 the same bytes; and a chunk of 8,192 tokens, against a product, as it is, with a window, and as
-eight chunks of 1,024. Then the kernels with other tile sizes, stages and warps: a variant that is
+eight chunks of 1,024. Rows that decode also over the latents of one layer of DeepSeek-V2-Lite and
+of DeepSeek-V3. Then the kernels of Llama with other tile sizes, stages and warps: a variant that is
 faster by more than a few percent should become the default. ``--device emulation`` runs a tiny case
 in Triton's interpreter as a smoke test.
 """
@@ -33,12 +34,14 @@ from tandem.benchmarks.support.gpu_predictions import ATTENTION, CHUNKS, PREDICT
 from tandem.benchmarks.support.report import RESULTS, write
 from tandem.kernels.attention_metadata import (
     AttentionParams,
+    DecodeMetadata,
     SequenceMetadata,
     chunk_metadata,
     decode_metadata,
 )
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import chunk_attention as chunk_kernels
+from tandem.kernels.gpu import latent_trial
 from tandem.kernels.gpu import paged_decode as kernels
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, quantize
 
@@ -62,6 +65,13 @@ CHUNK_OPTIONS = [
     for stages in (2, 3)
 ]
 WINDOW = 1024
+# Heads of a layer with latents, and its dimensions: of a query without position, of its rotated
+# part, of a latent, and of a value.
+LatentShape = tuple[int, int, int, int, int]
+LATENTS: dict[str, LatentShape] = {
+    "DeepSeek-V2-Lite": (16, 128, 64, 512, 128),
+    "DeepSeek-V3": (128, 128, 64, 512, 128),
+}
 
 
 @dataclass(frozen=True)
@@ -74,24 +84,29 @@ class AttentionLoad:
     tokens: int
     rounds: int
     options: list[dict[str, int]]
+    latents: dict[str, LatentShape]
     chunk_options: list[dict[str, int]]
     product_rows: int
 
 
-ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS, CHUNK_OPTIONS, 8192)
-EMULATED = AttentionLoad("cpu", 2, 40, 1, OPTIONS[:2], CHUNK_OPTIONS[:1], 64)
+ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS, LATENTS, CHUNK_OPTIONS, 8192)
+EMULATED = AttentionLoad(
+    "cpu", 2, 40, 1, OPTIONS[:2], {"tiny": (2, 16, 16, 32, 16)}, CHUNK_OPTIONS[:1], 64
+)
 
 
-def cache(load: AttentionLoad, dtype: torch.dtype) -> CachedKV:
-    """Keys or values of all sequences."""
+def cache(
+    load: AttentionLoad, dtype: torch.dtype, heads: int = KV_HEADS, dim: int = DIM
+) -> CachedKV:
+    """Keys, values or latents of all sequences."""
     dtype = torch.float32 if load.device == "cpu" and dtype == torch.bfloat16 else dtype
     slots = load.sequences * -(-load.tokens // BLOCK) * BLOCK
-    values = torch.randn(KV_HEADS, slots, DIM, device=load.device)
+    values = torch.randn(heads, slots, dim, device=load.device)
     return ScaledKV(*quantize(values)) if dtype == INT8 else values.to(dtype)
 
 
-def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
-    """Return a function that runs attention for the rows of one step."""
+def decoding(load: AttentionLoad) -> DecodeMetadata:
+    """The rows of one step, whose blocks lie anywhere."""
     each = -(-load.tokens // BLOCK)
     order = torch.randperm(load.sequences * each).tolist()
     sequences = [
@@ -102,8 +117,18 @@ def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable
     ]
     decodes = decode_metadata(sequences, torch.device(load.device))
     assert decodes is not None
-    q = torch.randn(load.sequences, HEADS, DIM, device=load.device)
-    q = q if load.device == "cpu" else q.bfloat16()
+    return decodes
+
+
+def random(load: AttentionLoad, *shape: int) -> torch.Tensor:
+    """Random activations or weights."""
+    x = torch.randn(shape, device=load.device)
+    return x if load.device == "cpu" else x.bfloat16()
+
+
+def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
+    """Return a function that runs attention for the rows of one step."""
+    decodes, q = decoding(load), random(load, load.sequences, HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5)
     return lambda: kernels.paged_decode(q, keys, values, decodes, params, out)
 
@@ -146,6 +171,18 @@ def multiplied(load: AttentionLoad) -> float:
     size = load.product_rows
     x = torch.randn(size, size, device=load.device).to(dtype)
     return 2.0 * size**3 / seconds(load, lambda: x @ x)
+
+
+def latent_attention(
+    load: AttentionLoad, latents: CachedKV, shape: LatentShape
+) -> Callable[[], None]:
+    """Like ``attention``, with the products before and after it."""
+    heads, nope, rope, width, value = shape
+    decodes, q = decoding(load), random(load, load.sequences, heads, nope + rope)
+    up = random(load, heads, nope + value, width) * width**-0.5
+    k_up, v_up = up.split([nope, value], dim=1)
+    out, scale = q.new_empty(load.sequences, heads, value), (nope + rope) ** -0.5
+    return lambda: latent_trial.decode_latents(q, latents, k_up, v_up, decodes, scale, out)
 
 
 def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
@@ -271,6 +308,16 @@ def measure_decode(load: AttentionLoad) -> Iterator[dict[str, Any]]:
             "against": against,
         }
         sweeps[name] = work
+    for model, shape in load.latents.items():
+        for name, dtype in FORMATS.items():
+            latents = cache(load, dtype, 1, shape[2] + shape[3])
+            duration = seconds(load, latent_attention(load, latents, shape))
+            yield {
+                "metric": f"latent attention of {model}, {name}",
+                "value": size(latents) / duration / limit,
+                "unit": "of a copy's speed",
+                "against": f"a copy's {limit / 1e9:.4g} GB/s; {duration * 1e6:.0f} us",
+            }
     for name in SWEPT:
         print(f"{name} with other options:", flush=True)
         sweep(load, sweeps[name])

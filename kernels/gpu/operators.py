@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from ..activations import Activation
-from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from ..attention_metadata import (
+    AttentionConfig,
+    AttentionMetadata,
+    AttentionParams,
+    LatentConfig,
+)
 from ..batched_decode import batched_attention
 from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
+from ..reference.latent import latent_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV, TensorScaledKV
 from ..signatures import (
     CosSin,
+    ExpertChoice,
     Experts,
+    FrameCopies,
     LayerKV,
     QuantizedLinear,
     RopeConfig,
-    SlotCopies,
+    Routing,
     StageInputs,
     Weight,
 )
 from . import (
     chunk_trial,
     decode_trial,
+    frame_copy_trial,
     fused_trial,
+    latent_trial,
     quantized_trial,
-    slot_copy_trial,
+    routing_trial,
     step_inputs_trial,
 )
 from .grouped_experts import TritonExperts, stack, stackable
@@ -76,6 +87,7 @@ class GpuOperators(Operators):
 
     decode_kernel = staticmethod(decode_trial.triton_decode)
     chunk_kernel = staticmethod(chunk_trial.triton_chunks)
+    decode_latents = staticmethod(latent_trial.decode_latents)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
@@ -83,6 +95,8 @@ class GpuOperators(Operators):
         self._norms: set[tuple[int, torch.dtype]] = set()
         self._activations: set[tuple[Activation, int, torch.dtype]] = set()
         self._ropes: set[RopeConfig] = set()
+        # For all kinds of latent attention that were prepared, if any.
+        self._stores_latents: bool | None = None
 
     def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
         """True for formats with a Triton kernel."""
@@ -118,10 +132,17 @@ class GpuOperators(Operators):
             gate_up, down, activation, dtype, gate_up_biases, down_biases
         )
 
-    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
-        if all(slot_copy_trial.works(size, device) for size in row_bytes):
-            return slot_copy_trial.TritonSlotCopies()
-        return super().prepare_slot_copies(row_bytes, device)
+    def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
+        if routing_trial.works(routing, experts, device):
+            return partial(routing_trial.choose_experts, routing=routing)
+        return super().prepare_routing(routing, experts, device)
+
+    def prepare_frame_copies(
+        self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
+    ) -> FrameCopies:
+        if frame_copy_trial.works(layers, block_size):
+            return frame_copy_trial.TritonFrames(layers, block_size)
+        return super().prepare_frame_copies(layers, block_size)
 
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
         if not step_inputs_trial.works(device):
@@ -218,6 +239,52 @@ class GpuOperators(Operators):
             partial(paged_attention, sinks_H=sinks_H),
             partial(self.chunk_kernel, sinks_H=sinks_H),
         )
+
+    def prepare_latent_decode(self, config: LatentConfig) -> bool:
+        self._stores_latents = latent_trial.stores(config) and self._stores_latents is not False
+        return latent_trial.decodes(config, required=self._triton_required)
+
+    def rope_and_cache_latent(
+        self,
+        q_THD: torch.Tensor,
+        kv_TC: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        cos_sin: CosSin,
+        cache: LayerKV,
+        slots_T: torch.Tensor,
+    ) -> torch.Tensor:
+        if not self._stores_latents:
+            return super().rope_and_cache_latent(
+                q_THD, kv_TC, norm_weight, eps, cos_sin, cache, slots_T
+            )
+        (latents,) = cache
+        return latent_trial.store_latents(q_THD, kv_TC, norm_weight, eps, cos_sin, latents, slots_T)
+
+    def latent_attention(
+        self,
+        q_THD: torch.Tensor,
+        latents: CachedKV,
+        k_up_HNC: torch.Tensor,
+        v_up_HVC: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> torch.Tensor:
+        """Chunks are left to torch, one by one."""
+        decodes = metadata.decodes
+        if decodes is None:
+            return super().latent_attention(q_THD, latents, k_up_HNC, v_up_HVC, metadata, scale)
+        out = q_THD.new_empty(q_THD.shape[0], *v_up_HVC.shape[:2])
+        chunks = [sequence for sequence in metadata.sequences if sequence.num_rows > 1]
+        # The rows up to the last that decodes, without the long chunk behind them.
+        end = len(out)
+        for chunk in reversed(chunks):
+            end = chunk.rows.start if chunk.rows.stop == end else end
+        inputs = latents, k_up_HNC, v_up_HVC
+        self.decode_latents(q_THD[:end], *inputs, decodes, scale, out[:end])
+        if chunks:
+            latent_attention(q_THD, *inputs, chunks, scale, out=out)
+        return out
 
 
 def _rope_config(

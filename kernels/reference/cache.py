@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 
 from ..fp8 import castable, indexable
 from ..scaled import CachedKV, ScaledKV, TensorScaledKV, quantize
+from ..signatures import FrameCells
 
 
 def write_kv(
@@ -35,20 +39,47 @@ def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor)
     indexable(cache_KND).index_copy_(1, slots_T, indexable(x_KTD))
 
 
-class IndexedCopies:
-    """``SlotCopies`` by torch's indexing, on any devices."""
+class IndexedFrames:
+    """``FrameCopies`` by torch's indexing, on any device."""
 
-    def gather(
-        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """See ``SlotCopies``."""
-        rows_KTD.copy_(indexable(cache_KND)[:, slots_T].view(cache_KND.dtype))
+    sums = False
 
-    def scatter(
-        self, cache_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """See ``SlotCopies``."""
-        indexable(cache_KND)[:, slots_T] = indexable(rows_KTD).to(cache_KND.device)
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], block_size: int) -> None:
+        """``layers`` has the components of each layer, [K, N, D]."""
+        self._layers = layers
+        self._block_size = block_size
+
+    def pack(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """See ``FrameCopies``."""
+        slots = self._slots(cells)
+        for cache_KND, rows_KTD in self._parts(cells, frame):
+            rows_KTD.copy_(indexable(cache_KND)[:, slots].view(cache_KND.dtype))
+        return None
+
+    def scatter(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """See ``FrameCopies``."""
+        slots = self._slots(cells)
+        for cache_KND, rows_KTD in self._parts(cells, frame):
+            indexable(cache_KND)[:, slots] = indexable(rows_KTD)
+        return None
+
+    def _parts(
+        self, cells: FrameCells, frame: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each component of each layer in the cache and in the frame."""
+        heads, at = cells.heads, 0
+        for layer in cells.layers:
+            for component in self._layers[layer]:
+                shape = len(heads), cells.end_token - cells.first_token, component.shape[2]
+                end = at + math.prod(shape) * component.element_size()
+                rows = frame[at:end].view(component.dtype).view(shape)
+                yield component[heads.start : heads.stop], rows
+                at = end
+
+    def _slots(self, cells: FrameCells) -> torch.Tensor:
+        tokens = torch.arange(cells.first_token, cells.end_token, device=cells.blocks.device)
+        blocks = cells.blocks[tokens // self._block_size].long()
+        return blocks * self._block_size + tokens % self._block_size
 
 
 class NumpyBlockCopies:

@@ -35,23 +35,27 @@ def latent_attention(
     v_up_HVC: torch.Tensor,
     sequences: Sequence[SequenceMetadata],
     scale: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend in the cheaper way for each sequence; [T, H, V].
 
     q is [T, H, N + R], latents [1, slots, C + R]. ``up`` is in q's dtype. Sequences are in the
-    order of their rows.
+    order of their rows. Given ``out``, only their rows are written.
     """
     few: list[SequenceMetadata] = []
     many: list[SequenceMetadata] = []
     for sequence in sequences:
         wide = sequence.num_rows > 1 and _pays_to_expand(sequence, q_THD, k_up_HNC, v_up_HVC)
         (many if wide else few).append(sequence)
-    if not many:
+    if not many and out is None:
         return absorbed_attention(q_THD, latents, k_up_HNC, v_up_HVC, few, scale)
-    out = q_THD.new_empty(q_THD.shape[0], *v_up_HVC.shape[:2])
+    if out is None:
+        out = q_THD.new_empty(q_THD.shape[0], *v_up_HVC.shape[:2])
     if few:
-        rows = slice(few[-1].rows.stop)
-        out[rows] = absorbed_attention(q_THD[rows], latents, k_up_HNC, v_up_HVC, few, scale)
+        span = slice(few[-1].rows.stop)
+        attended = absorbed_attention(q_THD[span], latents, k_up_HNC, v_up_HVC, few, scale)
+        for sequence in few:
+            out[sequence.rows] = attended[sequence.rows]
     for sequence in many:
         rows = sequence.rows
         out[rows] = expanded_attention(q_THD[rows], latents, k_up_HNC, v_up_HVC, sequence, scale)

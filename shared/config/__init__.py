@@ -7,6 +7,7 @@ fields (``command_line.py``); there are no defaults elsewhere. Instances are fro
 
 from .engine import EngineConfig
 from .handoff import HandoffConfig
+from .hosts import HostsConfig
 from .hub import HubConfig
 from .node import NodeConfig, TelemetryConfig
 from .router import RouterConfig, prefill_addresses
@@ -16,6 +17,7 @@ from .serve import ServeConfig
 __all__ = [
     "EngineConfig",
     "HandoffConfig",
+    "HostsConfig",
     "HubConfig",
     "NodeConfig",
     "RouterConfig",

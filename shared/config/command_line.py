@@ -37,6 +37,7 @@ GROUPS = {
     "RequestConfig": ("request", "sampling parameters; the server has the defaults"),
     "ServeConfig": ("processes", "the processes that a command starts"),
     "EngineConfig": ("engine", "the model, its devices and memory, and scheduling"),
+    "HostsConfig": ("hosts", "one node on several hosts"),
     "HubConfig": ("hub", "models on a hub: their versions, and access to them"),
     "RouterConfig": ("http", "the HTTP server, its limits, and placement"),
     "AccessConfig": ("access", "keys, rate limits, and allowed web pages"),

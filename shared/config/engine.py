@@ -10,6 +10,7 @@ from ..errors import UsageError
 from ..version import install_command
 from . import fields
 from .fields import check_option, json_object, option, split_names
+from .hosts import HostsConfig
 from .kv_dtypes import AUTO, SPELLINGS
 
 # Time allowed for downloading a model, before ranks start.
@@ -17,7 +18,7 @@ DOWNLOAD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(HostsConfig):
     """Options of one engine: its model, and the resources that it may use."""
 
     model: str = option(
@@ -49,14 +50,14 @@ class EngineConfig:
     devices: str | None = option(
         None,
         "--d --devices",
-        "CUDA devices, such as 0,1: one for each rank of a node. Serve gives each of several nodes "
-        "an equal part of them.",
+        "CUDA devices, such as 0,1: one for each rank of a node on this host. Serve gives each of "
+        "several nodes an equal part of them.",
     )
     tensor_parallel_size: int | None = option(
         None,
         "--tensor-parallel-size --tp",
-        "Number of ranks of a node, among which the model is split (default: the number of its "
-        "devices, or 1).",
+        "Number of ranks of a node on all of its hosts, among which the model is split (default: "
+        "the number of its devices, or one for each host).",
         minimum=1,
         maximum=64,
     )
@@ -194,10 +195,20 @@ class EngineConfig:
         choices=("auto", "triton", "torch"),
     )
 
+    enforce_eager: bool = option(
+        False,
+        "--enforce-eager",
+        "Launch the kernels of decode steps one by one on GPUs, instead of replaying CUDA graphs that "
+        "are captured at the start.",
+    )
+
     def __post_init__(self) -> None:
         """Check values set from Python like the command line's. Raises ``UsageError``."""
         for item in dataclasses.fields(self):
             check_option(item.metadata, getattr(self, item.name))
+        self.check_hosts()
+        if self.several_hosts:
+            _ = self.ranks_per_host
         if self.device_ids and self.device == "cpu":
             raise UsageError(f"--d {self.devices} names CUDA devices, but --device is cpu")
         _ = self.config_overrides
@@ -236,16 +247,29 @@ class EngineConfig:
     def start_timeout(self) -> float:
         """Seconds that an engine may take to start by its own limits. A process that waits for less
         would end a load that is only slow."""
-        return DOWNLOAD_SECONDS + 3 * self.load_timeout
+        joining = self.join_timeout if self.several_hosts else 0.0
+        return DOWNLOAD_SECONDS + joining + 3 * self.load_timeout
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Number of ranks on this host. Raises ``UsageError`` for contradictory options."""
+        size = self.tensor_parallel_size
+        if size is not None and size % self.nnodes:
+            raise UsageError(
+                f"--tensor-parallel-size {size} cannot be divided among the hosts of --nnodes "
+                f"{self.nnodes}; use a multiple of {self.nnodes}"
+            )
+        return self.world_size // self.nnodes
 
     @property
     def world_size(self) -> int:
         """Number of ranks. Raises ``UsageError`` for contradictory options."""
         ids = self.device_ids
         size = self.tensor_parallel_size
-        if ids and size is not None and len(ids) != size:
+        if ids and size is not None and len(ids) * self.nnodes != size:
+            hosts = f" on each of {self.nnodes} hosts" if self.several_hosts else ""
             raise UsageError(
-                f"--d {self.devices} names {len(ids)} devices, but --tensor-parallel-size is "
-                f"{size}; drop one of them"
+                f"--d {self.devices} names {len(ids)} devices{hosts}, but --tensor-parallel-size "
+                f"is {size}; drop one of them"
             )
-        return size or len(ids) or 1
+        return size or len(ids or (0,)) * self.nnodes

@@ -1,14 +1,17 @@
-"""The socket pair between the head process and one rank: length-prefixed messages.
+"""The connection between the head process and one rank: length-prefixed messages.
 
-A closed socket means that the other side is gone: a rank then exits at once, and the head fails its
-sequences.
+It is a socket pair, or a TCP connection from another host. Its end means that the other side is
+gone: a rank then exits at once, and the head fails its sequences.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import struct
 import threading
+from typing import Any, Protocol
 
 from .messages import CODEC, MAX_MESSAGE_BYTES, RankMessage
 
@@ -30,17 +33,50 @@ def body_length(prefix: bytes) -> int:
     return length
 
 
-class BlockingChannel:
-    """The rank's end: one thread receives, any thread sends."""
+async def read_message(reader: asyncio.StreamReader) -> RankMessage:
+    """The next message. Raises ``IncompleteReadError`` or ``OSError`` at the end, and
+    ``ValueError``, as ``CodecError`` is, for an invalid one."""
+    prefix = await reader.readexactly(PREFIX_BYTES)
+    return CODEC.decode(await reader.readexactly(body_length(prefix)))
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+
+class Stream(Protocol):
+    """A connected socket, or one with TLS."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+    def getsockname(self) -> Any: ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BlockingChannel:
+    """The other end than the head's: one thread receives, any thread sends."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
         self._sending = threading.Lock()
 
     def send(self, message: RankMessage) -> None:
+        """Send a message. Once the head is gone, which ``receive`` shows, it is dropped."""
         data = framed(message)
-        with self._sending:
-            self._socket.sendall(data)
+        with self._sending, contextlib.suppress(OSError):
+            self._stream.sendall(data)
+
+    @property
+    def local_address(self) -> str:
+        """This host's address on the route to the other side."""
+        return str(self._stream.getsockname()[0])
+
+    def close(self) -> None:
+        """Close the connection, from any thread."""
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives
+        self._stream.close()
 
     def receive(self) -> RankMessage | None:
         """The next message, or ``None`` when the head is gone. Raises ``CodecError``."""
@@ -55,7 +91,7 @@ class BlockingChannel:
         view, done = memoryview(parts), 0
         while done < count:
             try:
-                size = self._socket.recv_into(view[done:])
+                size = self._stream.recv_into(view[done:])
             except OSError:
                 return None
             if not size:

@@ -1,8 +1,9 @@
 """The head's side of its ranks: start them, send them steps, notice when one is gone.
 
-Each rank is a process of its own, reached over a socket pair. The same step goes to every rank;
-rank 0 replies with the sampled tokens, the others only that they are done. Data-plane commands and
-events travel on the same channel, and never wait for a step.
+Each rank is a process of its own, reached over a socket pair, or over TCP if it is on another host
+(``other_hosts.py``). The same step goes to every rank; rank 0 replies with the sampled tokens, the
+others only that they are done. Data-plane commands and events travel on the same channel, and never
+wait for a step.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from ..handoff.plane import messages as plane
 from ..handoff.wire.codec import CodecError
 from ..kv.planning import RankDevice, RankMemory
 from ..process.signals import describe_exit
-from .channel import PREFIX_BYTES, body_length, framed
+from .channel import framed, read_message
 from .messages import (
-    CODEC,
     AllocateCache,
     CacheAllocated,
     DeviceOpened,
@@ -45,6 +45,7 @@ from .messages import (
     StepDone,
     ToRank,
 )
+from .other_hosts import Host, OtherHosts, RemoteProcess
 from .plan import SlotLimits, StepFailure, StepPlan, StepResult, TokenMasks
 from .watchdog import Watchdog
 
@@ -120,20 +121,24 @@ class _RankGone:
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """One rank's process and connection."""
+    """One rank's process and connection. ``host`` is ``None`` for a rank on the head's host."""
 
     index: int
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | RemoteProcess
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     replies: asyncio.Queue[Reply | _RankGone] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
     missed_pings: int = 0  # pings since the rank's last message
     watchdog: Watchdog = field(default_factory=Watchdog)
+    host: Host | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.index}" + ("" if self.host is None else f" of {self.host}")
 
 
 class MultiprocessExecutor:
-    """The ranks of one node, each a process.
+    """The ranks of one node, each a process, those after the first ones on ``hosts``.
 
     ``on_event(rank, event)`` gets the events of data planes. ``on_lost(reason)`` is called once,
     when a rank that had its cache is gone or stuck, also between steps. ``load_seconds`` is the
@@ -146,10 +151,12 @@ class MultiprocessExecutor:
         on_lost: Callable[[str], None] = lambda reason: None,
         *,
         load_seconds: float,
+        hosts: OtherHosts | None = None,
     ) -> None:
         self._on_event = on_event
         self._on_lost = on_lost
         self._load_seconds = load_seconds
+        self._hosts = hosts
         self._rendezvous_folder: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[Rank] = []
         self._serving = False
@@ -157,13 +164,17 @@ class MultiprocessExecutor:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, settings: list[RankSettings]) -> list[RankDevice]:
-        """Start one process for each entry; returns the devices that they run on.
+        """Start one process for each entry, or await it from its host; returns the devices that
+        they run on.
 
         Raises ``StartupError`` with the message of a rank that cannot.
         """
         rendezvous = self._rendezvous() if len(settings) > 1 else ""
+        here = len(settings) if self._hosts is None else self._hosts.ranks_per_host
         for index, each in enumerate(settings):
-            self._ranks.append(await self._spawn(index))
+            self._ranks.append(
+                await self._spawn(index) if index < here else await self._connected(index)
+            )
             self._send(self._ranks[-1], OpenDevice(replace(each, rendezvous=rendezvous)))
         return [(await self._loading(rank, DeviceOpened)).device for rank in self._ranks]
 
@@ -255,11 +266,12 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             rank.writer.close()
         for rank in self._ranks:
-            await _end(rank.process, at_once=bool(self._lost_reason))
+            await end_process(rank.process, at_once=bool(self._lost_reason))
             if rank.pump is not None:
                 rank.pump.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await rank.pump
+            rank.writer.transport.abort()  # its host may not reply any more
             with contextlib.suppress(OSError):
                 await rank.writer.wait_closed()
         self._ranks = []
@@ -269,7 +281,10 @@ class MultiprocessExecutor:
 
     def _rendezvous(self) -> str:
         """The address of a file through which the ranks meet, in a private folder. A port could be
-        taken by another process first, and would be open to every user."""
+        taken by another process first, and would be open to every user; only other hosts need
+        one."""
+        if self._hosts is not None:
+            return self._hosts.rendezvous
         self._rendezvous_folder = tempfile.TemporaryDirectory(prefix="tandem-ranks-")
         return f"file://{self._rendezvous_folder.name}/store"
 
@@ -281,7 +296,14 @@ class MultiprocessExecutor:
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        rank = Rank(index, process, reader, writer)
+        return self._pumped(Rank(index, process, reader, writer))
+
+    async def _connected(self, index: int) -> Rank:
+        assert self._hosts is not None
+        host, process, connection = await self._hosts.connection(index, self._load_seconds)
+        return self._pumped(Rank(index, process, *connection, host=host))
+
+    def _pumped(self, rank: Rank) -> Rank:
         rank.pump = asyncio.create_task(self._pump(rank))
         return rank
 
@@ -290,13 +312,13 @@ class MultiprocessExecutor:
         try:
             end = await self._dispatch(rank)
         except CodecError as error:
-            reason = f"rank {rank.index} sent an invalid message: {error}"
+            reason = f"{rank} sent an invalid message: {error}"
         except Exception:
             # Nothing reads this rank's messages any more.
-            log.exception("a message of rank %d could not be handled", rank.index)
-            reason = f"a message of rank {rank.index} could not be handled; see this node's log"
+            log.exception("a message of %s could not be handled", rank)
+            reason = f"a message of {rank} could not be handled; see this node's log"
         else:
-            reason = f"rank {rank.index} {end}"
+            reason = f"{rank} {end}"
         self._lose(rank, reason)
 
     def _lose(self, rank: Rank, reason: str) -> None:
@@ -317,7 +339,7 @@ class MultiprocessExecutor:
             await asyncio.sleep(PING_SECONDS)
             for rank in self._ranks:
                 if problem := _stuck(rank):
-                    self._lose(rank, f"rank {rank.index} {problem}")
+                    self._lose(rank, f"{rank} {problem}")
                     return
                 rank.missed_pings += 1
                 self._send(rank, Ping())
@@ -326,8 +348,7 @@ class MultiprocessExecutor:
         """Pass events to the handoff and replies to their queue. Returns how the rank ended."""
         try:
             while True:
-                prefix = await rank.reader.readexactly(PREFIX_BYTES)
-                message = CODEC.decode(await rank.reader.readexactly(body_length(prefix)))
+                message = await read_message(rank.reader)
                 rank.missed_pings = 0
                 if isinstance(message, plane.Event):
                     self._on_event(rank.index, message)
@@ -339,9 +360,11 @@ class MultiprocessExecutor:
                     rank.replies.put_nowait(message)
                 else:
                     raise CodecError(f"{type(message).__name__} is a message to ranks")
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
+                if status is None:
+                    return "is lost with its host"
                 # A killed rank has logged nothing.
                 return (
                     describe_exit(status)
@@ -362,7 +385,7 @@ class MultiprocessExecutor:
                 reply = await rank.replies.get()
         except TimeoutError:
             raise TimeoutError(
-                f"rank {rank.index} sent no {kind.__name__} within {seconds:g} s; see its log"
+                f"{rank} sent no {kind.__name__} within {seconds:g} s; see its log"
             ) from None
         if isinstance(reply, kind):
             return reply
@@ -370,7 +393,7 @@ class MultiprocessExecutor:
             raise (ModelError if reply.category == "model" else StartupError)(reply.reason)
         if isinstance(reply, _RankGone):
             raise StartupError(reply.reason)
-        raise StartupError(f"rank {rank.index} sent {type(reply).__name__}, not {kind.__name__}")
+        raise StartupError(f"{rank} sent {type(reply).__name__}, not {kind.__name__}")
 
     def _send(self, rank: Rank, message: ToRank) -> None:
         if not rank.writer.is_closing():
@@ -412,7 +435,10 @@ def _stuck(rank: Rank) -> str:
     return ""
 
 
-async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
+async def end_process(
+    process: asyncio.subprocess.Process | RemoteProcess, *, at_once: bool
+) -> None:
+    """Await the end of a rank whose channel is closed; kill it if it takes long, or ``at_once``."""
     for kill in (True,) if at_once else (False, True):
         if kill:
             with contextlib.suppress(ProcessLookupError):

@@ -3,6 +3,8 @@
 A rank opens its device, loads its weights, allocates its cache, and then executes steps; the reply
 to each request is its own type or ``Failed``. Commands and events of the data plane
 (``plane/messages.py``) and pings may come at any time. No torch here: the head does not load it.
+
+A launcher on another host joins the head before its ranks do, and keeps its connection to the end.
 """
 
 from __future__ import annotations
@@ -39,12 +41,13 @@ class RankSettings:
     """The head's settings for one rank, independent of the rank's device.
 
     ``rendezvous`` is the address at which several ranks meet. ``data_plane`` is ``None`` on nodes
-    that hand over no KV.
+    that hand over no KV. ``shares_device``: other nodes may use its GPU.
     """
 
     model_path: str
     device: str
     device_index: int = 0
+    shares_device: bool = False
     rank: int = 0
     size: int = 1
     rendezvous: str = ""
@@ -56,6 +59,7 @@ class RankSettings:
     max_model_len: int | None = None
     seed: int = 0
     threads: int = 1
+    enforce_eager: bool = False
     cpu_kernels: str = "torch"
     decode_kernel: str = "auto"
     data_plane: DataPlaneSettings | None = None
@@ -172,10 +176,105 @@ class Failed:
     reason: str
 
 
-ToRank = OpenDevice | LoadModel | AllocateCache | ExecuteStep | TokenMasks | Command | Ping
+# ---- other hosts -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSecrets:
+    """PEMs for TLS, empty without it, the ``name`` in certificates if it is not the host's, and the
+    accepted tokens, of which a joiner uses the first."""
+
+    tokens: tuple[str, ...] = field(repr=False)
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+    authority: bytes = field(default=b"", repr=False)
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinHead:
+    """Launcher to its rank, over a socket pair that lives as long as the launcher: the head's
+    address and the rank's number."""
+
+    host: str
+    port: int
+    secrets: JoinSecrets
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankJoins:
+    """Rank to head."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostJoins:
+    """Launcher to head: what must be equal on all hosts, and what is this host's own.
+
+    ``address`` is this host's on the route to the head. ``devices`` are CUDA's numbers, one for
+    each rank; empty: as ``device`` says.
+    """
+
+    node_rank: int
+    nnodes: int
+    size: int
+    fingerprint: dict[str, str]
+    address: str
+    model_path: str
+    device: str
+    devices: tuple[int, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostAccepted:
+    """Head to launcher: all hosts have joined, so start the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRefused:
+    """Head to launcher, which ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostStops:
+    """Launcher to head: it got a signal, so the node is to drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """Head to launcher."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """Launcher to head; ``status`` is that of ``subprocess``."""
+
+    rank: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEnds:
+    """Head to launcher, which ends too. ``reason`` is empty unless the node has failed."""
+
+    reason: str
+
+
+FromLauncher = HostJoins | HostStops | RankEnded
+ToLauncher = HostAccepted | HostRefused | KillRank | HeadEnds
+ToRank = (
+    JoinHead | OpenDevice | LoadModel | AllocateCache | ExecuteStep | TokenMasks | Command | Ping
+)
 Reply = DeviceOpened | ModelLoaded | CacheAllocated | StepDone | Failed
-FromRank = Reply | Event | Pong
-RankMessage = ToRank | FromRank
+FromRank = Reply | Event | Pong | RankJoins
+RankMessage = ToRank | FromRank | FromLauncher | ToLauncher
 
 # Both directions share a codec, so that one version covers them.
 CODEC: Codec[RankMessage] = Codec(
@@ -194,6 +293,10 @@ CODEC: Codec[RankMessage] = Codec(
         *get_args(Event),
         Pong,
         Failed,
+        JoinHead,
+        RankJoins,
+        *get_args(FromLauncher),
+        *get_args(ToLauncher),
     ),
     MAX_MESSAGE_BYTES,
 )

@@ -11,12 +11,13 @@ from pathlib import Path
 from ..config import EngineConfig, HandoffConfig
 from ..config.fields import served_names
 from ..config.kv_dtypes import kv_dtype_of
-from ..errors import ModelError, PeerRefusedError, RequestError
+from ..errors import ModelError, PeerRefusedError, RequestError, StartupError, UsageError
 from ..handoff.plane.canary import coarsest
 from ..handoff.plane.messages import Event
+from ..host_port import is_loopback
 from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
-from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
+from ..kv.planning import NodeDevice, RankDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
 from ..models.spec import DecoderSpec, Scorer, Scoring, tensor_parallel_problem
 from ..process.threads import in_thread, share_of_cores
@@ -28,7 +29,8 @@ from ..weights.obtain import ObtainedModel, obtain_model
 from ..weights.source import WeightSource
 from .core import EngineCore
 from .executor import MultiprocessExecutor
-from .messages import DataPlaneSettings, LoadFormats, RankSettings
+from .messages import DataPlaneSettings, HostJoins, LoadFormats, RankSettings
+from .other_hosts import OtherHosts
 from .plan import PRIVATE_SEQS, SlotLimits
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
@@ -143,29 +145,37 @@ async def start_engine(
     identity: NodeIdentity,
     *,
     data_plane: DataPlaneOptions | None = None,
+    hosts: OtherHosts | None = None,
     on_event: Callable[[int, Event], None] = lambda rank, event: None,
     on_lost: Callable[[str], None] = lambda reason: None,
 ) -> NodeEngine:
-    """Load the model on its ranks and plan the cache. The caller runs ``core.run()``.
+    """Load the model on its ranks and plan the cache. The caller runs ``core.run()``, and closes
+    ``hosts``, which ``--nnodes`` needs.
 
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
+    if config.several_hosts and hosts is None:
+        raise UsageError(f"--nnodes {config.nnodes}: only a node can have ranks on several hosts")
     model = await in_thread(lambda: obtain_model(config))  # may be a long download
     path, source = model.path, model.source
     _warn_of_oddities(config, model)
     spec = await in_thread(lambda: _with_end_tokens(model.spec, source))
-    ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout)
+    ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout, hosts=hosts)
     # Beside the loading of the ranks: reading a large vocabulary takes half a second.
     grammars = _grammars(source, spec)
-    reading = asyncio.gather(
-        in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source))), grammars.prepare()
-    )
+    reading = asyncio.gather(in_thread(lambda: fingerprint_of(model)), grammars.prepare())
     try:
         settings = [
             _rank_settings(config, identity, path, rank, data_plane)
-            for rank in range(config.world_size)
+            for rank in range(config.ranks_per_host)
         ]
-        device = NodeDevice(tuple(await ranks.start(settings)), config.nodes_per_device or 1)
+        if hosts is not None:
+            fingerprint, _ = await reading
+            for host in await hosts.join(fingerprint):
+                settings += _settings_there(settings, host.about, data_plane)
+        devices = await ranks.start(settings)
+        check_kinds(devices)
+        device = NodeDevice(tuple(devices), config.nodes_per_device or 1, config.nnodes)
         formats = _formats(config, spec, device)
         resolved = _resolve(config, spec, device, await ranks.load(formats))
         endpoints = await ranks.allocate(resolved.num_blocks, _slot_limits(resolved))
@@ -198,6 +208,22 @@ async def start_engine(
         grammars=grammars,
         generates=model.generates,
     )
+
+
+def fingerprint_of(model: ObtainedModel) -> dict[str, str]:
+    """The fields in which all hosts of a node must agree, and both nodes of a handoff."""
+    spec = _with_end_tokens(model.spec, model.source)
+    return model_fingerprint(spec, _tokenizer_of(model.source))
+
+
+def check_kinds(devices: list[RankDevice]) -> None:
+    """Raise ``StartupError`` if the ranks' devices are of several kinds."""
+    for rank, device in enumerate(devices):
+        if device.kind != devices[0].kind:
+            raise StartupError(
+                f"rank {rank} runs on {device.name}, rank 0 on {devices[0].name}: all ranks need "
+                f"the same kind of device; see --device"
+            )
 
 
 def _block_formats(config: EngineConfig, source: WeightSource, spec: DecoderSpec) -> frozenset[str]:
@@ -303,7 +329,7 @@ def plans_ahead(config: EngineConfig, device: NodeDevice) -> bool:
     torch's operators, which gain nothing."""
     if config.async_scheduling != "auto":
         return config.async_scheduling == "on"
-    ranks = config.world_size
+    ranks = config.ranks_per_host
     threads = (config.threads or share_of_cores(ranks)) * ranks
     return not device.on_cpu or config.cpu_kernels == "compiled" or threads < share_of_cores(1)
 
@@ -332,6 +358,7 @@ def _rank_settings(
         model_path=str(path),
         device=config.device if not ids else "cuda",
         device_index=ids[rank] if ids else rank,
+        shares_device=(config.nodes_per_device or 1) > 1,
         rank=rank,
         size=config.world_size,
         block_size=config.block_size,
@@ -341,12 +368,43 @@ def _rank_settings(
         hf_overrides=config.hf_overrides,
         max_model_len=config.max_model_len,
         seed=config.seed,
-        threads=config.threads or share_of_cores(config.world_size),
+        threads=config.threads or share_of_cores(config.ranks_per_host),
+        enforce_eager=config.enforce_eager,
         cpu_kernels=config.cpu_kernels,
         decode_kernel=_decode_kernel(config),
         data_plane=None if data_plane is None else _data_plane(data_plane, identity, rank),
         log=replace(log_settings(), rank=str(rank)),
     )
+
+
+def _settings_there(
+    here: list[RankSettings], host: HostJoins, options: DataPlaneOptions | None
+) -> list[RankSettings]:
+    """The settings of another host's ranks: those of the head's, except for what is the host's."""
+    settings = []
+    for index, each in enumerate(here):
+        rank = host.node_rank * len(here) + index
+        plane = each.data_plane
+        if plane is not None and options is not None:
+            listens = plane.host is not None and not is_loopback(plane.host)
+            plane = replace(
+                plane,
+                host=host.address if listens else plane.host,
+                port=options.handoff.kv_port_of(rank),
+            )
+        settings.append(
+            replace(
+                each,
+                rank=rank,
+                model_path=host.model_path,
+                device=host.device,
+                device_index=host.devices[index] if host.devices else index,
+                threads=host.threads,
+                data_plane=plane,
+                log=replace(each.log, rank=str(rank)),
+            )
+        )
+    return settings
 
 
 def _data_plane(options: DataPlaneOptions, identity: NodeIdentity, rank: int) -> DataPlaneSettings:

@@ -51,10 +51,12 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class NodeDevice:
-    """The devices of a node's ranks, all of one kind. ``nodes`` nodes share each device."""
+    """The devices of a node's ranks, all of one kind. ``nodes`` nodes share each device; as many
+    ranks are on each of the ``hosts``."""
 
     ranks: tuple[RankDevice, ...]
     nodes: int = 1
+    hosts: int = 1
 
     @property
     def on_cpu(self) -> bool:
@@ -79,7 +81,7 @@ class NodeDevice:
         """
         free = min(each.free_bytes for each in memory)
         if self.on_cpu:
-            return free // (len(memory) * self.nodes)
+            return free * self.hosts // (len(memory) * self.nodes)
         parts = [
             self._part(device, each, utilization)
             for device, each in zip(self.ranks, memory, strict=True)

@@ -75,16 +75,17 @@ def engines_of(
         group = number % groups
         own = ",".join(str(gpu) for gpu in gpus[group * size : (group + 1) * size])
         sharing = len(range(group, nodes, groups))
-        engine = replace(config, devices=own, tensor_parallel_size=size)
+        engine = replace(config, devices=own, tensor_parallel_size=size * config.nnodes)
         engines.append(_shared(engine, sharing))
     return engines
 
 
 def _gpus_of_a_node(config: EngineConfig, nodes: int, gpus: int) -> int:
-    """Number of GPUs for each node. Raises ``UsageError`` if ``--d`` cannot be divided evenly."""
+    """Number of this host's GPUs for each node. Raises ``UsageError`` if ``--d`` cannot be divided
+    evenly."""
     size = config.tensor_parallel_size
     if size is not None or config.devices is None:
-        return size or 1
+        return (size or config.nnodes) // config.nnodes
     if gpus > nodes and gpus % nodes:
         fewer = gpus // nodes * nodes
         raise UsageError(

@@ -29,6 +29,7 @@ from ..process.signals import interrupt_on_signals
 from ..process.threads import share_of_cores
 from ..security.credentials import Credentials, open_url, read_credentials
 from ..security.local_token import make_token, token_file
+from ..security.several_hosts import check_hosts
 from ..weights.obtain import ObtainedModel, obtain_model
 from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
@@ -90,6 +91,7 @@ def serve_cluster(
     """
     values = _with_defaults(config, values)
     credentials = read_credentials(fill(SecurityConfig, values))
+    check_hosts(fill(EngineConfig, values), fill(HandoffConfig, values), credentials)
     front = fill(RouterConfig, values)
     own_token = not credentials.tokens and is_loopback(front.registry_host)
     if own_token:
@@ -225,7 +227,7 @@ def start_nodes(
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     gpus = usable_gpus(engine)
     engines = engines_of(engine, len(kinds), gpus, share=config.share_devices)
-    ranks = engines[0].world_size
+    ranks = engines[0].ranks_per_host
     # If every node used all cores, their threads would wait for each other.
     threads = engine.threads or share_of_cores(len(kinds) * ranks)
     for line in gpus_by_node(names, engines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ...kernels.attention_metadata import AttentionConfig
+from ...kernels.attention_metadata import AttentionConfig, LatentConfig
 from ...kernels.reference.activation import activate
 from ...kernels.signatures import (
     CosSin,
@@ -570,8 +571,7 @@ class Decoder:
     def attends_one_by_one(self) -> bool:
         """True if a layer attends to each sequence by itself."""
         return self.position_bias is not None or not all(
-            isinstance(layer.attention, Attention) and layer.attention.batched_decode
-            for layer in self.layers
+            layer.attention.batched_decode for layer in self.layers
         )
 
     def prepare_ropes(self, cache: Sequence[LayerKV]) -> None:
@@ -585,32 +585,27 @@ class Decoder:
 
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
         """Compile the kernels that attend for all decoding rows at once. Returns whether any layer
-        has one; latent attention has none."""
-        batched = False
-        for config, alike in self._attentions(cache, block_size).items():
-            works = self.place.operators.prepare_batched_decode(config)
-            batched = batched or works
-            for attention in alike:
-                attention.batched_decode = works
-        return batched
+        has one."""
+        operators = self.place.operators
+
+        @functools.cache
+        def prepared(config: AttentionConfig | LatentConfig) -> bool:
+            if isinstance(config, LatentConfig):
+                return operators.prepare_latent_decode(config)
+            return operators.prepare_batched_decode(config)
+
+        attentions = [layer.attention for layer in self.layers]
+        for attention, memories in zip(attentions, self._memories, strict=True):
+            attention.batched_decode = prepared(attention.config(cache[memories], block_size))
+        return any(attention.batched_decode for attention in attentions)
 
     def prepare_batched_chunks(self, cache: Sequence[LayerKV], block_size: int) -> None:
-        """Compile the kernels that attend for all chunks at once."""
-        for config, alike in self._attentions(cache, block_size).items():
-            works = self.place.operators.prepare_batched_chunks(config)
-            for attention in alike:
-                attention.batched_chunks = works
-
-    def _attentions(
-        self, cache: Sequence[LayerKV], block_size: int
-    ) -> dict[AttentionConfig, list[Attention]]:
-        """The layers' attention by kind, without latent attention."""
-        kinds: dict[AttentionConfig, list[Attention]] = {}
+        """Compile the kernels that attend for all chunks at once; latent attention has none."""
+        prepared = functools.cache(self.place.operators.prepare_batched_chunks)
         for layer, memories in zip(self.layers, self._memories, strict=True):
-            if isinstance(layer.attention, Attention):
-                config = layer.attention.config(cache[memories], block_size)
-                kinds.setdefault(config, []).append(layer.attention)
-        return kinds
+            attention = layer.attention
+            if isinstance(attention, Attention):
+                attention.batched_chunks = prepared(attention.config(cache[memories], block_size))
 
 
 def _all_decode(batch: ForwardBatch) -> bool:

@@ -23,6 +23,7 @@ from ...proto import tandem_pb2 as pb
 from ...proto.capabilities import CAPABILITIES
 from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
+from ..engine.other_hosts import OtherHosts
 from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from ..errors import StartupError
 from ..handoff.carriers import kinds as carriers
@@ -34,6 +35,7 @@ from ..process.open_files import room_for_connections, warn_of_few_connections
 from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
 from ..security.credentials import INSECURE, PINGED, Credentials, check_exposure, connection_limits
+from ..security.several_hosts import check_hosts
 from ..security.token_interceptor import TokenInterceptor
 from ..telemetry.process_metrics import ProcessMetrics
 from ..telemetry.stats_line import log_rates
@@ -42,6 +44,7 @@ from ..unix_sockets import UNIX, folder_of
 from ..version import version
 from .announced_address import announced_address
 from .metrics import NodeMetrics
+from .other_hosts import other_hosts
 from .registration import Registration
 from .role import NodeProcess, NodeRole
 from .role_switch import POLL_SECONDS, RoleSwitch
@@ -80,6 +83,7 @@ async def run_node(
     routers, _ = node.routers, node.advertised
     await _check_reachable(node)
     handoff.kv_advertised(engine_config.world_size - 1)
+    check_hosts(engine_config, handoff, credentials)
     roles = RoleSwitch(playable if routers else playable[:1])
     listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if roles.listens else {})
     check_exposure(credentials, handoff.insecure, listens)
@@ -88,9 +92,17 @@ async def run_node(
     catch_signals(lambda: shutdown.drain(node.drain_timeout))
     front = await _Front.open(node, credentials)
     try:
-        async with _engine(engine_config, handoff, identity, roles, shutdown, credentials) as (
-            engine,
-            inbox,
+        async with (
+            other_hosts(
+                engine_config,
+                credentials,
+                on_stop=lambda: shutdown.drain(node.drain_timeout),
+                failure=lambda: shutdown.lost,
+            ) as hosts,
+            _engine(engine_config, handoff, identity, roles, shutdown, credentials, hosts) as (
+                engine,
+                inbox,
+            ),
         ):
             metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id, engine.name)
             metrics.registry.register(front.interceptor.refused)
@@ -325,6 +337,7 @@ async def _engine(
     roles: RoleSwitch,
     shutdown: _Shutdown,
     credentials: Credentials,
+    hosts: OtherHosts | None,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which depend on each other. Raises ``_StoppedError``."""
     # The inbox comes first: data planes report as soon as they run, but commands to them are sent
@@ -343,6 +356,7 @@ async def _engine(
             data_plane=DataPlaneOptions(
                 handoff=handoff, listen=roles.listens, curve=credentials.encrypted
             ),
+            hosts=hosts,
             on_event=inbox.on_event,
             on_lost=shutdown.end,
         ),

@@ -13,8 +13,6 @@ import fcntl
 import os
 import re
 import secrets
-import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +20,9 @@ from urllib.parse import urlsplit
 
 from ..config import SecurityConfig
 from ..config.fields import split_addresses
-from ..errors import StartupError, UsageError
+from ..errors import UsageError
 from ..host_port import join_host_port, loopback_ip, split_host_port
+from ..private_folder import is_private, private_folder, private_folders
 from .credentials import Credentials, read_credentials
 
 # Prefix of files that are incomplete and may not be locked yet.
@@ -112,8 +111,8 @@ def find_router(fallback: str, url: str = "") -> str:
 def _read_token(address: str) -> LocalToken:
     """The token for a registry, while its launcher lives."""
     name = _name(address)
-    for folder in _folders() if name else ():
-        if _is_private(folder):
+    for folder in private_folders() if name else ():
+        if is_private(folder):
             with contextlib.suppress(OSError), _open(folder / name) as file:
                 if _is_locked(file):
                     token, _, url = os.read(file, _MAX_BYTES).decode().partition("\n")
@@ -137,8 +136,8 @@ def _server(url: str) -> str:
 def _addresses() -> set[str]:
     """The registries with a token file, whether or not the launcher lives."""
     names: set[str] = set()
-    for folder in _folders():
-        if _is_private(folder):
+    for folder in private_folders():
+        if is_private(folder):
             names |= {entry.name for entry in folder.iterdir() if _name(entry.name) == entry.name}
     return names
 
@@ -150,7 +149,7 @@ def token_file(address: str, token: str, url: str) -> Iterator[None]:
 
     Raises ``StartupError`` if there is no folder that only this user can read, or ``OSError``.
     """
-    folder = _make_folder()
+    folder = private_folder()
     _sweep(folder)
     name = folder / _name(address)
     unfinished = folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
@@ -173,35 +172,6 @@ def _name(address: str) -> str:
     host, port = split_host_port(address)
     host = loopback_ip(host)
     return join_host_port(host, int(port)) if host and _PORT.fullmatch(port) else ""
-
-
-def _folders() -> Iterator[Path]:
-    """Folders for tokens, best first; the first exists only in login sessions."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime):
-        yield Path(runtime) / "tandem"
-    yield Path(tempfile.gettempdir()) / f"tandem-{os.geteuid()}"
-
-
-def _make_folder() -> Path:
-    for folder in _folders():
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700)
-        if _is_private(folder) and os.access(folder, os.W_OK):
-            return folder
-    raise StartupError(
-        f"{folder} is not a folder that only this user can read; set XDG_RUNTIME_DIR to one"
-    )
-
-
-def _is_private(folder: Path) -> bool:
-    """True for a real folder, not a link, that only this user can access."""
-    try:
-        info = folder.lstat()
-    except OSError:
-        return False
-    private = not stat.S_IMODE(info.st_mode) & 0o077
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and private
 
 
 def _sweep(folder: Path) -> None:

@@ -134,7 +134,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["chat", "a", "b"], "extra argument (b). Usage: tandem chat [OPTIONS] [MODEL]"),
         (["doctor"], "Missing argument 'URL'. Usage: tandem doctor [OPTIONS] URL"),
         (["run-batch"], "run-batch needs -i REQUESTS.jsonl and -o RESULTS.jsonl"),
-        (["serve", "--help=nothing"], "the groups are processes, engine, hub, "),
+        (["serve", "--help=nothing"], "the groups are processes, engine, hosts, hub, "),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_remedy(

@@ -30,7 +30,7 @@ OPTIONS = {name for parameter in cli.commands["serve"].params for name in parame
         ("--fp8-kvcache --cpu", "--kv-cache-dtype=fp8 --device=cpu"),
         ("-m a.gguf -np 4 --temp 0.2 --jinja", "--model a.gguf --max-num-seqs 4 --temperature 0.2"),
         ("--model-path=M --tp-size=2", "--model=M --tensor-parallel-size=2"),
-        ("--ui-server --server --enforce-eager M", "M"),
+        ("--ui-server --server --jinja M", "M"),
         ("--served-model-name a_b", "--served-model-name a_b"),
         ("--no_such_option 1 -- --isq", "--no_such_option 1 -- --isq"),
         (

@@ -25,9 +25,16 @@ KUBECTL = shutil.which("kubectl")
 NO_KUBECTL = "kubectl, which has kustomize, is not installed"
 COMPOSE_FILES = (DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml")
 # What can be applied as it is and starts parts.
-OVERLAYS = ("kubernetes", "kubernetes-locked", "kubernetes-gpu", "kubernetes-pair")
+OVERLAYS = (
+    "kubernetes",
+    "kubernetes-locked",
+    "kubernetes-gpu",
+    "kubernetes-pair",
+    "kubernetes-hosts",
+)
 # Put onto the base in a test, where no overlay has it.
 OPTIONAL = ("api-key", "nvidia-runtime-class", "priority", "model-image", "model-hub")
+LEADER_WORKER_SET = "LeaderWorkerSet"
 LISTENS = ("port", "registry_port", "metrics_port", "health_port", "kv_port")
 
 Object = dict[str, Any]
@@ -86,8 +93,45 @@ def documents(path: Path) -> list[Object]:
 # --- Kubernetes
 
 
-@cache
 def build(folder: Path) -> list[Object]:
+    """The objects that ``kubectl apply -k`` would apply, with the set that it makes of its first
+    pods in place of a LeaderWorkerSet."""
+    return [_with_pods(item) for item in build_exactly(folder)]
+
+
+def _with_pods(item: Object) -> Object:
+    """A StatefulSet as LeaderWorkerSet's controller makes it, with a service of its own name."""
+    if item["kind"] != LEADER_WORKER_SET:
+        return item
+    template = item["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    name = item["metadata"]["name"]
+    spec = {
+        "replicas": item["spec"]["replicas"],
+        "serviceName": name,
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": template["metadata"]["labels"]},
+        "template": template | {"spec": template["spec"] | {"containers": []}},
+    }
+    variables = {
+        "LWS_GROUP_SIZE": str(item["spec"]["leaderWorkerTemplate"]["size"]),
+        "LWS_WORKER_INDEX": "0",
+        "LWS_LEADER_ADDRESS": f"{name}-0.{name}.default",
+    }
+    injected = [{"name": key, "value": value} for key, value in variables.items()]
+    spec["template"]["spec"]["containers"] = [
+        container | {"env": [*container["env"], *injected]}
+        for container in template["spec"]["containers"]
+    ]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": item["metadata"],
+        "spec": spec,
+    }
+
+
+@cache
+def build_exactly(folder: Path) -> list[Object]:
     """The objects that ``kubectl apply -k`` would apply."""
     assert KUBECTL is not None
     done = subprocess.run(

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.shared.config import EngineConfig
+from tandem.shared.config.command_line import fill
+
 from . import deployment as d
 
 pytestmark = pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
@@ -381,7 +384,7 @@ def test_open_parts_have_the_insecure_option(base: list[d.Object]) -> None:
 # --- GPUs
 
 
-@pytest.mark.parametrize("name", ["kubernetes-gpu", "kubernetes-pair"])
+@pytest.mark.parametrize("name", ["kubernetes-gpu", "kubernetes-pair", "kubernetes-hosts"])
 def test_nodes_on_gpus_have_what_they_need(name: str) -> None:
     objects = d.build(d.DEPLOY / name)
     for workload, container, part in containers(objects):
@@ -409,6 +412,33 @@ def test_a_pair_sees_each_other_and_both_gpus() -> None:
     assert decode.parse()["node_id"] != prefill.parse()["node_id"]
     claims = {claim["name"] for claim in d.pod(pair)["resourceClaims"]}
     assert {claim["name"] for claim in one["resources"]["claims"]} == claims
+
+
+def test_a_node_on_several_hosts_is_a_group_of_pods_that_start_and_end_together() -> None:
+    objects = d.build_exactly(d.DEPLOY / "kubernetes-hosts")
+    (group,) = d.of_kind(objects, d.LEADER_WORKER_SET)
+    assert group["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    assert group["spec"].keys() == {"replicas", "leaderWorkerTemplate"}
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    # The service has the group's name, as the one that the controller would make.
+    assert group["metadata"]["name"] in d.named(objects, "Service")
+    as_stateful = d.build(d.DEPLOY / "kubernetes-hosts")
+    (workload,) = [w for w in d.servers(as_stateful) if "prefill" in w["metadata"]["name"]]
+    (part,) = d.kubernetes_parts(as_stateful, workload)
+    values = part.parse()
+    assert (values["nnodes"], values["node_rank"]) == (template["size"], 0)
+    assert values["master_addr"].startswith(f"{group['metadata']['name']}-0.")
+    config = fill(EngineConfig, values)
+    assert config.ranks_per_host == 1
+    # Not of every part: only what ranks of one node exchange is open, to its hosts.
+    others = [p for w in d.servers(as_stateful) for p in d.kubernetes_parts(as_stateful, w)]
+    assert [p.command for p in others if p.parse()["insecure"]] == ["prefill-node"]
+    policy = d.named(objects, "NetworkPolicy")["tandem-hosts"]["spec"]
+    assert d.selected(as_stateful, policy["podSelector"]) == [workload]
+    (rule,) = policy["ingress"]
+    assert [d.selected(as_stateful, peer["podSelector"]) for peer in rule["from"]] == [[workload]]
+    assert "ports" not in rule
 
 
 # --- options

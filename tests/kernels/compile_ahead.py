@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,17 @@ from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import (
     activation,
     chunk_attention,
+    frame_copy,
     grouped_product,
+    latent_decode,
+    latent_store,
     norm,
     paged_decode,
     quantized_linear,
     rope_store,
     row_plan,
-    slot_copy,
 )
+from tandem.kernels.gpu import routing as gpu_routing
 from tandem.kernels.gpu.packed_codes import (
     PackedCodes,
     pack,
@@ -69,6 +73,7 @@ from tandem.kernels.gpu.step_inputs import stage_inputs
 from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV
+from tandem.kernels.signatures import FrameCells, Routing
 from tandem.tests.kernels.launches import compiled_for
 from tandem.tests.support.extent import FULL
 
@@ -91,18 +96,24 @@ PROGRAMS = {
     "_add": 8,
     "_multiply_plain": 2,
     "_add_weighted": 8,
-    "_copy": 8,
+    "_copy_frame": 4,
     "_stage": 8,
     "_plan": 8,
     "_rms_norm": 8,
     "_act_and_mul": 8,
     "_rope_store": 6,
+    "_choose": 5,
+    "_attend_latents": 2,
+    "_combine_latents": 8,
+    "_store_latents": 8,
 }
 # Those that read and write the layer's activations 16 bytes a thread.
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
 # that are converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
+# Queries of latents take most registers while latents of int8 are widened.
+LATENT_STACK = 64
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # operations of its tensor cores in 16 bits, and instructions that a processor issues in one.
 COUNTED = 90
@@ -114,13 +125,16 @@ ISSUED_A_CLOCK = 4
 MAX_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
-# any 16 numbers are looked up in them; codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes. Exponentials of chunks take as long as products over 64 values.
+# any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
+# fifth to two fifths of its bytes. Latents are read once for keys and values. Exponentials of
+# chunks take as long as products over 64 values.
 SLOW = (
     ("attend_chunks Llama-3-8B int8", 1.6),
     ("attend_chunks Llama-3-8B", 1.2),
     ("attend_chunks Gemma-2-9B", 1.4),
     ("attend_chunks", 1.7),
+    ("attend_latents int8", 0.7),
+    ("attend_latents float32", 0.61),
     ("multiply IQ1_S", 1.9),
     ("multiply IQ1_M", 1.8),
     ("multiply IQ2_XXS", 1.55),
@@ -135,6 +149,7 @@ SLOW = (
     ("multiply", 0.63),
     # Both of the numbers that rotate together are normed and rounded twice, for each of them.
     ("rope_store normed", 0.63),
+    ("copy_frame odd", 0.7),
 )
 # Triton 3.6 moves more registers.
 SHUFFLED = 1.5 if triton.__version__.startswith("3.6.") else 1.0
@@ -256,6 +271,31 @@ def _cache(dtype: torch.dtype, kv_heads: int, dim: int) -> CachedKV:
     return ScaledKV(values, scales) if dtype == INT8 else values
 
 
+def latent_attention(
+    model: str, q_dtype: torch.dtype, cache_dtype: torch.dtype, heads: int
+) -> Case:
+    """Attention of a decoding row to latents of DeepSeek's sizes, and their write to the cache."""
+    nope, rope, width = 128, 64, 512
+
+    def launch() -> None:
+        empty = partial(torch.empty, device=META)
+        cache = empty(1, 64, width + rope, dtype=cache_dtype)
+        latents = ScaledKV(cache, empty(1, 64, 1)) if cache_dtype == INT8 else cache
+        q = empty(1, heads, nope + rope, dtype=q_dtype)
+        decodes = decode_metadata([SequenceMetadata(slice(0, 1), 40, [0, 1, 2], 16)], META)
+        assert decodes is not None
+        wide = empty(heads, 1, width, dtype=q_dtype)
+        latent_decode.latent_decode(q, wide, latents, decodes, 0.1, torch.empty_like(wide))
+        kv, slots = empty(1, width + rope, dtype=q_dtype), empty(1, dtype=torch.int64)
+        weight, angles = empty(width, dtype=q_dtype), empty(1, 1, rope)
+        latent_store.rope_and_cache_latent(q, kv, weight, 1e-6, (angles, angles), latents, slots)
+
+    constants, _ = latent_decode.constants(q_dtype, cache_dtype, heads, nope, rope, width, 16)
+    token = (width + rope) * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
+    name = f"{model} {_short(q_dtype)} {_short(cache_dtype)}"
+    return Case(name, launch, {"_attend_latents": constants["BLOCK_N"] * token})
+
+
 def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     """The product with a weight in blocks."""
     weight = _weight(kind)
@@ -314,6 +354,15 @@ def plan(count: int) -> Case:
     return Case(f"{count} experts", launch, {})
 
 
+def choice(model: str, experts: int, routing: Routing) -> Case:
+    """The choice of experts from logits."""
+
+    def launch() -> None:
+        gpu_routing.choose_experts(torch.empty(4, experts, device=META), routing)
+
+    return Case(model, launch, {})
+
+
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
     constants = quantized_linear.constants(weight, rows)
     chunks = constants["WARPS"] * constants["TILES"]
@@ -339,18 +388,19 @@ def _distinct_formats() -> Iterable[BlockFormat]:
     return formats.values()
 
 
-def copy(words: int, *, scatter: bool) -> Case:
-    """The copy of tokens of so many words to or from the cache."""
+def copy(name: str, widths: Sequence[int], tokens: int, *, scatter: bool) -> Case:
+    """The copy of a frame whose components have so many words a token, to or from the cache."""
 
     def launch() -> None:
-        cache = torch.empty(2, 64, words, dtype=torch.int32, device=META)
-        slots = torch.empty(40, dtype=torch.int64, device=META)
-        rows = torch.empty(2, 40, words, dtype=torch.int32, device=META)
-        slot_copy.copy_slots(cache, slots, rows, scatter=scatter)
+        blocks = torch.empty(64, dtype=torch.int32, device=META)
+        cells = FrameCells(range(3), range(2), blocks, 5, 5 + tokens)
+        frame = torch.empty(24 * tokens * sum(widths), dtype=torch.uint8, device=META)
+        pointers = torch.empty(4, len(widths), dtype=torch.int64, device=META)
+        frame_copy.copy_frame(pointers, widths, 1024, 16, cells, frame, scatter=scatter)
 
-    fixed = slot_copy.constants(words, scatter=scatter)
-    moved = 2 * 4 * fixed["TOKENS"] * words
-    return Case(f"{words} words {'in' if scatter else 'out'}", launch, {"_copy": moved})
+    constants = frame_copy.constants(widths, len(widths), 16, aligned=True, scatter=scatter)
+    moved = 2 * 4 * constants["TOKENS"] * sum(widths)
+    return Case(f"{name} {'in' if scatter else 'out'}", launch, {"_copy_frame": moved})
 
 
 def step_inputs() -> Case:
@@ -467,8 +517,16 @@ def cases(generation: int) -> Iterator[Case]:
     for cache_dtype in (bf16, FP8, INT8):
         yield rope("Qwen3-0.6B", bf16, cache_dtype, 16, 8, 128, normed=True)
     yield rope("Qwen3-0.6B", fp32, fp32, 16, 8, 128, normed=True)
+    for kv_dtype in (bf16, FP8, INT8):
+        yield latent_attention("DeepSeek-V2-Lite", bf16, kv_dtype, 16)
+    yield latent_attention("DeepSeek-V2-Lite", fp32, fp32, 16)
+    yield latent_attention("DeepSeek-V3", bf16, bf16, 128)
     for scatter in (False, True):
-        yield copy(64, scatter=scatter)
+        yield copy("128 bf16", (64, 64), 40, scatter=scatter)
+        yield copy("128 int8", (1, 1, 32, 32), 40, scatter=scatter)
+    yield copy("128 int8 odd", (1, 1, 32, 32), 33, scatter=True)
+    if every:
+        yield copy("latent bf16", (256, 32), 40, scatter=False)
     few, *more = quantized_linear.ROWS
     for kind in _distinct_formats() if every else (Q8_0, Q4_K):
         yield product(kind, bf16, few)
@@ -486,6 +544,9 @@ def cases(generation: int) -> Iterator[Case]:
     for kind in (Q4_K, IQ2_S) if every else (IQ2_S,):
         yield experts(kind, few)
     yield plan(128)
+    yield choice("Qwen3-30B-A3B", 128, Routing("softmax", 8, None, True, 1.0))
+    corrected = Routing("sigmoid", 8, torch.empty(256, device=META), True, 2.5, 8, 4, 2)
+    yield choice("DeepSeek-V3", 256, corrected)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------
@@ -622,8 +683,12 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
-    if usage.stack > (SMALL_STACK * SHUFFLED if small else 0) or usage.local:
+    if usage.kernel == "_attend_latents" and "int8" in words:
+        max_stack: float = LATENT_STACK
+    else:
+        small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
+        max_stack = SMALL_STACK * SHUFFLED if small else 0
+    if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
@@ -632,17 +697,21 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     max_shared = WIDE_SHARED_BYTES if wide else SHARED_BYTES
     if usage.shared > max_shared:
         wrong.append(f"more than {max_shared} bytes of shared memory")
-    if usage.kernel == "_copy" and usage.vectors != usage.moved:
+    # Scales are single words, and frames that begin in the middle of a vector are read by words.
+    vectors = usage.moved * (7 / 8) / (2 if "odd" in words else 1)
+    if usage.kernel == "_copy_frame" and usage.vectors < vectors:
         wrong.append("moves less than 16 bytes at a time")
     if usage.kernel in VECTORED and usage.narrow:
         wrong.append("reads or writes number by number")
-    attends = usage.kernel in ("_attend", "_attend_chunks")
-    if attends and not usage.asynchronous and "float32" not in words:
+    # Latents of fp8 are not where it is widened by bits, in the order of bytes.
+    copies = usage.kernel == "_attend" or (usage.kernel == "_attend_latents" and "fp8" not in words)
+    copies = copies or (usage.kernel == "_attend_chunks" and "float32" not in words)
+    if copies and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     if wide and not usage.async_products and "float32" not in words:
         wrong.append("does not multiply asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
-    shuffled = usage.kernel == "_multiply" or "int8" in words
+    shuffled = usage.kernel in ("_multiply", "_attend_latents") or "int8" in words
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes or products of its loop")
     return wrong
@@ -655,7 +724,7 @@ def main(generations: Sequence[int]) -> int:
         for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
             if (
-                usage.kernel in ("_list_splits", "_combine", "_add")
+                usage.kernel in ("_list_splits", "_combine", "_combine_latents", "_add")
                 and (generation, usage) in reported
             ):
                 continue  # it is the same for most

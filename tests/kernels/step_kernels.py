@@ -24,10 +24,12 @@ from tandem.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.kernels.gpu import (
     chunk_trial,
     decode_trial,
+    frame_copy_trial,
     fused_trial,
     grouped_experts,
+    latent_trial,
     quantized_trial,
-    slot_copy_trial,
+    routing_trial,
     step_inputs_trial,
 )
 from tandem.kernels.gpu.operators import GpuOperators
@@ -47,11 +49,14 @@ TRIALS = (
     chunk_trial.works,
     quantized_trial.works,
     grouped_experts.works,
-    slot_copy_trial.works,
+    frame_copy_trial._works,
     fused_trial.norm_works,
     fused_trial.activation_works,
     fused_trial.rope_works,
     step_inputs_trial.works,
+    routing_trial._works,
+    latent_trial.decode_problem,
+    latent_trial.stores,
 )
 # Of a step: the tokens before each sequence, and those that it brings.
 Rows = Sequence[tuple[int, int]]
@@ -69,8 +74,7 @@ STEPS: tuple[Rows, ...] = (
 
 
 def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
-    """Name, folder or file, load format and dtype of the cache. Latent attention is left out, which
-    has no kernel."""
+    """Name, folder or file, load format and dtype of the cache."""
     for shape in shapes(small=False):
         # All of their layers are alike.
         folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
@@ -86,6 +90,10 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     experts = root / "experts"
     tiny_models.build("qwen3_moe", experts, hidden_size=64, moe_intermediate_size=32)
     yield "qwen3_moe", experts, "auto", "auto"
+    latents = root / "latents"
+    tiny_models.build("deepseek_v3", latents, hidden_size=64, moe_intermediate_size=32)
+    for kv_dtype in ("auto", "fp8", "int8"):
+        yield "deepseek_v3", latents, "auto", kv_dtype
     with_sinks = root / "with_sinks"
     tiny_models.build("gpt_oss", with_sinks, hidden_size=64, intermediate_size=32)
     yield "gpt_oss", with_sinks, "auto", "auto"
@@ -103,13 +111,17 @@ def run(runner: ModelRunner, rows: Rows) -> None:
     runner.model.logits(runner.model.forward(batch, runner.cache.kv))
 
 
-def hand_over(runner: ModelRunner) -> None:
-    """KV out of scattered blocks and into them, as the data plane moves it."""
-    cache, blocks = runner.cache, [*range(0, 40, 2), *range(99, 80, -1)]
-    for first, end in ((0, 600), (3, 500), (17, 599)):
-        buffer = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
-        cache.pack(0, blocks, first, end, buffer)
-        cache.scatter(0, blocks, first, end, buffer)
+def hand_over(runner: ModelRunner, keys: list[str]) -> None:
+    """KV out of scattered blocks and into them, as the data plane moves it: a launch a frame."""
+    cache, blocks = runner.cache, (*range(0, 40, 2), *range(99, 80, -1))
+    layers = range(len(cache.layers))
+    for first, end in ((0, 600), (3, 500), (17, 598)):
+        size = sum(cache.packed_bytes(layer, end - first) for layer in layers)
+        buffer = torch.empty(size, dtype=torch.uint8, device=META)
+        before = len(keys)
+        cache.pack_frame(layers, blocks, first, end, buffer)
+        cache.scatter_frame(layers, blocks, first, end, buffer)
+        assert len(keys) == before + 2, keys[before:]
 
 
 def main() -> int:
@@ -136,7 +148,7 @@ def main() -> int:
             keys.clear()
             for rows in STEPS:
                 run(runner, rows)
-            hand_over(runner)
+            hand_over(runner, keys)
             late = sorted(set(keys) - startup)
             print(
                 f"{name}, KV {kv_dtype}: {len(startup)} kernels at the start, {len(keys)} launches "

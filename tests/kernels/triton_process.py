@@ -30,7 +30,7 @@ def check_compiled(*generations: int, triton: Path | None = None) -> str:
         for dtype in ("bfloat16", "fp8", "int8"):
             assert f"{generation}  attend Llama-3-8B bfloat16 {dtype}" in names
         for way in ("out", "in"):
-            assert f"{generation}  copy 64 words {way}" in names
+            assert f"{generation}  copy_frame 128 bf16 {way}" in names
     return version
 
 

@@ -28,6 +28,7 @@ _NODES = ("prefill-node", "decode-node", "--pd-server")
 _SERVER = "FORK_SERVER_OF_TESTS"
 _CODE = str(Path(__file__).resolve().parent)
 _RANKS = re.compile(r"--(?:tp|tensor-parallel-size)=(\d+)")
+_HOSTS = re.compile(r"--nnodes=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,12 @@ class StartRequest:
         """The number of ranks that the part will start, at first."""
         if not any(argument in _NODES for argument in self.arguments):
             return 0
-        ranks = [int(match[1]) for each in self.arguments if (match := _RANKS.fullmatch(each))]
-        return ranks[-1] if ranks else 1
+        return self._number(_RANKS) // self._number(_HOSTS)
+
+    def _number(self, flag: re.Pattern[str]) -> int:
+        """The value of a flag's last use, or 1."""
+        values = [int(match[1]) for each in self.arguments if (match := flag.fullmatch(each))]
+        return values[-1] if values else 1
 
 
 class ForkedProcess:

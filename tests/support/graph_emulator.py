@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -27,8 +28,11 @@ class CaptureError(Exception):
     """A capture by CUDA would fail, or its repetitions be wrong."""
 
 
-def storage_of(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
+def storage_of(x: torch.Tensor) -> object:
+    try:
+        return x.untyped_storage()._cdata
+    except NotImplementedError:  # a weight that oneDNN has packed
+        return id(x)
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
@@ -66,7 +70,10 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         options = kwargs or {}
         name = func.overloadpacket.__name__
-        if name in WAITS:
+        by_mask = name.startswith("index") and any(
+            each.dtype == torch.bool for each in tensors_in(args[1:])
+        )
+        if name in WAITS or by_mask:
             raise CaptureError(f"{name} waits for the device")
         self.check(name, (args, options))
         results = func(*args, **options)
@@ -101,13 +108,15 @@ def _recorded_kernels(recorder: _Recorder) -> Iterator[None]:
 
     def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         recorder.check(kernel.__name__, (args, kwargs))
+
+        def launch() -> Any:
+            # Rows of padding hold anything.
+            with np.errstate(all="ignore"):
+                return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
         with _disable_current_modes():
-            result = run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-        recorder.add(
-            kernel.__name__,
-            (args, kwargs),
-            lambda: run(kernel, *args, grid=grid, warmup=warmup, **kwargs),
-        )
+            result = launch()
+        recorder.add(kernel.__name__, (args, kwargs), launch)
         return result
 
     InterpretedFunction.run = record
@@ -121,7 +130,8 @@ def emulated_capture(
     forward: Callable[[], torch.Tensor],
 ) -> tuple[Callable[[], object], torch.Tensor]:
     """``Capture`` of graphs.py. The result's ``launches`` are the names of what it repeats."""
-    forward()
+    with np.errstate(all="ignore"):
+        forward()
     recorder = _Recorder()
     with _recorded_kernels(recorder), recorder:
         hidden = forward()

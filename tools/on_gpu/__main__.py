@@ -136,7 +136,7 @@ PARTS = (
     tests(
         "kernels",
         "tests/kernels/test_row_sums.py",
-        "tests/kernels/test_slot_copy.py",
+        "tests/kernels/test_frame_copy.py",
         *_KERNELS,
         needs=("triton", "xdist", "gguf"),
         probes=("triton",),

@@ -209,6 +209,7 @@ def ipc(device: str) -> str:
         there = driver.open(bytes.fromhex(words[0]), 64 * MIB)
         here = driver.allocate(64 * MIB)
         driver.copy(here, there, 64 * MIB)
+        driver.settle()
         values = torch.as_tensor(driver.array(here, 64 * MIB), device=_torch(device))
         assert bool((values == 7).all()), "the bytes are others"
         for number in range(20):
@@ -216,6 +217,7 @@ def ipc(device: str) -> str:
                 process.kill()
             with contextlib.suppress(DeviceError):
                 driver.copy(here, there, 64 * MIB)
+                driver.settle()
         with contextlib.suppress(DeviceError):
             driver.close(there)
         driver.free(here)
@@ -266,7 +268,7 @@ def _driver(device: str) -> DeviceDriver:
     if device == CUDA:
         torch.zeros(1, device="cuda")  # creates the context that both share
     driver = device_named(REAL if device == CUDA else FAKE).driver
-    driver.enter()
+    driver.enter(torch.cuda.current_stream().cuda_stream if device == CUDA else 0)
     return driver
 
 

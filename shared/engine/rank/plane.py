@@ -10,7 +10,7 @@ import torch
 
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
-from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
+from ...handoff.carriers.cuda_ipc.torch_device import Gpu
 from ...handoff.carriers.device import DeviceError
 from ...handoff.carriers.option import not_possible
 from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
@@ -43,6 +43,8 @@ def start_data_plane(
         staging_slots=max(2, plane.staging_bytes // DEFAULT_SLOT_BYTES),
     )
     device = _gpu(cache.device, config.carrier)
+    if cache.mark is not None:
+        cache.mark()()  # the plane's stream must not overtake the zeros of a new cache
     data_plane = DataPlane(config, cache, on_event, device=device)
     data_plane.start()
     return data_plane
@@ -59,8 +61,3 @@ def _gpu(device: torch.device, carrier: str) -> Gpu | None:
             raise not_possible(CUDA_IPC, str(error)) from None
         log.warning("KV of this GPU is transferred through the host: %s", error)
         return None
-
-
-def layer_marker(device: torch.device) -> Callable[[], Callable[[], None]] | None:
-    """See ``ComputedLayers``; ``None`` on devices that compute a layer before it is announced."""
-    return marker(device) if device.type == CUDA else None

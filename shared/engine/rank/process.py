@@ -1,6 +1,7 @@
 """One rank: a process with its slice of the model, of the KV cache, and of the data plane.
 
-The head starts ``python -m tandem.shared.engine.rank.process FD`` with one end of a socket pair.
+The head starts ``python -m tandem.shared.engine.rank.process FD`` with one end of a socket pair. On
+another host a launcher does, and tells the rank to connect to the head.
 The main thread computes; a reader thread replies to pings and passes data-plane commands on at
 once, so that a long step never delays a cancel; the data plane has a thread of its own. When the
 head's end closes, the process exits: a rank never outlives its head.
@@ -33,12 +34,14 @@ from ..messages import (
     DeviceOpened,
     ExecuteStep,
     Failed,
+    JoinHead,
     LoadModel,
     ModelLoaded,
     OpenDevice,
     Ping,
     Pong,
     RankEndpoints,
+    RankJoins,
     RankMessage,
     RankSettings,
     StepDone,
@@ -68,6 +71,7 @@ class RankProcess:
         self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._settings: RankSettings
         self._device: torch.device
+        self._claim: int | None = None
         self._model: LoadedModel
         self._runner: ModelRunner
         self._plane: DataPlane | None = None
@@ -104,14 +108,14 @@ class RankProcess:
         try:
             self._dispatch()
             status = 0
-        except BrokenPipeError:
-            status = 0  # the head is gone, and a reply noticed it first
         except VersionError as error:
             log.error("the head's messages cannot be read: %s", error)
             end_stderr()  # before the reply, on which the head kills this process
             self._channel.send(
                 Failed("startup", str(error))
             )  # the head cannot decode it either, but ends
+        except TandemError as error:
+            log.error("this rank cannot join its head: %s", error)
         except Exception:
             log.exception("the head's messages cannot be read")
         finally:
@@ -124,22 +128,38 @@ class RankProcess:
                 self._command(message)
             elif isinstance(message, TokenMasks):
                 self._runner.masks.put(message)
+            elif isinstance(message, JoinHead):
+                self._channel = self._join(message)
             elif isinstance(message, Ping):
                 self._channel.send(Pong(self._layers))
             else:
                 self._requests.put(message)
 
+    def _join(self, message: JoinHead) -> BlockingChannel:
+        """Connect to the head on another host; this process also ends with its launcher."""
+        from ..join import connect
+
+        launcher = self._channel
+        threading.Thread(target=_end_with, args=(launcher,), name="launcher", daemon=True).start()
+        head = connect(message.host, message.port, message.secrets)
+        head.send(RankJoins(message.rank))
+        return head
+
     # ---- requests --------------------------------------------------------------------------
 
     def _open(self, request: OpenDevice) -> DeviceOpened:
         with lasting_imports():
+            from ....kernels.streams import use_compute_stream
             from ..device_memory import report
             from . import loading  # noqa: F401  for the next request
             from .device import open_device
+            from .device_claim import claim
 
         setup_logging(request.settings.log)
         self._settings = request.settings
         self._device = open_device(request.settings)
+        self._claim = claim(self._device, shared=request.settings.shares_device)
+        use_compute_stream(self._device)
         return DeviceOpened(report(self._device))
 
     def _load(self, request: LoadModel) -> ModelLoaded:
@@ -150,6 +170,7 @@ class RankProcess:
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
         from .device import bind_threads
+        from .graphs import cuda_capture
         from .loading import backing_of
 
         self._runner = self._model.runner(request.num_blocks, request.limits)
@@ -158,13 +179,16 @@ class RankProcess:
             from .collector import Collector
 
             self._collector = Collector(self._runner.collect, self._reply, _failure)
+        if self._runner.cache.device.type == "cuda" and not self._settings.enforce_eager:
+            # Before the data plane, whose use of the device a capture would forbid.
+            self._runner.capture_graphs(cuda_capture(), request.limits.sequences)
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers
-            from .plane import layer_marker, start_data_plane
+            from .plane import start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
-            if (mark := layer_marker(self._runner.cache.device)) is not None:
+            if (mark := self._runner.cache.mark) is not None:
                 self._computed_layers = ComputedLayers(mark, self._plane.submit)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
@@ -245,6 +269,13 @@ class RankProcess:
             self._backing.reach_all([command.block_table])
         if self._plane is not None:
             self._plane.submit(command)
+
+
+def _end_with(launcher: BlockingChannel) -> None:
+    """End this process when its launcher is gone, which sends nothing more."""
+    launcher.receive()
+    end_stderr()
+    os._exit(1)
 
 
 def _failure(step: int, error: Exception) -> StepFailure:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from ...errors import StartupError
 from ...kv.cache import KVCache
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
@@ -30,6 +32,8 @@ from .output_rows import finite_rows, not_finite, output_rows, packed, pooled_st
 from .sampler import Sampler
 from .slots import Slots
 from .step_inputs import StepInputs
+
+log = logging.getLogger(__name__)
 
 # Logits of prompt positions are computed this many rows at a time: each has the whole vocabulary.
 _PROMPT_ROWS = 64
@@ -123,9 +127,18 @@ class ModelRunner:
 
     def capture_graphs(self, capture: Capture, max_rows: int) -> None:
         """Capture graphs of decode steps of up to ``max_rows`` rows, if the model allows it."""
-        if self.batched_decode and not self.model.attends_one_by_one:
+        if not self.batched_decode or self.model.attends_one_by_one:
+            log.info("decode steps are launched kernel by kernel: a layer attends one by one")
+            return
+        try:
             with torch.inference_mode():
                 self.graphs = DecodeGraphs(self.model, self.cache, self.inputs, max_rows, capture)
+        except RuntimeError as error:
+            raise StartupError(
+                f"the CUDA graphs of decode steps could not be captured: "
+                f"{str(error).splitlines()[0]}; use --enforce-eager, or leave more memory by a lower "
+                f"--gpu-memory-utilization or --max-num-seqs"
+            ) from None
 
     def recover(self) -> None:
         """Wait for the device and release memory after a step that raised.

@@ -32,8 +32,8 @@ class DeviceDriver(Protocol):
     def identity(self) -> str:
         """The name of the GPU, the same in every process."""
 
-    def enter(self) -> None:
-        """Begin to use the device in this thread."""
+    def enter(self, stream: int) -> None:
+        """Begin to use the device in this thread, and to copy in one of torch's streams."""
 
     def leave(self) -> None:
         """Stop using the device in this thread. None of its memory may be in use."""
@@ -53,7 +53,10 @@ class DeviceDriver(Protocol):
     def close(self, address: int) -> None: ...
 
     def copy(self, into: int, source: int, length: int) -> None:
-        """Copy bytes, and wait until they are there."""
+        """Begin to copy bytes, in the order of the stream."""
+
+    def settle(self) -> None:
+        """Wait for all that was launched in the stream."""
 
     def array(self, address: int, size: int) -> Any:
         """Memory of ``allocate`` in a form for ``torch.as_tensor``, without a copy."""

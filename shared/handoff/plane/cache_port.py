@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ...kv.copying import Copying
 from ...kv.layout import LayerLayout
 from ..wire.buffer import Buffer
 
@@ -17,9 +18,10 @@ from ..wire.buffer import Buffer
 class CachePort(Protocol):
     """One rank's slice of the KV cache, for its data plane.
 
-    Both methods must have finished with ``out``, ``data`` and the blocks when they return: the
-    plane reuses the buffer at once, and the head may free the blocks on the next event. A layer is
-    packed only after it is announced, and on a GPU after it is computed (``computed_layers.py``).
+    A frame has the cells of consecutive layers with the same layout. ``out`` and the blocks are in
+    use until the copy is over, ``data`` too if it is in a device's memory; what is launched in one
+    thread is done in its order. A layer is packed only after it is announced, and on a GPU after it
+    is computed (``computed_layers.py``).
     ``block_table[i]`` holds the tokens ``[i * block_size, (i + 1) * block_size)``.
     """
 
@@ -31,9 +33,13 @@ class CachePort(Protocol):
     def layout(self) -> tuple[LayerLayout, ...]:
         """The layout of each layer for this rank's heads."""
 
-    def pack(
+    @property
+    def sums_on_the_way(self) -> bool:
+        """True if frames in a device's memory are summed while they are copied."""
+
+    def pack_frame(
         self,
-        layer: int,
+        layers: range,
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
@@ -41,18 +47,18 @@ class CachePort(Protocol):
         heads: range | None = None,
         dtype: str | None = None,
         whole_scales: Sequence[float] = (),
-    ) -> None:
-        """Write the components of the tokens, each as ``[head][token][dim]``, to ``out``, which has
-        exactly their size in ``dtype`` (by default the cache's own). ``whole_scales`` are the
-        scales of the components in fp8, 1 by default."""
+    ) -> Copying:
+        """Begin to write the components of the tokens, each as ``[head][token][dim]``, to ``out``,
+        which has exactly their size in ``dtype`` (by default the cache's own). ``whole_scales`` are
+        the scales of the layers' components in fp8, 1 by default."""
 
-    def scatter(
+    def scatter_frame(
         self,
-        layer: int,
+        layers: range,
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
         data: Buffer,
         heads: range | None = None,
-    ) -> None:
-        """Read the components of the tokens from ``data`` into the blocks."""
+    ) -> Copying:
+        """Begin to read the components of the tokens from ``data`` into the blocks."""

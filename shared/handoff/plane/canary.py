@@ -126,7 +126,8 @@ def _values(
     first, end = command.first_token, command.end_token
     layout = cache.layout[layer].as_dtype("float32")
     buffer = memoryview(bytearray((end - first) * layout.token_bytes))
-    cache.pack(layer, table, first, end, buffer, dtype="float32")
+    layers = range(layer, layer + 1)
+    cache.pack_frame(layers, table, first, end, buffer, dtype="float32").wait()
     values, heads = {}, len(layout.heads)
     for component in layout.components:
         size = heads * (end - first) * component.bytes

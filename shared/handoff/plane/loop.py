@@ -21,6 +21,7 @@ from ..wire.frame import HEADER_BYTES, FrameError, Header
 from ..wire.greeting import Greeting, PeerKey, packed_scales
 from .cache_port import CachePort
 from .commands import Commands
+from .device_waits import DeviceWaits
 from .messages import (
     AdmitKeys,
     CancelExpect,
@@ -44,7 +45,10 @@ from .transfer_end import PlaneEnd
 
 TICK_SECONDS = 0.1
 REPORT_SECONDS = 0.5
-SLOT_POLL_SECONDS = 0.001
+POLL_SECONDS = 0.001
+# ZeroMQ does not tell when a slot is free, but acknowledgements, which wake this thread, come after
+# it, so that looking in between is rarely of use.
+SLOT_POLL_SECONDS = 0.01
 FRAMES_A_ROUND = 8
 # Limit of the wait at the end for receivers to give back loans.
 FAREWELL_SECONDS = 2.0
@@ -94,6 +98,7 @@ class PlaneLoop:
             keys=self._keys,
             max_peers=config.max_peers,
         )
+        self._waits = DeviceWaits("packed-frames")
         self._ends: tuple[TransportEnd, ...] = (self._listener, self._dialer)
         end = PlaneEnd(
             cache=cache,
@@ -103,6 +108,8 @@ class PlaneLoop:
             emit=self._emit,
             stats=stats,
             clock=self._clock,
+            waits=self._waits,
+            wake=commands.wake,
         )
         self._sender = Sender(end, self._listener)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
@@ -165,7 +172,9 @@ class PlaneLoop:
         seconds = TICK_SECONDS
         if self._busy:
             seconds = 0.0
-        elif self._is_polling():
+        elif any(end.needs_polling for end in self._ends):
+            seconds = POLL_SECONDS
+        elif self._sender.awaits_slots:
             seconds = SLOT_POLL_SECONDS
         ready = [each for each, _ in self._current_poller().poll(int(seconds * 1000))]
         if self._commands.fileno() in ready:
@@ -298,7 +307,8 @@ class PlaneLoop:
         # Closed sockets release their frames soon, after which the ring's memory may be freed.
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
-            time.sleep(SLOT_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
+        self._waits.close()
         self._carriers.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
@@ -314,7 +324,7 @@ class PlaneLoop:
             now = self._clock()
             self._take_control(self._listener, self._sender.on_control, now)
             self._take_notices(now)
-            time.sleep(SLOT_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def greeting_of(config: DataPlaneConfig, cache: CachePort, offers: Mapping[str, bytes]) -> Greeting:

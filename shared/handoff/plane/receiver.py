@@ -2,20 +2,21 @@
 
 A frame is accepted only if its connection, epochs, transfer, attempt, sequence, ranges, coverage
 and checksum all match the reservation. Anything else ends the attempt (never the process or the
-request). Frames are scattered on the thread that also handles cancels, so an attempt that was
-cancelled or has failed can write nothing afterwards.
+request). Frames are scattered on the thread that also handles cancels, which waits for a GPU before
+it reports an end, so an attempt that was cancelled or has failed can write nothing afterwards.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...causes import Cause
 from ...errors import TransferError
+from ...kv.copying import Copying
 from ..carriers.transport import Dialer, Endpoints, PeerGoneError
 from ..wire import frame
 from ..wire.buffer import Buffer
-from ..wire.frame import ChecksumError, Digest, FrameError, Header, Kind, Message
+from ..wire.frame import ChecksumError, DeviceFrame, Digest, FrameError, Header, Kind, Message
 from ..wire.greeting import PeerKey
 from .canary import worst_difference
 from .coverage import Coverage, OverlapError
@@ -57,6 +58,14 @@ class Incoming:
     received: int = 0
     acknowledged: int = 0
     digest: Digest = field(default_factory=Digest)
+    # Of the last frame, after which all earlier ones are over too.
+    copying: Copying | None = None
+
+    def settle(self) -> None:
+        """Wait until nothing is copied into the blocks."""
+        copying, self.copying = self.copying, None
+        if copying is not None:
+            copying.wait()
 
 
 class Receiver:
@@ -173,7 +182,7 @@ class Receiver:
             return
         assert transfer is not None
         try:
-            self._take(transfer, header, payload, frame.verify(message))
+            self._take(transfer, header, message, payload)
             # In shared memory, a sender that considers this rank dead may have packed another frame
             # into the slot.
             if head != first_head:
@@ -207,35 +216,45 @@ class Receiver:
         if self._end.send_reason(self._dialer, peer, abort, "not expecting this attempt"):
             self._stats.aborts_sent += 1
 
-    def _take(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
+    def _take(self, transfer: Incoming, header: Header, message: Message, payload: Buffer) -> None:
+        # In a device's memory, bytes are summed while they are scattered: blocks of a transfer that
+        # is not complete are nobody's yet, and a frame that is corrupt ends it.
+        late = None
+        if header.kind is Kind.DATA and self._cache.sums_on_the_way:
+            late = message if isinstance(message, DeviceFrame) else None
+        checksum = frame.verify(message) if late is None else 0
         if header.sequence != transfer.sequence:
             raise FrameError(f"expected frame {transfer.sequence}, got frame {header.sequence}")
         if header.kind is Kind.DATA:
-            self._data(transfer, header, payload, checksum)
+            window = self._end.window_of(transfer.command, self._dialer.carrier(transfer.peer))
+            self._check_data(transfer, header, len(payload), window)
+            copying = self._scatter(transfer, header, payload)
+            if late is not None:
+                checksum = _verify_copied(late, copying)
+            self._count(transfer, len(payload), checksum, window)
         elif header.kind is Kind.FIN:
             self._fin(transfer, frame.read_fin(payload))
         else:
             raise FrameError(f"a {header.kind.name.lower()} frame on the bulk connection")
 
-    def _data(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
-        window = self._end.window_of(transfer.command, self._dialer.carrier(transfer.peer))
-        self._check_data(transfer, header, len(payload), window)
-        part = transfer.layout[header.first_layer]
-        step = (header.end_token - header.first_token) * part.token_bytes
-        for index, layer in enumerate(range(header.first_layer, header.end_layer)):
-            self._cache.scatter(
-                layer,
-                transfer.command.block_table,
-                header.first_token,
-                header.end_token,
-                payload[index * step : (index + 1) * step],
-                part.heads,
-            )
+    def _scatter(self, transfer: Incoming, header: Header, payload: Buffer) -> Copying:
+        copying = self._cache.scatter_frame(
+            range(header.first_layer, header.end_layer),
+            transfer.command.block_table,
+            header.first_token,
+            header.end_token,
+            payload,
+            transfer.layout[header.first_layer].heads,
+        )
+        transfer.copying = copying
+        return copying
+
+    def _count(self, transfer: Incoming, length: int, checksum: int, window: int) -> None:
         transfer.digest.add(checksum)
         transfer.sequence += 1
-        transfer.received += len(payload)
+        transfer.received += length
         self._stats.frames_received += 1
-        self._stats.bytes_received += len(payload)
+        self._stats.bytes_received += length
         quarter = 4 * (transfer.received - transfer.acknowledged) >= window
         if quarter or self._ack_is_due(transfer):
             self._acknowledge(transfer)
@@ -272,6 +291,7 @@ class Receiver:
         if not transfer.coverage.complete:
             coverage = transfer.coverage
             raise FrameError(f"fin after {coverage.cells} of {coverage.total} cells")
+        transfer.settle()
         transfer.sequence += 1
         self._acknowledge(transfer)
         # All bytes are here: if the connection broke on the last ack, only the send has failed.
@@ -369,6 +389,7 @@ class Receiver:
     def _drop(self, transfer: Incoming) -> None:
         key = part_of(transfer.command)
         del self._transfers[key]
+        transfer.settle()  # its blocks are free with the next event
         self._closed.add(key, transfer.command.attempt)
         # The sender knows that the attempt ended, so its late frames need no abort.
         self._aborted.add(key, transfer.command.attempt)
@@ -379,3 +400,10 @@ class Receiver:
 
     def fill(self, stats: DataPlaneStats) -> None:
         stats.active_receives = len(self._transfers)
+
+
+def _verify_copied(message: DeviceFrame, copying: Copying) -> int:
+    """``frame.verify`` of a message whose payload was copied, when that is over."""
+    copying.wait()
+    sums = copying.sums
+    return frame.verify(message if sums is None else replace(message, sums=lambda _: sums()))

@@ -1,26 +1,29 @@
 """The prefill rank's half of every transfer: pack, send against credits, await the confirmation.
 
 A frame is packed directly from the cache as soon as there is credit for it, so the compute thread
-never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may use
-more slots of the ring than are free, so that a peer that does not drain always leaves some for the
-others.
+never waits and nothing is copied early. On a GPU, frames are packed while earlier ones are, and
+each is sent when a thread beside this one has seen its end (``device_waits.py``). Transfers take
+turns frame by frame, and no peer may use more slots of the ring than are free, so that a peer that
+does not drain always leaves some for the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...causes import Cause
+from ...kv.copying import Copying
 from ...kv.layout import widest_cell
 from ..carriers.base import SendHandle
 from ..carriers.staging import HOST_WINDOW_BYTES, Ring, RingSlot
 from ..carriers.transport import Listener, PeerGoneError
 from ..wire import frame
 from ..wire.buffer import Buffer
-from ..wire.frame import Digest, Fin, Header, Kind
+from ..wire.frame import DeviceFrame, Digest, Fin, Header, Kind
 from ..wire.greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
 from .part_layout import Layout, coverage_of
@@ -40,6 +43,7 @@ class Outgoing:
     progress_at: float
     computed_at: float = 0.0
     sequence: int = 0
+    packing: int = 0  # in frames that are not sent yet
     sent: int = 0
     acknowledged: int = 0
     fin_sent: bool = False
@@ -47,6 +51,10 @@ class Outgoing:
 
     @property
     def in_flight(self) -> int:
+        return self.packing + self.unacknowledged
+
+    @property
+    def unacknowledged(self) -> int:
         return self.sent - self.acknowledged
 
     @property
@@ -60,6 +68,19 @@ class SlotHolder(NamedTuple):
 
     peer: PeerKey
     ring: Ring[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Packing:
+    """A frame that is being packed into a slot."""
+
+    transfer: Outgoing
+    piece: CellRange
+    length: int
+    holder: SlotHolder
+    slot: RingSlot
+    copying: Copying
+    failure: Exception | None = None
 
 
 class Sender:
@@ -76,6 +97,8 @@ class Sender:
         self._carriers = end.carriers
         self._transfers: dict[PartKey, Outgoing] = {}
         self._turn: deque[PartKey] = deque()
+        # In the order in which they will be sent.
+        self._packing: deque[Packing] = deque()
         self._departing: dict[SlotHolder, deque[tuple[RingSlot, SendHandle]]] = {}
         self._slot_counts: Counter[SlotHolder] = Counter()
         # When a peer was last sent a frame, or acknowledged one, in any transfer.
@@ -157,7 +180,9 @@ class Sender:
     # ---- the wire ----------------------------------------------------------------------------
 
     def pump(self, max_frames: int) -> bool:
-        """Send up to ``max_frames``, in turn for all transfers; True if more could be sent."""
+        """Pack and send up to ``max_frames``, in turn for all transfers; True if more could be
+        sent."""
+        self._send_packed()
         self._reap()
         self.awaits_slots = False
         frames = idle = 0
@@ -171,20 +196,21 @@ class Sender:
         return frames >= max_frames
 
     def _advance(self, transfer: Outgoing) -> bool:
-        """Send one frame of a transfer, if credit and staging allow it."""
+        """Begin one frame of a transfer, if credit and staging allow it."""
         if transfer.fin_sent or not self._listener.is_live(transfer.peer):
             return False
         try:
             if transfer.work.empty:
-                return transfer.work.complete and self._send_fin(transfer)
-            return self._send_piece(transfer)
+                complete = transfer.work.complete and not transfer.packing
+                return complete and self._send_fin(transfer)
+            return self._pack_piece(transfer)
         except PeerGoneError as error:
             self._fail(transfer, str(error), error.cause)
         except Exception as error:  # an error of the cache ends one transfer, not the plane
             self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, notify=True)
         return False
 
-    def _send_piece(self, transfer: Outgoing) -> bool:
+    def _pack_piece(self, transfer: Outgoing) -> bool:
         carrier = self._listener.carrier(transfer.peer)
         ring = self._carriers.ring_of(carrier)
         holder = SlotHolder(transfer.peer, ring)
@@ -210,38 +236,84 @@ class Sender:
                 transfer.progress_at = self._clock()
             return False
         try:
-            message = slot.message(length)
-            self._pack(transfer, piece, slot.payload[:length])
-            checksum = frame.seal(message, self._data_header(transfer, piece))
-            handle = self._listener.send_bulk(transfer.peer, message, slot.offset)
+            copying = self._pack(transfer, piece, slot.payload[:length])
         except BaseException:
             ring.release(slot)
             raise
-        self._departing.setdefault(holder, deque()).append((slot, handle))
-        self._slot_counts[holder] += 1
-        self._count(transfer, piece, length, checksum)
-        return True
-
-    def _pack(self, transfer: Outgoing, piece: CellRange, out: Buffer) -> None:
-        part = transfer.layout[piece.first_layer]
-        step = (piece.end_token - piece.first_token) * part.token_bytes
-        scales = self._listener.kv_scales(transfer.peer)
-        for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
-            self._cache.pack(
-                layer,
-                transfer.command.block_table,
-                piece.first_token,
-                piece.end_token,
-                out[index * step : (index + 1) * step],
-                part.heads,
-                transfer.command.dtype,
-                scales[self._components[layer] : self._components[layer + 1]],
-            )
-
-    def _count(self, transfer: Outgoing, piece: CellRange, length: int, checksum: int) -> None:
         if not transfer.in_flight:
             transfer.progress_at = self._clock()
         transfer.work.take(piece)
+        transfer.packing += length
+        self._slot_counts[holder] += 1
+        packing = Packing(
+            transfer=transfer,
+            piece=piece,
+            length=length,
+            holder=holder,
+            slot=slot,
+            copying=copying,
+        )
+        self._packing.append(packing)
+        if copying.is_over:
+            self._send_packed()
+        else:
+            self._end.waits.put(copying.wait, partial(self._packed, packing))
+        return True
+
+    def _pack(self, transfer: Outgoing, piece: CellRange, out: Buffer) -> Copying:
+        scales = self._listener.kv_scales(transfer.peer)
+        return self._cache.pack_frame(
+            range(piece.first_layer, piece.end_layer),
+            transfer.command.block_table,
+            piece.first_token,
+            piece.end_token,
+            out,
+            transfer.layout[piece.first_layer].heads,
+            transfer.command.dtype,
+            scales[self._components[piece.first_layer] : self._components[piece.end_layer]],
+        )
+
+    def _packed(self, packing: Packing, failure: Exception | None) -> None:
+        """Called on another thread."""
+        packing.failure = failure
+        packing.copying.is_over = True
+        self._end.wake()
+
+    def _send_packed(self) -> None:
+        """Send the frames that are packed, in order."""
+        while self._packing and self._packing[0].copying.is_over:
+            packing = self._packing.popleft()
+            transfer = packing.transfer
+            transfer.packing -= packing.length
+            handle: SendHandle | None = None
+            try:
+                if self._transfers.get(part_of(transfer.command)) is transfer:
+                    handle = self._depart(packing)
+            except PeerGoneError as error:
+                self._fail(transfer, str(error), error.cause)
+            except Exception as error:  # an error of the cache ends one transfer, not the plane
+                self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, notify=True)
+            finally:
+                if handle is None:
+                    packing.holder.ring.release(packing.slot)
+                    self._release(packing.holder)
+
+    def _depart(self, packing: Packing) -> SendHandle:
+        """Seal and send a frame. Raises the error with which it was packed, or
+        ``PeerGoneError``."""
+        if packing.failure is not None:
+            raise packing.failure
+        transfer, slot, sums = packing.transfer, packing.slot, packing.copying.sums
+        message = slot.message(packing.length)
+        if sums is not None and isinstance(message, DeviceFrame):
+            message = replace(message, sums=lambda payload: sums())
+        checksum = frame.seal(message, self._data_header(transfer, packing.piece))
+        handle = self._listener.send_bulk(transfer.peer, message, slot.offset)
+        self._departing.setdefault(packing.holder, deque()).append((slot, handle))
+        self._count(transfer, packing.length, checksum)
+        return handle
+
+    def _count(self, transfer: Outgoing, length: int, checksum: int) -> None:
         transfer.digest.add(checksum)
         transfer.sequence += 1
         transfer.sent += length
@@ -366,7 +438,7 @@ class Sender:
         del self._transfers[key]
         self._turn.remove(key)
         self._closed.add(key, transfer.command.attempt)
-        self._stats.bytes_written_off += transfer.in_flight
+        self._stats.bytes_written_off += transfer.unacknowledged
 
     # ---- staging -----------------------------------------------------------------------------
 
@@ -375,11 +447,15 @@ class Sender:
         for holder, queue in list(self._departing.items()):
             while queue and queue[0][1].done:
                 holder.ring.release(queue.popleft()[0])
-                self._slot_counts[holder] -= 1
+                self._release(holder)
                 self._moved_at[holder.peer] = self._clock()
             if not queue:
                 del self._departing[holder]
-                del self._slot_counts[holder]
+
+    def _release(self, holder: SlotHolder) -> None:
+        self._slot_counts[holder] -= 1
+        if not self._slot_counts[holder]:
+            del self._slot_counts[holder]
 
     def close(self) -> None:
         """Fail everything. Slots are released as their frames leave (``settled``)."""
@@ -390,6 +466,7 @@ class Sender:
     @property
     def settled(self) -> bool:
         """True if every slot is free again. Raises ``AssertionError`` when slots have leaked."""
+        self._send_packed()
         self._reap()
         rings = self._carriers.rings
         for ring in rings:

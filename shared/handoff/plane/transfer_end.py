@@ -13,6 +13,7 @@ from ..wire import frame
 from ..wire.frame import Header, Kind
 from ..wire.greeting import Greeting, PeerKey
 from .cache_port import CachePort
+from .device_waits import DeviceWaits
 from .messages import Event, Expect, OpenSend
 from .part_layout import PartLayouts
 from .stats import DataPlaneStats
@@ -31,6 +32,9 @@ class PlaneEnd:
     emit: Callable[[Event], None]
     stats: DataPlaneStats
     clock: Callable[[], float]
+    # Calls back on another thread; ``wake`` ends the loop's wait, from any thread.
+    waits: DeviceWaits
+    wake: Callable[[], None]
 
     def header(
         self, kind: Kind, peer: PeerKey, transfer_id: int, attempt: int, sequence: int = 0

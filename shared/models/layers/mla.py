@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ....kernels.attention_metadata import LatentConfig
 from ....kernels.signatures import CosSin, Memories
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
@@ -40,6 +41,9 @@ class LatentAttention(Part):
         self.operators = place.operators
         self.spec = spec
         self.heads = len(heads)
+        self.activations = place.activations
+        # Set once a kernel for all decoding rows has been prepared.
+        self.batched_decode = False
 
     def project(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
@@ -61,8 +65,24 @@ class LatentAttention(Part):
         ((latents,),) = memories
         k_up, v_up = self.kv_up.halves
         scale = self.spec.softmax_scale
-        out = self.operators.latent_attention(q, latents, k_up, v_up, batch.attention, scale)
+        metadata = batch.attention.batched_for(decodes=self.batched_decode, chunks=False)
+        out = self.operators.latent_attention(q, latents, k_up, v_up, metadata, scale)
         return self.o(out.reshape(q.shape[0], -1))
+
+    def config(self, memories: Memories, block_size: int) -> LatentConfig:
+        """The configuration for which kernels over these caches are compiled."""
+        ((latents,),) = memories
+        return LatentConfig(
+            device=latents.device,
+            dtype=self.activations,
+            cache_dtype=latents.dtype,
+            heads=self.heads,
+            nope_dim=self.spec.nope_dim,
+            rope_dim=self.spec.rope_dim,
+            latent_dim=self.spec.kv_lora_rank,
+            value_dim=self.spec.v_dim,
+            block_size=block_size,
+        )
 
 
 class CompressedQueries(Part):

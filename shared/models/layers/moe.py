@@ -12,16 +12,13 @@ from dataclasses import replace
 import torch
 
 from ....kernels.operators import Operators
-from ....kernels.signatures import Experts, FeedForward, Linear, Routing
+from ....kernels.signatures import ExpertChoice, Experts, FeedForward, Linear, Routing
 from ..parallel import WeightPlacement, WeightSlot, replicated_slot
 from ..spec import DenseSpec, MoESpec, RouterSpec
 from .ffn import DenseMLP
 from .linear_method import LinearMethod, LinearPart, choose_method
 from .norm import RMSNorm
 from .part import Part
-
-# Avoids division by zero: sigmoids of very negative logits are all zero in float32.
-_NO_SCORE = 1e-20
 
 
 class MoE(Part):
@@ -198,22 +195,15 @@ class ExpertRouter(Part):
         self.input_norm = vector("norm.weight", hidden, spec.input_norm)
         self.eps = eps
         self._linear: Linear | None = None
+        self._choose: ExpertChoice | None = None
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and indices of the experts of each row, both [T, K]."""
         wide = x.float()
         if self.input_norm is not None:
             wide = self.operators.rms_norm(wide, self.input_norm, self.eps) * wide.shape[1] ** -0.5
-        logits = self.linear(wide)
-        scores = logits.softmax(-1) if self.spec.scoring == "softmax" else logits.sigmoid()
-        ranking = scores if self.correction is None else scores + self.correction
-        expert_ids = self._mask_groups(ranking).topk(self.spec.top_k, sorted=False).indices
-        weights = scores.gather(1, expert_ids)
-        if self.spec.normalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + _NO_SCORE)
-        if self.expert_scale is not None:
-            weights = weights * self.expert_scale[expert_ids]
-        return weights * self.spec.scale, expert_ids
+        assert self._choose is not None, "finish_loading() comes first"
+        return self._choose(self.linear(wide))
 
     @property
     def linear(self) -> Linear:
@@ -227,22 +217,28 @@ class ExpertRouter(Part):
         spec = self.spec
         if spec.open_groups < spec.groups or self.expert_scale is not None or spec.input_norm:
             return None
-        return Routing(spec.scoring, spec.top_k, self.correction, spec.normalise, spec.scale)
+        return self._routing()
 
-    def _mask_groups(self, scores: torch.Tensor) -> torch.Tensor:
-        """Mask the scores outside the best groups."""
+    def _routing(self) -> Routing:
         spec = self.spec
-        if spec.open_groups == spec.groups:
-            return scores
-        by_group: torch.Tensor = scores.unflatten(-1, (spec.groups, -1))
-        quality = by_group.topk(spec.group_best).values.sum(-1)
-        open_ids = quality.topk(spec.open_groups, sorted=False).indices
-        is_closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, open_ids, False)
-        return by_group.masked_fill(is_closed[..., None], -torch.inf).flatten(1)
+        return Routing(
+            scoring=spec.scoring,
+            top_k=spec.top_k,
+            correction=self.correction,
+            normalise=spec.normalise,
+            scale=spec.scale,
+            groups=spec.groups,
+            open_groups=spec.open_groups,
+            group_best=spec.group_best,
+            expert_scale=self.expert_scale,
+        )
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return self.slots
 
     def pack(self) -> None:
         self._linear = self.operators.prepare_router(self.weight, self.logit_bias)
+        self._choose = self.operators.prepare_routing(
+            self._routing(), self.spec.experts, self.weight.device
+        )
         del self.weight, self.slots

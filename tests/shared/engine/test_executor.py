@@ -24,6 +24,7 @@ from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import executor, watchdog
 from tandem.shared.engine.executor import ExecutorLostError, MultiprocessExecutor
 from tandem.shared.engine.messages import CacheAllocated, RankSettings
+from tandem.shared.engine.other_hosts import RemoteProcess
 from tandem.shared.engine.plan import SlotLimits, StepPlan
 from tandem.shared.engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
@@ -38,7 +39,8 @@ SECONDS = 60.0
 
 
 def ranks(engine: NodeEngine) -> list[psutil.Process]:
-    return [psutil.Process(rank.process.pid) for rank in engine.ranks._ranks]
+    local = [one.process for one in engine.ranks._ranks]
+    return [psutil.Process(one.pid) for one in local if not isinstance(one, RemoteProcess)]
 
 
 def run_first(monkeypatch: pytest.MonkeyPatch, prelude: str) -> None:

@@ -21,6 +21,14 @@ from tandem.shared.engine.messages import (
     DeviceOpened,
     ExecuteStep,
     Failed,
+    HeadEnds,
+    HostAccepted,
+    HostJoins,
+    HostRefused,
+    HostStops,
+    JoinHead,
+    JoinSecrets,
+    KillRank,
     KVStream,
     LoadFormats,
     LoadModel,
@@ -28,7 +36,9 @@ from tandem.shared.engine.messages import (
     OpenDevice,
     Ping,
     Pong,
+    RankEnded,
     RankEndpoints,
+    RankJoins,
     RankMessage,
     RankSettings,
     StepDone,
@@ -80,6 +90,18 @@ PLAN = StepPlan(
 )
 LOGPROBS = PositionLogprobs(5, -0.5, 1, pack_logprobs([(5, -0.5), (6, -1.25)]))
 RESULT = StepResult(9, [Sampled(1, [5, 6], [LOGPROBS] * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
+SECRETS = JoinSecrets(tokens=("a", "b"), certificate=b"PEM", key=b"\xff\0", name="tandem")
+HOST = HostJoins(
+    node_rank=1,
+    nnodes=2,
+    size=4,
+    fingerprint={"layers": "4"},
+    address="10.0.0.8",
+    model_path="/models/a",
+    device="cuda",
+    devices=(0, 1),
+    threads=4,
+)
 MESSAGES: tuple[RankMessage, ...] = (
     OpenDevice(SETTINGS),
     OpenDevice(replace(SETTINGS, data_plane=None)),
@@ -96,6 +118,16 @@ MESSAGES: tuple[RankMessage, ...] = (
     StepDone(None, StepFailure("computation", "IndexError"), 4, 3),
     Pong(77),
     Failed("startup", "no device"),
+    JoinHead("10.0.0.7", 29501, SECRETS, 1),
+    RankJoins(1),
+    HOST,
+    replace(HOST, devices=()),
+    HostAccepted(),
+    HostRefused("another model"),
+    HostStops(),
+    KillRank(3),
+    RankEnded(3, -9),
+    HeadEnds(""),
 )
 
 
@@ -104,6 +136,10 @@ def test_a_message_arrives_as_it_was_sent(message: RankMessage) -> None:
     data = framed(message)
     assert body_length(data[:PREFIX_BYTES]) == len(data) - PREFIX_BYTES
     assert CODEC.decode(data[PREFIX_BYTES:]) == message
+
+
+def test_secrets_are_not_printed() -> None:
+    assert "PEM" not in repr(SECRETS) and "'a'" not in repr(JoinHead("h", 1, SECRETS, 1))
 
 
 def test_every_type_of_the_engine_is_tried_here() -> None:

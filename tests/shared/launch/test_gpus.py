@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,10 @@ def test_gpus_that_torch_cannot_use_are_named(
     machine("cuda = None\n")
     assert usable_gpus(EngineConfig()) == ()
     assert "installed without CUDA, so the 2 GPUs here are not used" in caplog.text
+
+
+def test_a_node_on_several_hosts_uses_its_part_of_the_gpus_of_this_one() -> None:
+    config = EngineConfig(tensor_parallel_size=4, nnodes=2, master_addr="10.0.0.7")
+    for devices in (None, "0,1"):
+        (engine,) = engines_of(replace(config, devices=devices), 1, (0, 1))
+        assert (engine.devices, engine.world_size, engine.ranks_per_host) == ("0,1", 4, 2)

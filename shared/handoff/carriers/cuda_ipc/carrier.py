@@ -155,6 +155,8 @@ class CudaIpcReader:
         self._limit = max_frame_bytes
         self._buffer = buffer
         self._bells = DoorbellReader(pid, bell, connection)
+        self._borrowed = False
+        self._failure: DeviceError | None = None
         try:
             self._ring = buffer.open(place)
         except TransferError:
@@ -165,6 +167,8 @@ class CudaIpcReader:
         return [self._bells.fileno()]
 
     def read(self, now: float) -> Message | None:
+        if self._failure is not None:
+            raise self._failure
         record = self._bells.next()
         if record is None:
             return None
@@ -174,12 +178,24 @@ class CudaIpcReader:
                 raise TransferError(f"a frame of {len(record)} bytes; the limit is {self._limit}")
             return memoryview(record)
         frame = self._buffer.take(self._ring, *place)
-        self._bells.give_back()
+        self._borrowed = True
         return frame
 
     def release(self) -> None:
-        pass
+        if self._borrowed:
+            self._borrowed = False
+            self._settle()  # at once for a frame that was scattered
+            self._bells.give_back()
+
+    def _settle(self) -> None:
+        """Wait until nothing is copied out of the peer's ring. The next ``read`` reports an
+        error."""
+        try:
+            self._buffer.settle()
+        except DeviceError as error:
+            self._failure = error
 
     def close(self) -> None:
         self._bells.close()
+        self._settle()
         self._ring.close()

@@ -19,7 +19,6 @@ HANDLE_BYTES = 64
 # Smaller allocations share a block of this size, and a handle is always for the whole block.
 _ALLOCATION = 2 << 20
 _LAZY_ENABLE_PEER_ACCESS = 1
-_STREAM_NON_BLOCKING = 1
 _HOST_REGISTER_PORTABLE = 1
 
 
@@ -42,9 +41,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuCtxSetCurrent": (c_void_p,),
-    "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamSynchronize": (c_void_p,),
-    "cuStreamDestroy_v2": (c_void_p,),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemGetAddressRange_v2": (POINTER(c_uint64), POINTER(c_size_t), c_uint64),
@@ -97,13 +94,12 @@ class CudaDriver:
         getattr(self._library, name)(code, byref(text))
         return text.value.decode() if text.value else f"error {code}"
 
-    def enter(self) -> None:
+    def enter(self, stream: int) -> None:
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
         self._call("cuCtxSetCurrent", self._context)
-        self._call("cuStreamCreate", byref(self._stream), _STREAM_NON_BLOCKING)
+        self._stream = c_void_p(stream)
 
     def leave(self) -> None:
-        self._call("cuStreamDestroy_v2", self._stream)
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
 
     def allocate(self, size: int) -> int:
@@ -149,6 +145,8 @@ class CudaDriver:
 
     def copy(self, into: int, source: int, length: int) -> None:
         self._call("cuMemcpyDtoDAsync_v2", into, source, length, self._stream)
+
+    def settle(self) -> None:
         self._call("cuStreamSynchronize", self._stream)
 
     def array(self, address: int, size: int) -> Any:

@@ -1,8 +1,8 @@
 """Rings in GPU memory, for connections between two processes of one host.
 
-The sender's ring is exported once. The receiver opens it on connecting, copies each payload into
-its own slot, gives the sender's slot back, and only then verifies and scatters the copy, which the
-sender cannot change. Headers are never in GPU memory.
+The sender's ring is exported once. The receiver opens it on connecting, and copies each payload
+into its own slot. It verifies and scatters the copy, which the sender cannot change, in the same
+stream, and gives the sender's slot back when all of that is over. Headers are never in GPU memory.
 """
 
 from __future__ import annotations
@@ -139,13 +139,18 @@ class DeviceReceiveBuffer:
         return OpenedRing(self._device.driver, place)
 
     def take(self, ring: OpenedRing, offset: int, length: int, head: bytes) -> DeviceFrame:
-        """Copy the payload at ``offset`` of a peer's ring. Raises ``DeviceError``."""
+        """Begin to copy the payload at ``offset`` of a peer's ring, which the peer may reuse after
+        ``settle``. Raises ``DeviceError``."""
         if not 0 < length <= self._memory.bytes:
             raise DeviceError(
                 f"a frame with {length} bytes of payload; the limit is {self._memory.bytes}"
             )
         self._device.driver.copy(self._memory.address, ring.at(offset, length), length)
         return DeviceFrame(memoryview(head), self._memory.view[:length], self._device.sums)
+
+    def settle(self) -> None:
+        """Wait for the copy of the last frame. Raises ``DeviceError``."""
+        self._device.driver.settle()
 
     def close(self) -> None:
         self._memory.close()

@@ -1,16 +1,11 @@
-"""The data plane's GPU operations with torch: a stream, views of memory, sums.
-
-The plane's thread has its own stream, so that packing does not wait for later layers; ``marker``
-waits until a layer is computed.
-"""
+"""The data plane's GPU operations with torch: its stream, views of memory, sums."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
 from .....kernels.row_sums import row_sums
+from .....kernels.streams import use_background_stream
 from ...wire.buffer import Buffer
 from ..device import DeviceDriver
 
@@ -23,10 +18,7 @@ class Gpu:
         self._device = device
 
     def enter(self) -> None:
-        self.driver.enter()
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            torch.cuda.set_stream(torch.cuda.Stream(self._device))
+        self.driver.enter(use_background_stream(self._device))
 
     def leave(self) -> None:
         self.driver.leave()
@@ -38,16 +30,3 @@ class Gpu:
         # The copy to the host waits for everything before it on this stream.
         with torch.inference_mode():
             return row_sums(payload).cpu().numpy().tobytes()
-
-
-def marker(device: torch.device) -> Callable[[], Callable[[], None]]:
-    """A function that marks the current point of this thread's computation. Calling the mark, in
-    any thread, sleeps until the GPU has passed that point, without holding the GIL."""
-    stream = torch.cuda.current_stream(device)
-
-    def mark() -> Callable[[], None]:
-        event = torch.cuda.Event(blocking=True)
-        event.record(stream)
-        return event.synchronize
-
-    return mark

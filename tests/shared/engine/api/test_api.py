@@ -15,6 +15,7 @@ import pytest
 from tandem import Engine, EngineConfig, Message, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.api.prompts import plain
+from tandem.shared.engine.other_hosts import RemoteProcess
 from tandem.shared.errors import ModelError, RequestError, UnavailableError, UsageError
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -33,6 +34,7 @@ def rank_of(engine: Engine) -> psutil.Process:
     """The process of an engine's only rank."""
     assert engine._thread is not None
     (rank,) = engine._thread.runner.engine.ranks._ranks
+    assert not isinstance(rank.process, RemoteProcess)
     return psutil.Process(rank.process.pid)
 
 

@@ -103,7 +103,7 @@ def test_ranks_meet_over_what_their_devices_have(
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
     monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)
     device = torch.device(kind, 1)
-    tp = meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
+    tp = meet(settings(kind, size=2, rank=1, rendezvous="file:///store"), device)
     assert (tp.rank, tp.size, tp.control) == (1, 2, "gloo")
     expected = ("nccl", device) if kind == "cuda" else ("gloo", None)
     assert (met["backend"], met["device_id"]) == expected

@@ -35,15 +35,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(built)
 
 
+# Of fake_cuda.c.
+STREAM = 0x57
+
+
 def outstanding(library: str) -> dict[str, int]:
-    what = ("retained", "streams", "opened", "pinned", "allocated")
+    what = ("retained", "opened", "pinned", "allocated")
     return {name: getattr(ctypes.CDLL(library), f"fake_{name}")() for name in what}
 
 
 @pytest.fixture
 def driver(library: str) -> Iterator[CudaDriver]:
     driver = CudaDriver(THE_DEVICE, library)
-    driver.enter()
+    driver.enter(STREAM)
     yield driver
     driver.leave()
     assert set(outstanding(library).values()) == {0}
@@ -59,6 +63,7 @@ def test_memory_that_was_exported_is_copied_out_of_where_it_was_opened(driver: C
     mapping = driver.open(driver.export(theirs), 5 * MIB)
     ctypes.memmove(theirs + 4 * MIB, b"some KV", 7)
     driver.copy(ours, mapping + 4 * MIB, 7)
+    driver.settle()
     assert ctypes.string_at(ours, 7) == b"some KV"
     driver.close(mapping)
     driver.free(theirs)
@@ -129,7 +134,7 @@ def test_gpus_are_counted_by_the_driver_if_there_is_one(library: str, tmp_path: 
 def test_a_real_driver_copies_within_its_device() -> None:
     assert device_count() == torch.cuda.device_count()
     driver = CudaDriver(0)
-    driver.enter()
+    driver.enter(torch.cuda.current_stream(0).cuda_stream)
     theirs, ours = driver.allocate(MIB), driver.allocate(MIB)
     source, target = (
         torch.as_tensor(driver.array(at, MIB), device="cuda:0") for at in (theirs, ours)
@@ -137,6 +142,7 @@ def test_a_real_driver_copies_within_its_device() -> None:
     source.copy_(torch.arange(MIB, device="cuda:0") % 251)
     torch.cuda.synchronize()
     driver.copy(ours, theirs, MIB)
+    driver.settle()
     assert torch.equal(source, target)
     assert len(driver.export(theirs)) == HANDLE_BYTES
     for address in (theirs, ours):

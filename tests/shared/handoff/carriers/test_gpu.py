@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tandem.kernels.row_sums import row_sums
+from tandem.kernels.streams import marker
 from tandem.shared.engine.rank import plane
 from tandem.shared.engine.rank.device import data_plane_bytes
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
-from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu, marker
+from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
 from tandem.shared.handoff.carriers.device import DEVICE_BYTES, DeviceError
 from tandem.tests.shared.handoff.support.fake_driver import DEVICES, REAL, device_named
 from tandem.tools.on_gpu import __main__ as on_gpu
@@ -61,7 +62,7 @@ def test_a_gpu_without_cudas_driver_hands_over_through_the_host(
 
 def test_nothing_of_it_exists_on_a_cpu() -> None:
     cpu = torch.device("cpu")
-    assert plane._gpu(cpu, "auto") is None and plane.layer_marker(cpu) is None
+    assert plane._gpu(cpu, "auto") is None and marker(cpu) is None
 
 
 def test_the_run_on_a_gpu_names_files_that_exist() -> None:
@@ -74,6 +75,7 @@ def test_the_run_on_a_gpu_names_files_that_exist() -> None:
 @NEEDS_GPU
 def test_a_mark_is_passed_when_what_was_begun_before_it_is_over() -> None:
     mark = marker(GPU)
+    assert mark is not None
     large = torch.ones(8192, 8192, device=GPU)
     for _ in range(20):
         large = large @ large * 0

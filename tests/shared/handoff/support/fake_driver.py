@@ -67,7 +67,7 @@ class FakeDriver:
         if what in self.refuse:
             raise DeviceError(f"{what}: no such luck")
 
-    def enter(self) -> None:
+    def enter(self, stream: int) -> None:
         self._called("enter")
         self.entered += 1
 
@@ -121,6 +121,9 @@ class FakeDriver:
         self._check(self.owned, into, length)
         self._check(self.opened, source, length)
         ctypes.memmove(into, source, length)
+
+    def settle(self) -> None:
+        self._called("settle")
 
     @staticmethod
     def _check(among: dict[int, _Mapped], address: int, length: int) -> None:

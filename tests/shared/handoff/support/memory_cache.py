@@ -8,6 +8,7 @@ import torch
 
 from tandem.shared.config.kv_dtypes import BYTES
 from tandem.shared.handoff.wire.buffer import Buffer
+from tandem.shared.kv.copying import Copying, finished
 from tandem.shared.kv.layout import KVComponent, LayerLayout
 from tandem.tests.shared.handoff.support.fake_driver import as_memory
 
@@ -77,6 +78,40 @@ class MemoryCache:
                 yield slice(at, at + width), slice(start, start + width)
                 at += width
 
+    sums_on_the_way = False
+
+    def pack_frame(
+        self,
+        layers: range,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        out: Buffer,
+        heads: range | None = None,
+        dtype: str | None = None,
+        whole_scales: Sequence[float] = (),
+    ) -> Copying:
+        step = len(out) // len(layers)
+        for index, layer in enumerate(layers):
+            part = out[index * step : (index + 1) * step]
+            self.pack(layer, block_table, first_token, end_token, part, heads, dtype)
+        return finished()
+
+    def scatter_frame(
+        self,
+        layers: range,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        data: Buffer,
+        heads: range | None = None,
+    ) -> Copying:
+        step = len(data) // len(layers)
+        for index, layer in enumerate(layers):
+            part = data[index * step : (index + 1) * step]
+            self.scatter(layer, block_table, first_token, end_token, part, heads)
+        return finished()
+
     def pack(
         self,
         layer: int,
@@ -86,7 +121,6 @@ class MemoryCache:
         out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
-        whole_scales: Sequence[float] = (),
     ) -> None:
         if _is_elsewhere(out):
             buffer = bytearray(len(out))

@@ -1,0 +1,149 @@
+"""Trial of the Triton copies of frames, before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from ..reference.cache import IndexedFrames
+from ..row_sums import WORD, row_sums
+from ..signatures import FrameCells
+from .trials import passes
+
+Layers = Sequence[Sequence[torch.Tensor]]
+# Words of a token of each component.
+Widths = tuple[int, ...]
+
+
+class TritonFrames(IndexedFrames):
+    """``FrameCopies`` by Triton, in two launches: zeros for the sums, and the copy."""
+
+    sums = True
+
+    def __init__(self, layers: Layers, block_size: int) -> None:
+        super().__init__(layers, block_size)
+        self._widths = [widths_of(components) for components in layers]
+        self._cache_slots = layers[0][0].shape[1]
+        pitch = max(len(components) for components in layers)
+        addresses = [
+            [each.data_ptr() for each in components] + [0] * (pitch - len(components))
+            for components in layers
+        ]
+        device = layers[0][0].device
+        self._pointers_LC = torch.tensor(addresses, dtype=torch.int64).to(device)
+
+    def pack(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """See ``FrameCopies``."""
+        return self._copy(cells, frame, scatter=False)
+
+    def scatter(self, cells: FrameCells, frame: torch.Tensor) -> torch.Tensor | None:
+        """See ``FrameCopies``."""
+        return self._copy(cells, frame, scatter=True)
+
+    def _copy(
+        self, cells: FrameCells, frame: torch.Tensor, *, scatter: bool
+    ) -> torch.Tensor | None:
+        from .frame_copy import copy_frame, takes
+
+        if not takes(frame):  # a part of a frame whose layers differ
+            return super().scatter(cells, frame) if scatter else super().pack(cells, frame)
+        return copy_frame(
+            self._pointers_LC,
+            self._widths[cells.layers.start],
+            self._cache_slots,
+            self._block_size,
+            cells,
+            frame,
+            scatter=scatter,
+        )
+
+
+def widths_of(components: Sequence[torch.Tensor]) -> Widths:
+    """Raises ``ValueError`` for tokens that are not whole words."""
+    sizes = [each.shape[2] * each.element_size() for each in components]
+    if any(size % WORD for size in sizes):
+        raise ValueError(f"tokens of {sizes} bytes, not of whole words")
+    return tuple(size // WORD for size in sizes)
+
+
+def works(layers: Layers, block_size: int) -> bool:
+    """True if the copies of such layers compile and are correct on their device; logs the reason if
+    not."""
+    device = layers[0][0].device
+    if device.type == "cpu":
+        return False
+    try:
+        kinds = frozenset(widths_of(components) for components in layers)
+    except ValueError as error:
+        return passes(lambda reason=str(error): reason, _OTHERWISE)  # type: ignore[misc]
+    return _works(kinds, block_size, device)
+
+
+_OTHERWISE = "torch copies KV for the handoff, because of Triton"
+
+
+@cache
+def _works(kinds: frozenset[Widths], block_size: int, device: torch.device) -> bool:
+    return passes(lambda: first_difference(sorted(kinds), block_size, device), _OTHERWISE)
+
+
+def first_difference(kinds: Sequence[Widths], block_size: int, device: torch.device) -> str:
+    """The first difference between Triton's copies and torch's of layers of these kinds; empty if
+    there is none."""
+    random = torch.Generator().manual_seed(0)
+    count = 6
+    slots = count * block_size
+    layers, targets, others = (
+        [
+            [
+                torch.randint(
+                    0, 256, (3, slots, WORD * width), generator=random, dtype=torch.uint8
+                ).to(device)
+                for width in kind
+            ]
+            for kind in kinds
+            for _ in range(2)
+        ]
+        for _ in range(3)
+    )
+    blocks = torch.randperm(count, generator=random).int().to(device)
+    copies, expected = TritonFrames(layers, block_size), IndexedFrames(layers, block_size)
+    scattered, expected_back = (
+        TritonFrames(targets, block_size),
+        IndexedFrames(others, block_size),
+    )
+    for mine, theirs in zip(targets, others, strict=True):
+        for target, other in zip(mine, theirs, strict=True):
+            other.copy_(target)
+    # With components that begin at whole vectors, and without.
+    for tokens in (2 * block_size + 3, 2 * block_size + 4):
+        for index, kind in enumerate(kinds):
+            first = block_size // 2 + 1
+            cells = FrameCells(
+                range(2 * index, 2 * index + 2), range(1, 3), blocks, first, first + tokens
+            )
+            frame = torch.zeros(4 * tokens * sum(kind) * WORD, dtype=torch.uint8, device=device)
+            sums, wanted = copies.pack(cells, frame), torch.zeros_like(frame)
+            sums_back = scattered.scatter(cells, frame)
+            if device.type == "meta":  # nothing is computed there
+                continue
+            expected.pack(cells, wanted)
+            expected_back.scatter(cells, wanted)
+            assert sums is not None and sums_back is not None
+            if not torch.equal(frame, wanted):
+                return "packed frames differ"
+            if not torch.equal(sums, row_sums(wanted)) or not torch.equal(sums, sums_back):
+                return "sums differ"
+    if device.type == "meta" or _equal(targets, others):
+        return ""
+    return "scattered tokens differ"
+
+
+def _equal(these: Layers, those: Layers) -> bool:
+    return all(
+        torch.equal(*pair)
+        for layers in zip(these, those, strict=True)
+        for pair in zip(*layers, strict=True)
+    )

@@ -1,0 +1,204 @@
+"""Triton norm of latents, rotation, and the write to the paged cache, in one launch.
+
+    kv [T, C + R]   ->   latents [1, slots, C + R] at slots [T];   q [T, H, N + R] is rotated
+
+A program takes the latent of a row, or some of its query heads. Numbers are rounded to the dtype of
+the activations after the norm and the rotation, as torch's operators round them, and then to the
+cache's; fp8 by integer instructions, which all GPUs have. A row with a negative slot is not cached.
+
+T rows, H query heads, dimensions: N of a query without position, R of the rotated part, C of a
+latent.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..fp8 import FP8
+from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
+from ..signatures import CosSin
+from .cached_kv import parts, whole_scale
+
+# Numbers of a program that rotates queries.
+_BLOCK = 2048
+_OPTIONS = {"num_warps": 4}
+_LARGEST = tl.constexpr(LARGEST)
+_SMALLEST = tl.constexpr(SMALLEST)
+_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
+_FP8_NORMAL = tl.constexpr(torch.finfo(FP8).tiny)
+
+
+def rope_and_cache_latent(
+    q_THD: torch.Tensor,
+    kv_TC: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    cos_sin: CosSin,
+    latents: CachedKV,
+    slots_T: torch.Tensor,
+) -> torch.Tensor:
+    """See ``Operators.rope_and_cache_latent``."""
+    values, token_scales = parts(latents)
+    (rows, heads, q_dim), latent_dim = q_THD.shape, norm_weight.shape[0]
+    rope_dim = kv_TC.shape[1] - latent_dim
+    cos, sin = cos_sin
+    assert values.shape[0] == 1 and values.is_contiguous() and token_scales.is_contiguous()
+    assert q_THD.stride()[1:] == (q_dim, 1) and kv_TC.stride(1) == 1, (
+        q_THD.stride(),
+        kv_TC.stride(),
+    )
+    assert cos.shape[-1] == sin.shape[-1] == rope_dim and cos.stride() == sin.stride()
+    assert rope_dim % 2 == 0 and cos.stride(2) == 1 and cos.dtype == sin.dtype == torch.float32
+    assert slots_T.dtype == torch.int64 and slots_T.is_contiguous()
+    if not rows:
+        return q_THD
+    half = max(1, triton.next_power_of_2(rope_dim // 2))
+    block_h = min(triton.next_power_of_2(heads), max(1, _BLOCK // half))
+    _store_latents[(rows, 1 + triton.cdiv(heads, block_h))](
+        q_THD,
+        kv_TC,
+        norm_weight,
+        cos,
+        sin,
+        slots_T,
+        values,
+        token_scales,
+        eps,
+        whole_scale(latents),
+        q_THD.stride(0),
+        kv_TC.stride(0),
+        cos.stride(0),
+        HEADS=heads,
+        NOPE_DIM=q_dim - rope_dim,
+        ROPE_DIM=rope_dim,
+        LATENT_DIM=latent_dim,
+        BLOCK_C=triton.next_power_of_2(latent_dim),
+        BLOCK_R=half,
+        BLOCK_H=block_h,
+        IS_FP8=latents.dtype == FP8,
+        IS_INT8=latents.dtype == INT8,
+        **_OPTIONS,
+    )
+    return q_THD
+
+
+@triton.jit(
+    do_not_specialize=["q_row", "kv_row", "angle_row"],
+    # Queries and latents are parts of one product's results, and slots of a step's inputs.
+    do_not_specialize_on_alignment=["q_THD", "kv_TC", "slots_T"],
+)
+def _store_latents(
+    q_THD: tl.tensor,
+    kv_TC: tl.tensor,
+    norm_weight: tl.tensor,
+    cos_TR: tl.tensor,
+    sin_TR: tl.tensor,
+    slots_T: tl.tensor,
+    latents: tl.tensor,
+    token_scales: tl.tensor,
+    eps: tl.tensor,
+    whole_scale: tl.tensor,
+    q_row: tl.tensor,
+    kv_row: tl.tensor,
+    angle_row: tl.tensor,
+    HEADS: tl.constexpr,
+    NOPE_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    IS_INT8: tl.constexpr,
+) -> None:
+    """The latent of a row, or some of its queries."""
+    row, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    offs_r = tl.arange(0, BLOCK_R)
+    HALF: tl.constexpr = ROPE_DIM // 2
+    cos, sin = cos_TR + row * angle_row, sin_TR + row * angle_row
+    if program > 0:
+        head = (program - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        q_mask = (head < HEADS)[:, None] & (offs_r < HALF)[None, :]
+        q = q_THD + row * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
+        q += offs_r[None, :]
+        q_first, q_second = _rotated(q, q_mask, cos, sin, offs_r, HALF)
+        tl.store(q, q_first, mask=q_mask)
+        tl.store(q + HALF, q_second, mask=q_mask)
+    else:
+        # Vectors are matrices of one row, like the rotated halves.
+        slot, is_row = tl.load(slots_T + row), tl.arange(0, 1)[:, None] < 1
+        offs_c, r_offs = tl.arange(0, BLOCK_C)[None, :], offs_r[None, :]
+        is_latent, is_half = is_row & (offs_c < LATENT_DIM), is_row & (r_offs < HALF)
+        kv = kv_TC + row * kv_row
+        x = tl.load(kv + offs_c, mask=is_latent, other=0.0).to(tl.float32)
+        weight = tl.load(norm_weight + offs_c, mask=is_latent, other=0.0).to(tl.float32)
+        rstd = tl.math.rsqrt(tl.sum(x * x, axis=1) / LATENT_DIM + eps)
+        normed = (x * rstd[:, None] * weight).to(kv_TC.dtype.element_ty)
+        first, second = _rotated(kv + LATENT_DIM + r_offs, is_half, cos, sin, offs_r, HALF)
+        if slot >= 0:
+            scale = whole_scale
+            if IS_INT8:
+                largest = tl.max(tl.abs(normed.to(tl.float32)))
+                largest = tl.maximum(largest, tl.max(tl.abs(first.to(tl.float32))))
+                largest = tl.maximum(largest, tl.max(tl.abs(second.to(tl.float32))))
+                scale = tl.maximum(tl.div_rn(largest, _LARGEST), _SMALLEST)
+                tl.store(token_scales + slot, scale)
+            place = latents + slot * (LATENT_DIM + ROPE_DIM)
+            code = _coded(normed, scale, latents, IS_FP8, IS_INT8)
+            tl.store(place + offs_c, code, mask=is_latent)
+            place += LATENT_DIM
+            tl.store(place + r_offs, _coded(first, scale, latents, IS_FP8, IS_INT8), mask=is_half)
+            place += HALF
+            tl.store(place + r_offs, _coded(second, scale, latents, IS_FP8, IS_INT8), mask=is_half)
+
+
+@triton.jit
+def _rotated(
+    at: tl.tensor,
+    mask: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    offs_r: tl.tensor,
+    HALF: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Both halves of vectors, rotated against each other."""
+    first, second = tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    there = offs_r < HALF
+    cos_x = tl.load(cos + offs_r, mask=there, other=0.0)[None, :]
+    sin_x = tl.load(sin + offs_r, mask=there, other=0.0)[None, :]
+    cos_y = tl.load(cos + HALF + offs_r, mask=there, other=0.0)[None, :]
+    sin_y = tl.load(sin + HALF + offs_r, mask=there, other=0.0)[None, :]
+    return (x * cos_x + y * sin_x).to(first.dtype), (y * cos_y + x * sin_y).to(first.dtype)
+
+
+@triton.jit
+def _coded(
+    x: tl.tensor, scale: tl.tensor, latents: tl.tensor, IS_FP8: tl.constexpr, IS_INT8: tl.constexpr
+) -> tl.tensor:
+    """Numbers in the cache's dtype."""
+    if IS_FP8 or IS_INT8:
+        steps = tl.div_rn(x.to(tl.float32), tl.broadcast_to(scale, x.shape))
+        if IS_FP8:
+            codes = _fp8_bits(steps)
+        else:  # rounded to the nearest, ties to even: the unit of the sum is one
+            codes = (steps + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+    else:
+        codes = x.to(latents.dtype.element_ty)
+    return codes
+
+
+@triton.jit
+def _fp8_bits(x: tl.tensor) -> tl.tensor:
+    """e4m3, rounded to the nearest, ties to even, and clamped to its range."""
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    size = tl.minimum(tl.abs(x), _FP8_MAX)
+    bits = size.to(tl.int32, bitcast=True)
+    # e4m3 has 20 bits of mantissa less, and an exponent that is 120 less.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # Smaller numbers are multiples of 2^-9, the unit of fp32 from 2^14 on.
+    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < _FP8_NORMAL, small, normal)
+    return (sign | tl.where(x == x, code, 0x7F)).to(tl.uint8)

@@ -1,0 +1,55 @@
+"""CUDA streams of a rank: their priorities, and marks in them.
+
+A rank has two streams: its main thread computes in one of high priority, and the thread of the data
+plane copies KV in one of low priority, whose programs run where the first leaves room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# Sleeps until a GPU has passed a mark, without holding the GIL. From any thread, any number of
+# times.
+Wait = Callable[[], None]
+# Marks the current point of what the calling thread has launched.
+Mark = Callable[[], Wait]
+
+_HIGH, _LOW = -1, 0
+
+
+def use_compute_stream(device: torch.device) -> None:
+    """Compute in a stream of high priority from now on, in this thread. No-op without CUDA."""
+    if device.type == "cuda":
+        _use(torch.cuda.Stream(device, priority=_HIGH))
+
+
+def use_background_stream(device: torch.device) -> int:
+    """Use a stream of low priority from now on, in this thread. Returns its handle; 0 without
+    CUDA."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.set_device(device)
+    stream = torch.cuda.Stream(device, priority=_LOW)
+    _use(stream)
+    return int(stream.cuda_stream)
+
+
+def _use(stream: torch.cuda.Stream) -> None:
+    # What was launched before in this thread's last stream may still be under way.
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    torch.cuda.set_stream(stream)
+
+
+def marker(device: torch.device) -> Mark | None:
+    """The marks of a device; ``None`` if operators are over when they return."""
+    if device.type != "cuda":
+        return None
+
+    def mark() -> Wait:
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        return event.synchronize
+
+    return mark

@@ -1,0 +1,179 @@
+"""Graphs of decode steps, on an emulator: repeated at other lengths, tables and paddings, they give
+what the same kernels give when they are launched one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.gpu import decode_trial, fused_trial, step_inputs_trial
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.shared.engine.plan import (
+    PLACEHOLDER,
+    RankSampling,
+    SamplerSpec,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
+from tandem.shared.engine.rank.graphs import graph_sizes
+from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.errors import StartupError
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.runners import build_runner
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import paged_decode
+from tandem.tests.support.graph_emulator import CaptureError, emulated_capture
+
+BLOCK = 4
+MAX_ROWS = 3
+TRIALS = (
+    (decode_trial, "works"),
+    (fused_trial, "norm_works"),
+    (fused_trial, "activation_works"),
+    (fused_trial, "rope_works"),
+    (step_inputs_trial, "works"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels on a CPU, as it interprets them."""
+    for module, name in TRIALS:
+        monkeypatch.setattr(module, name, lambda *_, **__: True)
+    monkeypatch.setattr(paged_decode, "processors", lambda device: 1)  # programs are slow here
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.cached("qwen3", tmp_path_factory.mktemp("graphs"))
+
+
+def runner_of(folder: Path) -> ModelRunner:
+    return build_runner(
+        folder, dtype="float32", block_size=BLOCK, num_blocks=64, operators=GpuOperators()
+    )
+
+
+def test_sizes_of_graphs() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(6) == [1, 2, 4, 6]
+    assert graph_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert graph_sizes(4096)[-2:] == [504, 512]
+
+
+class Streams:
+    """Sequences that come, decode and leave, with the blocks that a head would give them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.free = list(range(64))
+        self.random.shuffle(self.free)
+        self.lengths: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.sent: dict[int, int] = {}
+        self.last_id = 0
+        self.step = 0
+
+    def plans(self, steps: int) -> Iterator[StepPlan]:
+        for _ in range(steps):
+            self.step += 1
+            removed = [each for each in list(self.lengths) if self.random.random() < 0.15]
+            for each in removed:
+                self.free += self.tables.pop(each)
+                del self.lengths[each], self.sent[each]
+            room = MAX_ROWS + 1 - len(self.lengths)
+            new = [self._new() for _ in range(min(room, self.random.choice((0, 0, 0, 0, 1, 3))))]
+            rows = [self._row(each, prompt=each in new) for each in self.lengths]
+            specs = [SamplerSpec(each, RankSampling(temperature=0.0), 0) for each in new]
+            yield StepPlan(self.step, rows, specs, removed, ahead=self.step > 1)
+
+    def _new(self) -> int:
+        self.last_id += 1
+        self.lengths[self.last_id] = 0
+        self.tables[self.last_id], self.sent[self.last_id] = [], 0
+        return self.last_id
+
+    def _row(self, each: int, *, prompt: bool) -> SequenceStep:
+        start = self.lengths[each]
+        count = self.random.choice((1, 1, 9)) if prompt else 1
+        tokens = [self.random.randrange(500) for _ in range(count)] if prompt else [PLACEHOLDER]
+        self.lengths[each] += count
+        while len(self.tables[each]) * BLOCK < self.lengths[each]:
+            self.tables[each].append(self.free.pop())
+        first, self.sent[each] = self.sent[each], len(self.tables[each])
+        return SequenceStep(each, tokens, start, self.tables[each][first:], True, first_block=first)
+
+
+def drawn(result: StepResult) -> dict[int, int]:
+    assert not result.failed
+    return {each.sequence_id: each.tokens[0] for each in result.sampled}
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_replay_is_what_its_kernels_give_alone(folder: Path, seed: int) -> None:
+    eager, captured = runner_of(folder), runner_of(folder)
+    captured.capture_graphs(emulated_capture, max_rows=MAX_ROWS)
+    assert captured.graphs is not None
+    replayed = 0
+    for plan in Streams(seed).plans(12):
+        replayed += bool(plan.sequences) and captured.graphs.takes(plan.sequences)
+        assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
+    assert replayed >= 3
+    for mine, theirs in zip(captured.cache.kv, eager.cache.kv, strict=True):
+        for component, other in zip(mine, theirs, strict=True):
+            assert isinstance(component, torch.Tensor) and isinstance(other, torch.Tensor)
+            assert torch.equal(component, other), "padding was written to the cache"
+
+
+def test_a_replay_announces_every_layer(folder: Path) -> None:
+    runner = runner_of(folder)
+    runner.capture_graphs(emulated_capture, max_rows=1)
+    spec = SamplerSpec(1, RankSampling(temperature=0.0), 0)
+    layers: list[int] = []
+    runner.execute(StepPlan(1, [SequenceStep(1, [5], 0, [0], True)], [spec]), layers.append)
+    assert layers == list(range(len(runner.model.layers)))
+
+
+def test_a_capture_that_fails_ends_the_start_with_a_remedy(folder: Path) -> None:
+    def capture(forward: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has")
+
+    runner = runner_of(folder)
+    with pytest.raises(StartupError, match=r"Tried to allocate 2 GiB; use --enforce-eager, or"):
+        runner.capture_graphs(capture, max_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: x + x.sum().item(), "waits for the device"),
+        (lambda x: x + torch.tensor([1.0, 2.0]), "from the host"),
+        (lambda x: x[x > 1], "waits for the device"),
+    ],
+    ids=["a wait", "an upload", "a size"],
+)
+def test_the_emulator_refuses_what_a_capture_forbids(
+    forward: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    x = torch.ones(2)
+    with pytest.raises(CaptureError, match=message):
+        emulated_capture(lambda: forward(x))
+
+
+def test_the_emulator_finds_numbers_of_the_captured_step() -> None:
+    length, x = [3.0], torch.zeros(2)
+    replay, out = emulated_capture(lambda: x + length[0])
+    length[0] = 4.0
+    replay()
+    assert out.tolist() == [3.0, 3.0]
+    x += 1
+    replay()
+    assert out.tolist() == [4.0, 4.0]
