@@ -198,8 +198,8 @@ class EngineConfig(HostsConfig):
     enforce_eager: bool = option(
         False,
         "--enforce-eager",
-        "Launch the kernels of decode steps one by one on GPUs, instead of replaying CUDA graphs that "
-        "are captured at the start.",
+        "Launch the kernels of decode steps one by one on GPUs, instead of replaying CUDA graphs "
+        "that are captured at the start.",
     )
 
     def __post_init__(self) -> None:

@@ -136,8 +136,8 @@ class ModelRunner:
         except RuntimeError as error:
             raise StartupError(
                 f"the CUDA graphs of decode steps could not be captured: "
-                f"{str(error).splitlines()[0]}; use --enforce-eager, or leave more memory by a lower "
-                f"--gpu-memory-utilization or --max-num-seqs"
+                f"{str(error).splitlines()[0]}; use --enforce-eager, or leave more memory by a "
+                f"lower --gpu-memory-utilization or --max-num-seqs"
             ) from None
 
     def recover(self) -> None:
