@@ -190,9 +190,16 @@ class AttentionMetadata:
     decodes: DecodeMetadata | None = None
     chunks: ChunkMetadata | None = None
 
-    def one_by_one(self) -> AttentionMetadata:
-        """The same metadata, for attention without kernels for all sequences of a step."""
-        return replace(self, decodes=None, chunks=None)
+    def batched_for(self, *, decodes: bool, chunks: bool) -> AttentionMetadata:
+        """The same metadata, for attention that has kernels for all decoding rows of a step, or all
+        chunks, or neither."""
+        if (decodes or self.decodes is None) and (chunks or self.chunks is None):
+            return self
+        return replace(
+            self,
+            decodes=self.decodes if decodes else None,
+            chunks=self.chunks if chunks else None,
+        )
 
 
 def decode_metadata(

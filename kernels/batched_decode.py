@@ -1,13 +1,11 @@
-"""Attention of a mixed batch: all decoding rows in one call of a kernel, chunks one by one.
+"""Attention of a mixed batch: all decoding rows in one call of a kernel, and all chunks in another.
 
 On a GPU, launching kernels for each sequence and layer takes longer than all of their attention.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Protocol, TypeVar
 
 import torch
@@ -15,18 +13,19 @@ import torch
 from .attention_metadata import (
     AttentionMetadata,
     AttentionParams,
+    ChunkMetadata,
     DecodeMetadata,
     SequenceMetadata,
 )
 from .scaled import CachedKV
-
-log = logging.getLogger("tandem.kernels")
 
 # The forms of KV that a kernel reads.
 KV = TypeVar("KV", bound=CachedKV)
 KV_contra = TypeVar("KV_contra", bound=CachedKV, contravariant=True)
 # Arguments: queries, keys, values, rows, params, out, whose decoding rows are filled.
 DecodeKernel = Callable[[torch.Tensor, KV, KV, DecodeMetadata, AttentionParams, torch.Tensor], None]
+# The same for chunks, whose rows are filled.
+ChunkKernel = Callable[[torch.Tensor, KV, KV, ChunkMetadata, AttentionParams, torch.Tensor], None]
 
 
 class SequenceAttention(Protocol[KV_contra]):
@@ -44,16 +43,6 @@ class SequenceAttention(Protocol[KV_contra]):
     ) -> torch.Tensor: ...
 
 
-@cache
-def log_fallback(backend: str, kind: str) -> None:
-    """Log once that ``backend`` leaves a kind of attention to the reference."""
-    log.info(
-        "%s have no kernel for attention %s: torch computes it sequence by sequence",
-        backend,
-        kind,
-    )
-
-
 def batched_attention(
     q_THD: torch.Tensor,
     keys_KND: KV,
@@ -62,14 +51,22 @@ def batched_attention(
     params: AttentionParams,
     decode_kernel: DecodeKernel[KV],
     attention: SequenceAttention[KV],
+    chunk_kernel: ChunkKernel[KV] | None = None,
 ) -> torch.Tensor:
-    """``decode_kernel`` for the rows of ``metadata.decodes``, ``attention`` for the others."""
-    decodes, sequences = metadata.decodes, metadata.sequences
-    if decodes is None:
+    """``decode_kernel`` for the rows of ``metadata.decodes``, ``chunk_kernel`` for those of
+    ``metadata.chunks``, ``attention`` for the others."""
+    decodes, chunks, sequences = metadata.decodes, metadata.chunks, metadata.sequences
+    if decodes is None and chunks is None:
         return attention(q_THD, keys_KND, values_KND, sequences, params)
     out = q_THD.new_empty(q_THD.shape)  # contiguous, even if q is not
-    decode_kernel(q_THD, keys_KND, values_KND, decodes, params, out)
-    chunks = [sequence for sequence in sequences if sequence.num_rows > 1]
-    if not chunks:
+    if decodes is not None:
+        decode_kernel(q_THD, keys_KND, values_KND, decodes, params, out)
+    if chunks is not None:
+        assert chunk_kernel is not None
+        chunk_kernel(q_THD, keys_KND, values_KND, chunks, params, out)
+    others = [
+        sequence for sequence in sequences if (chunks if sequence.num_rows > 1 else decodes) is None
+    ]
+    if not others:
         return out
-    return attention(q_THD, keys_KND, values_KND, chunks, params, out=out)
+    return attention(q_THD, keys_KND, values_KND, others, params, out=out)

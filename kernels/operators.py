@@ -304,6 +304,10 @@ class Operators:
         """
         return False
 
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        """The same for ``AttentionMetadata.chunks``."""
+        return False
+
     def prepare_latent_decode(self, config: LatentConfig) -> bool:
         """Like ``prepare_batched_decode``, for ``latent_attention``. Also prepares
         ``rope_and_cache_latent``."""

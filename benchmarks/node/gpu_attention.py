@@ -1,11 +1,13 @@
-"""Decode attention alone on a GPU, by cache dtype and by compile options.
+"""Attention alone on a GPU, by cache dtype and by compile options.
 
     python -m tandem.benchmarks.node.gpu_attention [--out DIR] [--device emulation]
 
-64 sequences of 8,192 tokens over one layer of Llama-3-8B, and over the latents of one layer of
-DeepSeek-V2-Lite and of DeepSeek-V3, against a copy of the same bytes. Then the kernel of Llama with
-other tile sizes, stages and warps: a variant that is faster by more than a few percent should
-become the default. ``--device emulation`` runs a tiny case in Triton's interpreter as a smoke test.
+Over one layer of Llama-3-8B: rows of 64 sequences of 8,192 tokens that decode, against a copy of
+the same bytes; and a chunk of 8,192 tokens, against a product, as it is, with a window, and as
+eight chunks of 1,024. Rows that decode also over the latents of one layer of DeepSeek-V2-Lite and
+of DeepSeek-V3. Then the kernels of Llama with other tile sizes, stages and warps: a variant that is
+faster by more than a few percent should become the default. ``--device emulation`` runs a tiny case
+in Triton's interpreter as a smoke test.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,15 +30,17 @@ if "emulation" in sys.argv:
 
 import torch
 
-from tandem.benchmarks.support.gpu_predictions import ATTENTION, PREDICTIONS
+from tandem.benchmarks.support.gpu_predictions import ATTENTION, CHUNKS, PREDICTIONS
 from tandem.benchmarks.support.report import RESULTS, write
 from tandem.kernels.attention_metadata import (
     AttentionParams,
     DecodeMetadata,
     SequenceMetadata,
+    chunk_metadata,
     decode_metadata,
 )
 from tandem.kernels.fp8 import FP8
+from tandem.kernels.gpu import chunk_attention as chunk_kernels
 from tandem.kernels.gpu import latent_trial
 from tandem.kernels.gpu import paged_decode as kernels
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, quantize
@@ -48,6 +52,19 @@ OPTIONS = [
     for tile, stages, warps in product((32, 64, 128), (2, 3), (4, 8))
 ]
 SWEPT = ("bf16", "fp8")
+CHUNK_OPTIONS = [
+    {"BLOCK_M": rows, "BLOCK_N": tokens, "num_warps": warps, "num_stages": stages}
+    for rows, tokens, warps in (
+        (64, 64, 4),
+        (64, 128, 4),
+        (64, 128, 8),
+        (128, 32, 8),
+        (128, 64, 8),
+        (128, 128, 8),
+    )
+    for stages in (2, 3)
+]
+WINDOW = 1024
 # Heads of a layer with latents, and its dimensions: of a query without position, of its rotated
 # part, of a latent, and of a value.
 LatentShape = tuple[int, int, int, int, int]
@@ -59,7 +76,8 @@ LATENTS: dict[str, LatentShape] = {
 
 @dataclass(frozen=True)
 class AttentionLoad:
-    """Sequences, their tokens, and how often each case is timed."""
+    """Sequences, their tokens, how often each case is timed, and with which options; the rows of a
+    product."""
 
     device: str
     sequences: int
@@ -67,10 +85,14 @@ class AttentionLoad:
     rounds: int
     options: list[dict[str, int]]
     latents: dict[str, LatentShape]
+    chunk_options: list[dict[str, int]]
+    product_rows: int
 
 
-ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS, LATENTS)
-EMULATED = AttentionLoad("cpu", 2, 40, 1, OPTIONS[:2], {"tiny": (2, 16, 16, 32, 16)})
+ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS, LATENTS, CHUNK_OPTIONS, 8192)
+EMULATED = AttentionLoad(
+    "cpu", 2, 40, 1, OPTIONS[:2], {"tiny": (2, 16, 16, 32, 16)}, CHUNK_OPTIONS[:1], 64
+)
 
 
 def cache(
@@ -109,6 +131,46 @@ def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable
     decodes, q = decoding(load), random(load, load.sequences, HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5)
     return lambda: kernels.paged_decode(q, keys, values, decodes, params, out)
+
+
+def chunk_attention(
+    load: AttentionLoad, keys: CachedKV, values: CachedKV, count: int, window: int | None
+) -> Callable[[], None]:
+    """Return a function that runs attention for so many chunks, which have all of a prompt's tokens
+    together."""
+    rows = load.tokens // count
+    each = -(-rows // BLOCK)
+    order = torch.randperm(count * each).tolist()
+    sequences = [
+        SequenceMetadata(
+            slice(first * rows, (first + 1) * rows),
+            0,
+            order[first * each : (first + 1) * each],
+            BLOCK,
+        )
+        for first in range(count)
+    ]
+    chunks = chunk_metadata(sequences, torch.device(load.device))
+    assert chunks is not None
+    q = torch.randn(count * rows, HEADS, DIM, device=load.device)
+    q = q if load.device == "cpu" else q.bfloat16()
+    out, params = torch.empty_like(q), AttentionParams(DIM**-0.5, window)
+    return lambda: chunk_kernels.chunk_attention(q, keys, values, chunks, params, out)
+
+
+def operations(load: AttentionLoad, count: int, window: int | None) -> float:
+    """Those of the products with K and V that rows attend to."""
+    rows = load.tokens // count
+    seen = sum(min(row + 1, window or rows) for row in range(rows))
+    return 4.0 * HEADS * DIM * count * seen
+
+
+def multiplied(load: AttentionLoad) -> float:
+    """Operations a second of a square product."""
+    dtype = torch.float32 if load.device == "cpu" else torch.bfloat16
+    size = load.product_rows
+    x = torch.randn(size, size, device=load.device).to(dtype)
+    return 2.0 * size**3 / seconds(load, lambda: x @ x)
 
 
 def latent_attention(
@@ -175,6 +237,21 @@ def sweep(load: AttentionLoad, work: Callable[[], None]) -> None:
         kernels.ATTEND_OPTIONS.update(options)
 
 
+def sweep_chunks(load: AttentionLoad, work: Callable[[], None]) -> None:
+    """The same for chunks."""
+    constants = chunk_kernels.constants
+    try:
+        for each in load.chunk_options:
+            chunk_kernels.constants = lambda *arguments, each=each: constants(*arguments) | each
+            try:
+                result = f"{seconds(load, work) * 1e6:.0f} us"
+            except Exception as error:  # for example, too much shared memory
+                result = type(error).__name__
+            print(f"  {' '.join(f'{k} {v}' for k, v in each.items())}: {result}", flush=True)
+    finally:
+        chunk_kernels.constants = constants
+
+
 def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any:
     fixed = constants(*arguments)
     return fixed._replace(attend=fixed.attend | {"BLOCK_N": tile})
@@ -182,6 +259,37 @@ def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any
 
 def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:
     """Yield rows for ``report.write`` as they are measured."""
+    yield from measure_chunks(load)
+    yield from measure_decode(load)
+
+
+def measure_chunks(load: AttentionLoad) -> Iterator[dict[str, Any]]:
+    """A prompt, in all dtypes of a cache; in bfloat16 also with a window and in several chunks."""
+    limit, alone = multiplied(load), replace(load, sequences=1)
+    swept: list[Callable[[], None]] = []
+    for name, dtype in FORMATS.items():
+        keys, values = cache(alone, dtype), cache(alone, dtype)
+        cases: dict[str, tuple[int, int | None]] = {name: (1, None)}
+        if not swept:
+            cases |= {f"{name}, window {WINDOW}": (1, WINDOW), f"{name}, 8 chunks": (8, None)}
+        for case, (count, window) in cases.items():
+            work = chunk_attention(load, keys, values, count, window)
+            swept.append(work)
+            rate = operations(load, count, window) / seconds(load, work)
+            metric = f"{CHUNKS}, {case}"
+            result = f"; predicted {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
+            yield {
+                "metric": metric,
+                "value": rate / limit,
+                "unit": "of a product's rate",
+                "against": f"{rate / 1e12:.4g} of {limit / 1e12:.4g} TFLOP/s{result}",
+            }
+    print("chunks in bf16 with other options:", flush=True)
+    sweep_chunks(load, swept[0])
+
+
+def measure_decode(load: AttentionLoad) -> Iterator[dict[str, Any]]:
+    """Rows that decode, in all dtypes of a cache."""
     limit, plain = copied(load), 0.0
     sweeps = {}
     for name, dtype in FORMATS.items():

@@ -6,7 +6,8 @@ The model: a copy of 3.0 TB/s, products of 790 TFLOP/s, decode attention at 0.70
 speed, products of few rows at 0.95, small kernels 2.5 to 3 microseconds each, 4 to 6 ms of
 launching a step hidden behind the GPU where that takes longer, then the part in which the GPU
 waits. Attention over fp8 and int8 follows from ``tests/kernels/compile_ahead.py``: its instructions
-take 0.57 and 1.0 of the time of its bytes if one is issued in every clock. Good to 30 %.
+take 0.57 and 1.0 of the time of its bytes if one is issued in every clock. Those of chunks take 0.9
+of the time of their products, with which few of them overlap. Good to 30 %.
 ``gpu_engine``, ``gpu_attention`` and ``handoff_cuda_ipc`` measure. Launches took four to five times
 as long as predicted: one from Python takes 10 to 20 microseconds on the machine that was measured.
 """
@@ -42,6 +43,8 @@ def _number(low: float, high: float) -> str:
 CARRIER = "carrier alone: out of the ring, of a copy's speed"
 # Over 64 sequences of 8,192 tokens; of a copy on the GPU.
 ATTENTION = "decode attention 64 x 8192"
+# Of a prompt; of a product on the GPU.
+CHUNKS = "prefill attention 8192"
 PREDICTIONS: dict[str, Prediction] = {
     "copy on the GPU, read and written": Prediction(3.0, 3.0, "TB/s"),
     "bfloat16 product of 8192 x 8192": Prediction(790, 790, "TFLOP/s"),
@@ -63,6 +66,9 @@ PREDICTIONS: dict[str, Prediction] = {
     f"{ATTENTION}, bf16": Prediction(0.6, 0.8, "", 1),
     f"{ATTENTION}, fp8": Prediction(0.5, 0.7, "", 1),
     f"{ATTENTION}, int8": Prediction(0.3, 0.5, "", 1),
+    f"{CHUNKS}, bf16": Prediction(0.4, 0.55, "", 1, ">=0.4"),
+    f"{CHUNKS}, fp8": Prediction(0.4, 0.55, "", 1),
+    f"{CHUNKS}, int8": Prediction(0.25, 0.4, "", 1),
     # Copies one frame at a time and waits for each, so no better rate is expected.
     CARRIER: Prediction(0.1, 0.15, "", 1, ">=0.1"),
 }

@@ -79,7 +79,7 @@ def largest_error(config: AttentionConfig) -> float:
     random = torch.Generator().manual_seed(0)
     cached = (2, config.kv_heads, len(blocks) * size, config.dim)
     keys, values = (
-        _cached(each.to(device), config.cache_dtype)
+        cached_as(each.to(device), config.cache_dtype)
         for each in torch.randn(cached, generator=random)
     )
     q_shape = (len(lengths), config.heads, config.dim)
@@ -102,5 +102,6 @@ def largest_error(config: AttentionConfig) -> float:
     return float((actual.float() - expected.float()).abs().nan_to_num(torch.inf).max())
 
 
-def _cached(x: torch.Tensor, dtype: torch.dtype) -> CachedKV:
+def cached_as(x: torch.Tensor, dtype: torch.dtype) -> CachedKV:
+    """Keys or values as a cache of this dtype has them."""
     return ScaledKV(*quantize(x)) if dtype == INT8 else x.to(dtype)

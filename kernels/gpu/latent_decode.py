@@ -29,8 +29,8 @@ import triton.language as tl
 from ..attention_metadata import DecodeMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
+from .cached_kv import converts_fp8, from_int8, parts, whole_scale, widened
 from .code_numbers import INTERPRETED, two
-from .paged_decode import _from_int8, _parts, _whole_scale, _widened, converts_fp8
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches.
@@ -100,7 +100,7 @@ def latent_decode(
     sums_HTC: torch.Tensor,
 ) -> None:
     """Fill the decoding rows of ``sums``."""
-    values, token_scales = _parts(latents)
+    values, token_scales = parts(latents)
     heads, rows, latent_dim = wide_HTC.shape
     q_dim, rope_dim = q_THD.shape[2], values.shape[2] - latent_dim
     assert values.shape[0] == 1 and values.is_contiguous() and token_scales.is_contiguous()
@@ -127,7 +127,7 @@ def latent_decode(
     max_splits = max(1, min(_MAX_SPLITS, _MAX_PROGRAMS // (count * blocks)))
     partial = wide_HTC.new_empty(count, heads, max_splits, latent_dim, dtype=torch.float32)
     lse = wide_HTC.new_empty(count, heads, max_splits, dtype=torch.float32)
-    whole_scale = _whole_scale(latents)
+    factor = whole_scale(latents)
     _attend_latents[(count, blocks, max_splits)](
         q_THD,
         wide_HTC,
@@ -138,8 +138,8 @@ def latent_decode(
         partial,
         lse,
         sums_HTC,
-        scale * whole_scale * _LOG2_E.value,
-        whole_scale,
+        scale * factor * _LOG2_E.value,
+        factor,
         decodes.tables.stride(0),
         q_THD.stride(0),
         rows,
@@ -154,7 +154,7 @@ def latent_decode(
             sums_HTC,
             max_splits,
             rows,
-            whole_scale,
+            factor,
             **combine,
             **COMBINE_OPTIONS,
         )
@@ -165,8 +165,8 @@ def _from_fp8(words: tl.tensor) -> tl.tensor:
     """Convert the four e4m3 codes of each word to float16, [tokens, words] to [tokens, 4 words].
     Words, because Triton would bring codes into the tensor cores' order byte by byte."""
     if INTERPRETED:
-        first, second = _widened(words & 255), _widened((words >> 8) & 255)
-        third, fourth = _widened((words >> 16) & 255), _widened((words >> 24) & 255)
+        first, second = widened(words & 255), widened((words >> 8) & 255)
+        third, fourth = widened((words >> 16) & 255), widened((words >> 24) & 255)
         pairs = tl.join(tl.join(first, second), tl.join(third, fourth)).to(tl.float16)
     else:
         lower, upper = tl.inline_asm_elementwise(
@@ -268,7 +268,7 @@ def _attend_latents(
                 there = inside[:, None] & (r_words < ROPE_DIM // 4)[None, :]
                 k_r = tl.load(place + LATENT_DIM // 4 + r_words[None, :], mask=there, other=0)
                 if IS_INT8:
-                    k_c, k_r = _from_int8(k_c).to(q_c.dtype), _from_int8(k_r).to(q_c.dtype)
+                    k_c, k_r = from_int8(k_c).to(q_c.dtype), from_int8(k_r).to(q_c.dtype)
                 else:
                     k_c, k_r = _from_fp8(k_c).to(q_c.dtype), _from_fp8(k_r).to(q_c.dtype)
             else:
@@ -278,7 +278,7 @@ def _attend_latents(
                 there = inside[:, None] & (offs_r < ROPE_DIM)[None, :]
                 k_r = tl.load(place + LATENT_DIM + offs_r[None, :], mask=there, other=0)
                 if IS_FP8:
-                    k_c, k_r = _widened(k_c).to(q_c.dtype), _widened(k_r).to(q_c.dtype)
+                    k_c, k_r = widened(k_c).to(q_c.dtype), widened(k_r).to(q_c.dtype)
             qk = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
             qk = tl.dot(q_r, tl.trans(k_r), qk, input_precision="ieee") * scales
             if IS_INT8:

@@ -19,7 +19,7 @@ import triton.language as tl
 from ..fp8 import FP8
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
-from .paged_decode import _parts, _whole_scale
+from .cached_kv import parts, whole_scale
 
 # Numbers of a program that rotates queries.
 _BLOCK = 2048
@@ -40,7 +40,7 @@ def rope_and_cache_latent(
     slots_T: torch.Tensor,
 ) -> torch.Tensor:
     """See ``Operators.rope_and_cache_latent``."""
-    values, token_scales = _parts(latents)
+    values, token_scales = parts(latents)
     (rows, heads, q_dim), latent_dim = q_THD.shape, norm_weight.shape[0]
     rope_dim = kv_TC.shape[1] - latent_dim
     cos, sin = cos_sin
@@ -66,7 +66,7 @@ def rope_and_cache_latent(
         values,
         token_scales,
         eps,
-        _whole_scale(latents),
+        whole_scale(latents),
         q_THD.stride(0),
         kv_TC.stride(0),
         cos.stride(0),

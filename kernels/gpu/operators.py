@@ -14,7 +14,7 @@ from ..attention_metadata import (
     AttentionParams,
     LatentConfig,
 )
-from ..batched_decode import batched_attention, log_fallback
+from ..batched_decode import batched_attention
 from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
@@ -36,6 +36,7 @@ from ..signatures import (
     Weight,
 )
 from . import (
+    chunk_trial,
     decode_trial,
     frame_copy_trial,
     fused_trial,
@@ -85,6 +86,7 @@ class GpuOperators(Operators):
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
     decode_kernel = staticmethod(decode_trial.triton_decode)
+    chunk_kernel = staticmethod(chunk_trial.triton_chunks)
     decode_latents = staticmethod(latent_trial.decode_latents)
 
     def __init__(self, *, triton_required: bool = False) -> None:
@@ -212,10 +214,11 @@ class GpuOperators(Operators):
         return super().rope_queries(*arguments) if out is None else out
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        if not config.params.causal:
-            log_fallback("Triton", "with later tokens")
-            return False
-        return decode_trial.works(config, required=self._triton_required)
+        # Without causality, prompts are computed whole, and few have a single token.
+        return config.params.causal and decode_trial.works(config, required=self._triton_required)
+
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        return chunk_trial.works(config)
 
     def paged_attention(
         self,
@@ -226,8 +229,6 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not params.causal:
-            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,
             keys_KND,
@@ -236,6 +237,7 @@ class GpuOperators(Operators):
             params,
             partial(self.decode_kernel, sinks_H=sinks_H),
             partial(paged_attention, sinks_H=sinks_H),
+            partial(self.chunk_kernel, sinks_H=sinks_H),
         )
 
     def prepare_latent_decode(self, config: LatentConfig) -> bool:

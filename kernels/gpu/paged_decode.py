@@ -30,12 +30,20 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.target_info import current_target
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
-from ..fp8 import FP8, indexable
-from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
-from .code_numbers import INTERPRETED, fours, two
+from ..fp8 import FP8
+from ..scaled import INT8, CachedKV
+from .cached_kv import (
+    LOG2_E,
+    converts_fp8,
+    factors,
+    from_fp8,
+    from_int8,
+    parts,
+    whole_scale,
+    widened,
+)
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches. Longer splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
@@ -59,19 +67,11 @@ _MIN_DOT = 16
 _BLOCK_N = 64
 _BLOCK_N_INT8 = 128
 _BLOCK_BYTES = {2: 16 << 10, 4: 8 << 10}
-_LOG2_E = tl.constexpr(1.4426950408889634)
 # Options of compilation.
 ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
 COMBINE_OPTIONS = {"num_warps": 4}
 # Multiprocessors of an H100, for devices that torch does not ask.
 _H100_PROCESSORS = 132
-
-
-def converts_fp8() -> bool:
-    """True if the GPU to compile for converts e4m3 to fp16: NVIDIA GPUs since sm_89, in two
-    instructions for four values."""
-    target = current_target()
-    return target is not None and target.backend == "cuda" and target.arch >= 89
 
 
 @cache
@@ -149,8 +149,8 @@ def paged_decode(
     """Fill the decoding rows of ``out``. ``sinks`` are fp32 scores, if ``params`` has them."""
     assert params.sinks == (sinks_H is not None)
     assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
-    keys, key_scales = _parts(keys_KND)
-    values, value_scales = _parts(values_KND)
+    keys, key_scales = parts(keys_KND)
+    values, value_scales = parts(values_KND)
     heads, dim = q_THD.shape[1:]
     kv_heads = keys.shape[0]
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
@@ -191,8 +191,8 @@ def paged_decode(
         partial_LHD,
         lse_LH,
         out_THD,
-        *_factors(params, _whole_scale(keys_KND)),
-        _whole_scale(values_KND),
+        *factors(params, whole_scale(keys_KND)),
+        whole_scale(values_KND),
         decodes.tables.stride(0),
         q_THD.stride(0) // dim,
         out_THD.stride(0) // dim,
@@ -233,82 +233,6 @@ def split_list(
         decodes.derived[key] = splits, number
     splits, number = decodes.derived[key]
     return splits, number
-
-
-def _parts(cached: CachedKV) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and their scales. Without scales, the values twice; the second is never read."""
-    if isinstance(cached, ScaledKV):
-        return cached.values, cached.scales
-    values = indexable(cached.values if isinstance(cached, TensorScaledKV) else cached)
-    return values, values
-
-
-def _whole_scale(cached: CachedKV) -> float:
-    """The one scale of all values."""
-    return cached.scale if isinstance(cached, TensorScaledKV) else 1.0
-
-
-def _factors(params: AttentionParams, key_scale: float) -> tuple[float, float]:
-    """The factor of products and the soft cap, for exponentials to base 2.
-
-    ``cap * tanh(score / cap)`` is ``cap - 2 * cap / (exp(2 * score / cap) + 1)``.
-    """
-    scale = params.scale * key_scale * _LOG2_E.value
-    if params.soft_cap is None:
-        return scale, 0.0
-    return 2 * scale / params.soft_cap, params.soft_cap * _LOG2_E.value
-
-
-@triton.jit
-def _widened(code: tl.tensor) -> tl.tensor:
-    """Widen e4m3 through the bits of a float16 256 times smaller."""
-    code = code.to(tl.uint16)
-    half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
-    wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((code & 0x7F) == 0x7F, float("nan"), wide)
-
-
-@triton.jit
-def _from_int8(words: tl.tensor) -> tl.tensor:
-    """Convert the four int8 codes of each word to float16, [tokens, words] to [tokens, 4 words], by
-    the bits of 1024 plus a code from 0 to 255: a GPU converts integers at a quarter of its rate.
-    Words, because Triton would bring int8 into the tensor cores' order byte by byte."""
-    codes = words ^ -0x7F7F7F80
-    magic = tl.full(codes.shape, 0x64646464, tl.int32)
-    lower = fours(codes, magic, tl.full(codes.shape, 0x4140, tl.int32))
-    upper = fours(codes, magic, tl.full(codes.shape, 0x4342, tl.int32))
-    pairs = tl.join(two(lower, tl.float16), two(upper, tl.float16)) - 1152.0
-    return pairs.permute(0, 1, 3, 2).reshape(codes.shape[0], 4 * codes.shape[1])
-
-
-@triton.jit
-def _from_fp8(words: tl.tensor) -> tl.tensor:
-    """Convert the four e4m3 codes of each word to float16, [tokens, words] to [tokens, 4 words].
-    Words, because Triton would bring e4m3 into the tensor cores' order byte by byte."""
-    if INTERPRETED:
-        lower = tl.join(_byte_from_fp8(words, 0), _byte_from_fp8(words, 1))
-        upper = tl.join(_byte_from_fp8(words, 2), _byte_from_fp8(words, 3))
-    else:
-        lower, upper = tl.inline_asm_elementwise(
-            """{ .reg .b16 low, high;
-                 mov.b32 {low, high}, $2;
-                 cvt.rn.f16x2.e4m3x2 $0, low;
-                 cvt.rn.f16x2.e4m3x2 $1, high; }""",
-            "=r,=r,r",
-            [words],
-            (tl.int32, tl.int32),
-            True,
-            1,
-        )
-        lower, upper = two(lower, tl.float16), two(upper, tl.float16)
-    pairs = tl.join(lower, upper)
-    return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
-
-
-@triton.jit
-def _byte_from_fp8(words: tl.tensor, PLACE: tl.constexpr) -> tl.tensor:
-    code = (words >> 8 * PLACE & 0xFF).to(tl.uint8)
-    return code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -432,7 +356,7 @@ def _attend(
         l_i = tl.zeros([BLOCK_H], tl.float32)
         if HAS_SINKS:
             is_first = tl.maximum(place, 0) % MAX_SPLITS == 0
-            sink = tl.load(sinks_H + head, mask=head_mask, other=0.0) * _LOG2_E
+            sink = tl.load(sinks_H + head, mask=head_mask, other=0.0) * LOG2_E
             m_i = tl.where(is_first, sink, m_i)
             l_i = tl.where(is_first, 1.0, l_i)
         acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
@@ -452,14 +376,14 @@ def _attend(
             k = tl.load(keys_KND + offs, mask=there, other=0)
             v = tl.load(values_KND + offs, mask=there, other=0)
             if CONVERTS_FP8:
-                k = _from_fp8(k).to(q.dtype)
-                v = _from_fp8(v).to(q.dtype)
+                k = from_fp8(k).to(q.dtype)
+                v = from_fp8(v).to(q.dtype)
             elif IS_FP8:
-                k = _widened(k).to(q.dtype)
-                v = _widened(v).to(q.dtype)
+                k = widened(k).to(q.dtype)
+                v = widened(v).to(q.dtype)
             elif IS_INT8:
-                k = _from_int8(k).to(q.dtype)
-                v = _from_int8(v).to(q.dtype)
+                k = from_int8(k).to(q.dtype)
+                v = from_int8(v).to(q.dtype)
             qk = tl.dot(q, tl.trans(k), input_precision="ieee") * scales
             if IS_INT8:
                 key_scale = tl.load(key_scales_KN + slot, mask=inside, other=0.0)

@@ -599,6 +599,14 @@ class Decoder:
             attention.batched_decode = prepared(attention.config(cache[memories], block_size))
         return any(attention.batched_decode for attention in attentions)
 
+    def prepare_batched_chunks(self, cache: Sequence[LayerKV], block_size: int) -> None:
+        """Compile the kernels that attend for all chunks at once; latent attention has none."""
+        prepared = functools.cache(self.place.operators.prepare_batched_chunks)
+        for layer, memories in zip(self.layers, self._memories, strict=True):
+            attention = layer.attention
+            if isinstance(attention, Attention):
+                attention.batched_chunks = prepared(attention.config(cache[memories], block_size))
+
 
 def _all_decode(batch: ForwardBatch) -> bool:
     """Return whether each row is the only one of its sequence."""

@@ -5,7 +5,8 @@
 Their wrappers are called as in a step, so Triton decides itself what it compiles. A line for each
 kernel: the generation, types and shape, and what a program takes. Fails where one spills registers,
 takes more registers or shared memory than its bound, does not copy asynchronously, or where the
-instructions of its loop take too long to issue for the bytes that the loop reads.
+instructions of its loop take too long to issue for the bytes that the loop reads, or for the
+products that it takes.
 
 That count is exact, and no measurement: a kernel cannot be faster, but it may well be slower.
 """
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from tandem.kernels.activations import Activation
 from tandem.kernels.attention_metadata import (
     AttentionParams,
     SequenceMetadata,
+    chunk_metadata,
     decode_metadata,
 )
 from tandem.kernels.block_formats import (
@@ -48,6 +50,7 @@ from tandem.kernels.block_formats import (
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import (
     activation,
+    chunk_attention,
     frame_copy,
     grouped_product,
     latent_decode,
@@ -70,7 +73,7 @@ from tandem.kernels.gpu.row_blocks import row_blocks
 from tandem.kernels.gpu.step_inputs import stage_inputs
 from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
-from tandem.kernels.scaled import INT8, ScaledKV
+from tandem.kernels.scaled import INT8, CachedKV, ScaledKV
 from tandem.kernels.signatures import FrameCells, Routing
 from tandem.tests.kernels.launches import compiled_for
 from tandem.tests.support.extent import FULL
@@ -78,12 +81,15 @@ from tandem.tests.support.extent import FULL
 GENERATIONS = (80, 90, 100)
 META = torch.device("meta")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-# Every generation's programs may have at least this much, also on consumers' GPUs.
+# Every generation's programs may have at least this much, also on consumers' GPUs; those for which
+# chunks have wide tiles, the second.
 SHARED_BYTES = 99 << 10
+WIDE_SHARED_BYTES = 227 << 10
 # A processor has 65,536 registers: so many programs of 128 threads fit on it, by kernel.
 # Those of products are up to four times as wide.
 PROGRAMS = {
     "_attend": 3,
+    "_attend_chunks": 2,
     "_combine": 8,
     "_list_splits": 4,
     "_multiply": 2,
@@ -120,9 +126,10 @@ SMALL_STACK = 16
 # Queries of latents take most registers while latents of int8 are widened.
 LATENT_STACK = 64
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
-# and instructions that a processor issues in one.
+# operations of its tensor cores in 16 bits, and instructions that a processor issues in one.
 COUNTED = 90
 BYTES_A_CLOCK = 3.35e12 / 132 / 1.755e9
+OPERATIONS_A_CLOCK = 989e12 / 132 / 1.755e9
 ISSUED_A_CLOCK = 4
 # The most clocks of issuing instructions for each clock of memory. Real programs issue at some 70 %
 # of the limit, so that a kernel up to here is as fast as the memory.
@@ -131,10 +138,15 @@ OLDEST = triton.__version__.startswith("3.6.")
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes. Latents are read once for keys and values. Rows either take the
-# best token or are summed; and few parts of a row have logits that are gathered. Triton 3.6 counts
-# and places these by votes of a warp.
+# fifth to two fifths of its bytes. Latents are read once for keys and values. Exponentials of
+# chunks take as long as products over 64 values. Rows either take the best token or are summed; and
+# few parts of a row have logits that are gathered. Triton 3.6 counts and places these by votes of a
+# warp.
 SLOW = (
+    ("attend_chunks Llama-3-8B int8", 1.6),
+    ("attend_chunks Llama-3-8B", 1.2),
+    ("attend_chunks Gemma-2-9B", 1.4),
+    ("attend_chunks", 1.7),
     ("attend_latents int8", 0.7),
     ("attend_latents float32", 0.61),
     ("multiply IQ1_S", 1.9),
@@ -165,11 +177,13 @@ SHUFFLED = 1.5 if OLDEST else 1.0
 @dataclass(frozen=True)
 class Case:
     """A call of a wrapper, and the bytes that an iteration of a kernel's loop moves from or to
-    memory, or a whole program without a loop."""
+    memory, or a whole program without a loop; or the operations of its products, if those take
+    longer."""
 
     name: str
     launch: Callable[[], object]
     moved: dict[str, float]
+    multiplied: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,16 +196,20 @@ class Compiled:
     local: int
     shared: int
     asynchronous: int
+    # Products that leave a warp free, which GPUs have since sm_90.
+    async_products: int
     # Loads and stores of less than a word.
     narrow: int
     # Bytes that move without a loop, and those of them that a thread moves 16 at a time.
     moved: float
     vectors: float
-    # Clocks in which the loop's instructions are issued, for each in which its bytes are read.
+    # Clocks in which the loop's instructions are issued, for each in which its bytes are read, or
+    # its products are taken.
     slots: float
 
     def __str__(self) -> str:
-        counted = f", {self.slots:.2f} slots a clock of memory" if self.slots else ""
+        limit = "the tensor cores" if self.kernel == "_attend_chunks" else "memory"
+        counted = f", {self.slots:.2f} slots a clock of {limit}" if self.slots else ""
         return (
             f"{self.registers} registers, {self.stack} B stack, {self.local} B local, "
             f"{self.shared} B shared, {self.asynchronous} asynchronous copies of 16 B{counted}"
@@ -214,9 +232,7 @@ def attention(
     attention_params = AttentionParams(dim**-0.5, **params)
 
     def launch() -> None:
-        cache = torch.empty(kv_heads, 64, dim, dtype=cache_dtype, device=META)
-        scales = torch.empty(kv_heads, 64, 1, device=META)
-        kv = ScaledKV(cache, scales) if cache_dtype == INT8 else cache
+        kv = _cache(cache_dtype, kv_heads, dim)
         q = torch.empty(1, heads, dim, dtype=q_dtype, device=META)
         decodes = decode_metadata([SequenceMetadata(slice(0, 1), 40, [0, 1, 2], 16)], META)
         assert decodes is not None
@@ -230,6 +246,48 @@ def attention(
     token = dim * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     kinds = [_short(q_dtype), _short(cache_dtype), *(f"{name}" for name in params)]
     return Case(f"{model} {' '.join(kinds)}", launch, {"_attend": 2 * constants["BLOCK_N"] * token})
+
+
+def chunks(
+    model: str,
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    spans: bool = False,
+    **params: Any,
+) -> Case:
+    """Attention of a chunk."""
+    attention_params = AttentionParams(dim**-0.5, **params)
+    operations: dict[str, float] = {}
+
+    def launch() -> None:
+        q = torch.empty(40, heads, dim, dtype=q_dtype, device=META)
+        kv = _cache(cache_dtype, kv_heads, dim)
+        metadata = chunk_metadata([SequenceMetadata(slice(0, 40), 0, [0, 1, 2], 16)], META)
+        assert metadata is not None
+        sinks = torch.empty(heads, device=META) if attention_params.sinks else None
+        ends = torch.empty(40, dtype=torch.int32, device=META) if spans else None
+        chunk_attention.chunk_attention(
+            q, kv, kv, metadata, attention_params, torch.empty_like(q), sinks, ends
+        )
+        fixed = chunk_attention.constants(  # which depend on the GPU to compile for
+            q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16
+        )
+        if q_dtype != torch.float32:
+            tile = fixed["BLOCK_M"] * fixed["BLOCK_N"] * fixed["BLOCK_D"]
+            operations["_attend_chunks"] = 4.0 * tile
+
+    kinds = [_short(q_dtype), _short(cache_dtype), *params, *(["spans"] if spans else [])]
+    return Case(f"{model} {' '.join(kinds)}", launch, {}, operations)
+
+
+def _cache(dtype: torch.dtype, kv_heads: int, dim: int) -> CachedKV:
+    values = torch.empty(kv_heads, 64, dim, dtype=dtype, device=META)
+    scales = torch.empty(kv_heads, 64, 1, device=META)
+    return ScaledKV(values, scales) if dtype == INT8 else values
 
 
 def latent_attention(
@@ -468,6 +526,17 @@ def cases(generation: int) -> Iterator[Case]:
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
     for kv_dtype in (bf16, INT8) if every else (bf16,):
         yield attention("gpt-oss-20b", bf16, kv_dtype, 64, 8, 64, window=128, sinks=True)
+    yield chunks("Llama-3-8B", bf16, bf16, 32, 8, 128)
+    yield chunks("Llama-3-8B", bf16, FP8, 32, 8, 128)
+    yield chunks("Llama-3-8B", bf16, INT8, 32, 8, 128)
+    yield chunks("Llama-3-8B", fp32, fp32, 32, 8, 128)
+    yield chunks("SmolLM2-135M", fp16, fp16, 9, 3, 64)
+    yield chunks("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
+    if every:
+        yield chunks("gpt-oss-20b", bf16, bf16, 64, 8, 64, window=128, sinks=True)
+        yield chunks("Phi-2", fp16, fp16, 32, 32, 80)
+        yield chunks("ModernBERT", bf16, bf16, 12, 12, 64, window=64, causal=False)
+        yield chunks("Gemma-3-4B", bf16, bf16, 8, 4, 256, spans=True)
     for width in (1024, 4096, 16384) if every else (4096,):
         yield norms(width, bf16)
     yield norms(4096, fp32)
@@ -531,6 +600,12 @@ class Kernel:
     def moved(self) -> float:
         return self.case.moved.get(self.name, 0.0)
 
+    @property
+    def clocks(self) -> float:
+        """Those in which its bytes are read, or its products are taken; 0 if it is not counted."""
+        operations = self.case.multiplied.get(self.name, 0.0)
+        return max(self.moved / BYTES_A_CLOCK, operations / OPERATIONS_A_CLOCK)
+
 
 def compile_cases(cases: Iterable[Case], generation: int) -> Iterator[tuple[Case, Compiled]]:
     """The kernels that each case launches."""
@@ -542,9 +617,9 @@ def compile_cases(cases: Iterable[Case], generation: int) -> Iterator[tuple[Case
 
         with compiled_for(generation, keep):
             case.launch()
-    loops = iter(_loops([kernel for kernel in kernels if kernel.moved], generation))
+    loops = iter(_loops([kernel for kernel in kernels if kernel.clocks], generation))
     for kernel in kernels:
-        counts = kernel.moved and generation == COUNTED
+        counts = kernel.clocks and generation == COUNTED
         yield kernel.case, _measured(kernel, next(loops) if counts else 0)
 
 
@@ -558,7 +633,8 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
     slots = 0.0
     if instructions:
         issued = instructions * binary.metadata.num_warps
-        slots = issued / ISSUED_A_CLOCK / (kernel.moved / BYTES_A_CLOCK)
+        slots = issued / ISSUED_A_CLOCK / kernel.clocks
+    products = re.findall(r"wgmma\.mma_async|tcgen05\.mma", binary.asm["ptx"])
     vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", binary.asm["ptx"]))
     counts = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return Compiled(
@@ -568,6 +644,7 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
         local=counts["LOCAL"],
         shared=binary.metadata.shared,
         asynchronous=len(copies),
+        async_products=len(products),
         moved=kernel.moved,
         narrow=len(re.findall(r"(?:ld|st)\.global\S*\.[bsu](?:8|16)\b", binary.asm["ptx"])),
         vectors=vectors * 16 * 32 * binary.metadata.num_warps,
@@ -638,22 +715,24 @@ def count_instructions(sass: str) -> int:
     return ends[-1] + 1
 
 
-def check(name: str, usage: Compiled) -> list[str]:
+def check(name: str, usage: Compiled, generation: int) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
     if usage.kernel == "_attend_latents" and "int8" in words:
-        max_stack = LATENT_STACK
+        max_stack: float = LATENT_STACK
     else:
         small = words & {"float32", "int8", "fp8"} or usage.kernel in ("_multiply", "_edit")
-        max_stack = SMALL_STACK if small else 0
+        max_stack = SMALL_STACK * SHUFFLED if small else 0
     if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
         wrong.append(f"more than {max_registers} registers a thread")
-    if usage.shared > SHARED_BYTES:
-        wrong.append(f"more than {SHARED_BYTES} bytes of shared memory")
+    wide = usage.kernel == "_attend_chunks" and generation >= 90
+    max_shared = WIDE_SHARED_BYTES if wide else SHARED_BYTES
+    if usage.shared > max_shared:
+        wrong.append(f"more than {max_shared} bytes of shared memory")
     # Scales are single words, and frames that begin in the middle of a vector are read by words.
     vectors = usage.moved * (7 / 8) / (2 if "odd" in words else 1)
     if usage.kernel == "_copy_frame" and usage.vectors < vectors:
@@ -664,12 +743,15 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append("reads less than 16 bytes at a time")
     # Latents of fp8 are not where it is widened by bits, in the order of bytes.
     copies = usage.kernel == "_attend" or (usage.kernel == "_attend_latents" and "fp8" not in words)
+    copies = copies or (usage.kernel == "_attend_chunks" and "float32" not in words)
     if copies and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
+    if wide and not usage.async_products and "float32" not in words:
+        wrong.append("does not multiply asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
     shuffled = usage.kernel in ("_multiply", "_attend_latents") or words & {"int8", "latent"}
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
-        wrong.append("issues too many instructions for the bytes that it reads")
+        wrong.append("issues too many instructions for the bytes or products of its loop")
     return wrong
 
 
@@ -685,7 +767,7 @@ def main(generations: Sequence[int]) -> int:
             ):
                 continue  # it is the same for most
             reported.add((generation, usage))
-            wrong = check(name, usage)
+            wrong = check(name, usage, generation)
             failed = failed or bool(wrong)
             messages = (f"FAILED: {each}" for each in wrong)
             print(generation, f"{name}: {usage}", *messages, sep="  ", flush=True)

@@ -22,6 +22,7 @@ import torch
 
 from tandem.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.kernels.gpu import (
+    chunk_trial,
     decode_trial,
     frame_copy_trial,
     fused_trial,
@@ -54,6 +55,7 @@ GENERATION = 90
 # Their results are kept, also from one model to the next.
 TRIALS = (
     decode_trial.problem,
+    chunk_trial.works,
     quantized_trial.works,
     grouped_experts.works,
     frame_copy_trial._works,

@@ -51,6 +51,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
         ("attend M bfloat16 fp8", {"asynchronous": 0}, ["does not copy keys and values"]),
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
+        ("attend_chunks M bfloat16", {"shared": 227 << 10, "async_products": 4, "slots": 1.7}, []),
+        ("attend_chunks M bfloat16", {"shared": 228 << 10}, ["more than", "does not multiply"]),
         ("copy_frame 128 bf16 in", {}, ["moves less than 16 bytes at a time"]),
         ("copy_frame 128 bf16 in", {"vectors": 64}, []),
         ("copy_frame 128 int8 odd in", {"vectors": 32}, []),
@@ -64,9 +66,9 @@ def test_problems_of_a_kernel_are_reported(
     name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
     good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
-    others = {"narrow": 0, "moved": 64, "vectors": 32, "slots": 0.5}
+    others = {"async_products": 0, "narrow": 0, "moved": 64, "vectors": 32, "slots": 0.5}
     kernel = "_" + name.split()[0]
     usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
-    problems = check(name, usage)
+    problems = check(name, usage, 90)
     assert len(problems) == len(expected)
     assert all(each.startswith(start) for each, start in zip(problems, expected, strict=True))

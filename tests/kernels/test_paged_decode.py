@@ -6,11 +6,10 @@ Without Triton, as beside some builds of torch, they are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,20 +24,23 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.gpu.decode_trial import largest_error, limit
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.cache import write_cache, write_kv
-from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
+from tandem.kernels.scaled import INT8, ScaledKV
+from tandem.tests.kernels.paged_cache import (
+    DEVICE,
+    FP8,
+    INTERPRETED,
+    NOT_NUMBERS,
+    TOLERANCE,
+    poisoned_cache,
+)
 from tandem.tests.support.extent import selected
 
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import paged_decode as kernels
 from tandem.kernels.gpu.paged_decode import paged_decode
+from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
-# Otherwise tests/conftest.py makes Triton interpret them.
-INTERPRETED = not torch.cuda.is_available()
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-FP8 = torch.float8_e4m3fn
-# Of the result, by the type in which products are taken.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 KINDS = [
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),
@@ -68,66 +70,15 @@ CASES = selected(
     full=[(kind, window, cap) for kind in KINDS for window in WINDOWS for cap in (None, CAP)],
 )
 BLOCK, BLOCKS = 4, 600
-# numpy's warnings, which interprets the kernels.
-NOT_NUMBERS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 
 @pytest.fixture(autouse=True)
-def interpreted_as_a_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use float32, because Triton's interpreter multiplies the bits of bfloat16; NaN of fp8, which
-    it takes for 480; and any order of programs."""
+def interpreted_as_a_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     if INTERPRETED:
         # So few that each program attends to several splits.
         monkeypatch.setattr(kernels, "processors", lambda _: 5)
-        import triton.language as tl
-        from triton.runtime.interpreter import InterpreterBuilder
-
-        dot = InterpreterBuilder.create_dot
-
-        def wide(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-            narrow = tl.bfloat16
-            a, b = (
-                self.create_fp_ext(x, tl.float32) if x.dtype.scalar == narrow else x for x in (a, b)
-            )
-            return dot(self, a, b, *rest)
-
-        cast = InterpreterBuilder.create_fp_to_fp
-
-        def with_nan(self: Any, source: Any, *rest: Any) -> Any:
-            result = cast(self, source, *rest)
-            if source.dtype.scalar == tl.float8e4nv:
-                result.data[(source.data & 0x7F) == 0x7F] = np.nan
-            return result
-
-        grid, program = InterpreterBuilder.set_grid_dim, InterpreterBuilder.set_grid_idx
-        order: list[int] = []
-
-        def any_order(self: Any, programs: int, *rest: int) -> None:
-            order[:] = torch.randperm(programs).tolist()
-            grid(self, programs, *rest)
-
-        monkeypatch.setattr(InterpreterBuilder, "set_grid_dim", any_order)
-        monkeypatch.setattr(
-            InterpreterBuilder,
-            "set_grid_idx",
-            lambda self, x, *rest: program(self, order[x], *rest),
-        )
-        monkeypatch.setattr(InterpreterBuilder, "create_dot", wide)
-        monkeypatch.setattr(InterpreterBuilder, "create_fp_to_fp", with_nan)
-    yield
-
-
-def poisoned_case(
-    shape: tuple[int, ...], dtype: torch.dtype, whole_scale: float | None = None
-) -> CachedKV:
-    """A cache that nothing was written to."""
-    if whole_scale is not None:
-        return TensorScaledKV(torch.full(shape, torch.nan, device=DEVICE).to(dtype), whole_scale)
-    if dtype != INT8:
-        return torch.full(shape, torch.nan, device=DEVICE).to(dtype)
-    scales = torch.full((*shape[:-1], 1), torch.nan, device=DEVICE)
-    return ScaledKV(torch.full(shape, 77, dtype=INT8, device=DEVICE), scales)
+        interpret_as_a_gpu_computes(monkeypatch)
 
 
 class PagedCase:
@@ -145,7 +96,7 @@ class PagedCase:
     ) -> None:
         q_dtype, dtype = kind
         shape = (kv, BLOCKS * BLOCK, dim)
-        self.keys, self.values = (poisoned_case(shape, dtype, scale) for scale in whole_scales)
+        self.keys, self.values = (poisoned_cache(shape, dtype, scale) for scale in whole_scales)
         free = torch.randperm(BLOCKS).tolist()
         self.contexts = []
         for row, length in enumerate(lengths):

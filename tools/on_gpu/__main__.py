@@ -125,6 +125,7 @@ def benchmark(
 
 _KERNELS = (
     "tests/kernels/test_paged_decode.py",
+    "tests/kernels/test_chunk_attention.py",
     "tests/kernels/test_quantized_on_gpu.py",
     "tests/kernels/test_experts_on_gpu.py",
     "tests/kernels/test_scaled_linear.py",
@@ -185,7 +186,7 @@ PARTS = (
         seconds=90,
     ),
     benchmark(
-        "attention", "benchmarks.node.gpu_attention", "triton", seconds=60, probes=("triton",)
+        "attention", "benchmarks.node.gpu_attention", "triton", seconds=80, probes=("triton",)
     ),
     tests(
         "sanitizer",

@@ -259,10 +259,11 @@ def lacks_memory(error: Exception) -> bool:
 def runner_of(
     model: Decoder, cache: KVCache, tp: TensorParallel, limits: SlotLimits
 ) -> ModelRunner:
-    """A runner, which decodes in batches if the device supports it."""
+    """A runner, which attends for sequences in batches if the device supports it."""
     slots = Slots(limits, cache.device)
     with torch.inference_mode():
         model.prepare_ropes(cache.kv)
         sampler = sampler_for(model.spec.vocab_size, slots.last_tokens)
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
+        model.prepare_batched_chunks(cache.kv, cache.block_size)
     return ModelRunner(model, cache, sampler, tp, slots, batched_decode=batched)

@@ -70,8 +70,8 @@ class Attention(Part):
             and spec.qk_norm is not QKNorm.ROTATED_HEAD
             and spec.query_scale is None
         )
-        # Set once a kernel for all decoding rows has been prepared.
-        self.batched_decode = False
+        # Set once a kernel for all decoding rows, or all chunks, has been prepared.
+        self.batched_decode = self.batched_chunks = False
 
     def project(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
@@ -113,7 +113,9 @@ class Attention(Part):
     ) -> torch.Tensor:
         """Attention before the output projection, [T, H D]."""
         ((keys, values),) = memories
-        metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
+        metadata = batch.attention.batched_for(
+            decodes=self.batched_decode, chunks=self.batched_chunks
+        )
         if batch.biases is not None:
             out = self.operators.biased_attention(
                 q, keys, values, metadata, self.params, batch.biases

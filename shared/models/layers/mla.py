@@ -65,7 +65,7 @@ class LatentAttention(Part):
         ((latents,),) = memories
         k_up, v_up = self.kv_up.halves
         scale = self.spec.softmax_scale
-        metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
+        metadata = batch.attention.batched_for(decodes=self.batched_decode, chunks=False)
         out = self.operators.latent_attention(q, latents, k_up, v_up, metadata, scale)
         return self.o(out.reshape(q.shape[0], -1))
 

@@ -130,10 +130,13 @@ def test_no_attention_writes_all_scores_out(
 
 @FORMATS
 @pytest.mark.parametrize("device", GPU)
-def test_decode_is_batched(tmp_path: Path, dtype: str, kv_dtype: str, device: str) -> None:
+def test_decode_and_chunks_are_batched(
+    tmp_path: Path, dtype: str, kv_dtype: str, device: str
+) -> None:
     runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kv_dtype)
     assert runner.batched_decode
-    assert all(layer.attention.batched_decode for layer in runner.model.layers)
+    for layer in runner.model.layers:
+        assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernels, uploads and host waits of a decode step on a GPU, counted without one.
+"""Kernels, uploads and host waits of steps on a GPU, counted without one.
 
 Tensors are on torch's ``meta`` device, so the code takes a GPU's branches and computes nothing.
 Triton's kernels are not launched, but counted. The figures below are ceilings: work that makes a
@@ -8,7 +8,7 @@ step cheaper lowers them. Without Triton the tests are skipped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,8 +20,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tandem.kernels.attention_metadata import AttentionConfig, AttentionParams, DecodeMetadata
-from tandem.kernels.gpu import decode_trial, fused_trial, grouped_experts, latent_trial
+from tandem.kernels.attention_metadata import (
+    AttentionConfig,
+    AttentionParams,
+    ChunkMetadata,
+    DecodeMetadata,
+)
+from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, grouped_experts, latent_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
@@ -135,18 +140,47 @@ class OnGpu(GpuOperators):
     ) -> None:
         """``paged_decode``, whose launches are recorded."""
         kernels = pytest.importorskip("tandem.kernels.gpu.paged_decode")
+        with self._launches(kernels._attend):
+            kernels.paged_decode(q_THD, keys_KND, values_KND, rows, params, out_THD, sinks_H)
 
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        return True
+
+    def chunk_kernel(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
+        chunks: ChunkMetadata,
+        params: AttentionParams,
+        out_THD: torch.Tensor,
+        sinks_H: torch.Tensor | None = None,
+    ) -> None:
+        """``chunk_attention``, whose launches are recorded."""
+        kernels = pytest.importorskip("tandem.kernels.gpu.chunk_attention")
+        with self._launches(kernels._attend_chunks):
+            kernels.chunk_attention(q_THD, keys_KND, values_KND, chunks, params, out_THD, sinks_H)
+
+    @contextmanager
+    def _launches(self, of: Any) -> Iterator[None]:
         def launch(kernel: Any, *_: Any, **__: Any) -> None:
             self.work.kernels.append(kernel.fn.__name__)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(kernels._attend), "run", launch)
-            kernels.paged_decode(q_THD, keys_KND, values_KND, rows, params, out_THD, sinks_H)
+            patch.setattr(type(of), "run", launch)
+            yield
 
 
 def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
     """The work of a forward pass and head over rows that decode, and how many kernels had been
     launched when each layer had written its KV."""
+    return step(folder, kv_dtype, [(40, 1)] * rows)
+
+
+def step(
+    folder: Path, kv_dtype: str, sequences: Sequence[tuple[int, int]]
+) -> tuple[DeviceWork, list[int]]:
+    """The same over sequences with a first position and rows each."""
     work, marks = DeviceWork(), list[int]()
     with launches_counted(work):
         runner = build_runner(
@@ -160,14 +194,17 @@ def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork,
         )
         assert runner.batched_decode
         work.kernels.clear()  # those of trials
-        steps = [SequenceStep(i, [5], 40, [4 * i + j for j in range(4)], True) for i in range(rows)]
+        steps = [
+            SequenceStep(i, [5] * rows, start, [4 * i + j for j in range(4)], True)
+            for i, (start, rows) in enumerate(sequences)
+        ]
         with torch.inference_mode(), Uploads(work), Recorder(work):
             batch = runner.inputs.batch(steps)
             hidden = runner.model.forward(
                 batch, runner.cache.kv, lambda _: marks.append(len(work.kernels))
             )
             logits = runner.model.logits(hidden)
-    assert logits is not None and logits.shape[0] == rows
+    assert logits is not None and logits.shape[0] == len(sequences)
     return work, marks
 
 
@@ -210,6 +247,19 @@ def test_kernels_of_a_decode_step(
     windows = 2 if name == "gemma2" else 1
     assert (attention["_list_splits"], attention["_attend"]) == (windows, len(marks))
     assert work.uploads == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "mistral"])
+def test_chunks_take_as_many_launches_however_many_there_are(model_root: Path, name: str) -> None:
+    """And no layer uploads anything: gemma2 has more kinds of layers than qwen3."""
+    folder = tiny_models.cached(name, model_root)
+    chunk, decode = (7, 9), (40, 1)
+    steps = [step(folder, "auto", each) for each in ([chunk], [chunk] * 5, [chunk, decode] * 3)]
+    one, many, mixed = (work for work, _ in steps)
+    (_, marks), *_ = steps
+    assert one.kernels == many.kernels and one.kernels.count("_attend_chunks") == len(marks)
+    assert mixed.kernels.count("_attend_chunks") == mixed.kernels.count("_attend") == len(marks)
+    assert one.uploads == many.uploads == mixed.uploads == 1
 
 
 def test_experts_take_as_many_launches_however_many_there_are(
@@ -303,6 +353,7 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
 
     monkeypatch.setattr(decode_trial, "works", lambda config, **_: True)
     monkeypatch.setattr(sampler_choice, "works", lambda *_: True)
+    monkeypatch.setattr(chunk_trial, "works", lambda config: True)
     cudnn: list[bool] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
     folder = tiny_models.cached("gemma2", model_root)
@@ -312,7 +363,8 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     assert isinstance(runner.model.place.operators, GpuOperators)
     assert isinstance(runner.sampler, GpuSampler)
     assert runner.batched_decode
-    assert all(layer.attention.batched_decode for layer in runner.model.layers)
+    for layer in runner.model.layers:
+        assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
     assert cudnn == [False]
 
 

@@ -179,7 +179,8 @@ def test_the_predictions_are_those_of_figures_that_are_measured() -> None:
     }
     others = {"copy on the GPU, read and written", "bfloat16 product of 8192 x 8192"}
     others.add(gpu_predictions.CARRIER)
-    others |= {f"{gpu_predictions.ATTENTION}, {name}" for name in ("bf16", "fp8", "int8")}
+    for kind in (gpu_predictions.ATTENTION, gpu_predictions.CHUNKS):
+        others |= {f"{kind}, {name}" for name in ("bf16", "fp8", "int8")}
     assert set(gpu_predictions.PREDICTIONS) - covered == others
 
 

@@ -1,0 +1,98 @@
+"""The paged cache as Triton kernels read it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.target_info import current_target
+
+from ..attention_metadata import AttentionParams
+from ..fp8 import indexable
+from ..scaled import CachedKV, ScaledKV, TensorScaledKV
+from .code_numbers import INTERPRETED, fours, two
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def converts_fp8() -> bool:
+    """True if the GPU to compile for converts e4m3 to fp16: NVIDIA GPUs since sm_89, in two
+    instructions for four values."""
+    target = current_target()
+    return target is not None and target.backend == "cuda" and target.arch >= 89
+
+
+def parts(cached: CachedKV) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and their scales. Without scales, the values twice; the second is never read."""
+    if isinstance(cached, ScaledKV):
+        return cached.values, cached.scales
+    values = indexable(cached.values if isinstance(cached, TensorScaledKV) else cached)
+    return values, values
+
+
+def whole_scale(cached: CachedKV) -> float:
+    """The one scale of all values."""
+    return cached.scale if isinstance(cached, TensorScaledKV) else 1.0
+
+
+def factors(params: AttentionParams, key_scale: float) -> tuple[float, float]:
+    """The factor of products and the soft cap, for exponentials to base 2.
+
+    ``cap * tanh(score / cap)`` is ``cap - 2 * cap / (exp(2 * score / cap) + 1)``.
+    """
+    scale = params.scale * key_scale * LOG2_E.value
+    if params.soft_cap is None:
+        return scale, 0.0
+    return 2 * scale / params.soft_cap, params.soft_cap * LOG2_E.value
+
+
+@triton.jit
+def widened(code: tl.tensor) -> tl.tensor:
+    """Widen e4m3 through the bits of a float16 256 times smaller."""
+    code = code.to(tl.uint16)
+    half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
+    wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((code & 0x7F) == 0x7F, float("nan"), wide)
+
+
+@triton.jit
+def from_int8(words: tl.tensor) -> tl.tensor:
+    """Convert the four int8 codes of each word to float16, [tokens, words] to [tokens, 4 words], by
+    the bits of 1024 plus a code from 0 to 255: a GPU converts integers at a quarter of its rate.
+    Words, because Triton would bring int8 into the tensor cores' order byte by byte."""
+    codes = words ^ -0x7F7F7F80
+    magic = tl.full(codes.shape, 0x64646464, tl.int32)
+    lower = fours(codes, magic, tl.full(codes.shape, 0x4140, tl.int32))
+    upper = fours(codes, magic, tl.full(codes.shape, 0x4342, tl.int32))
+    pairs = tl.join(two(lower, tl.float16), two(upper, tl.float16)) - 1152.0
+    return pairs.permute(0, 1, 3, 2).reshape(codes.shape[0], 4 * codes.shape[1])
+
+
+@triton.jit
+def from_fp8(words: tl.tensor) -> tl.tensor:
+    """Convert the four e4m3 codes of each word to float16, [tokens, words] to [tokens, 4 words].
+    Words, because Triton would bring e4m3 into the tensor cores' order byte by byte."""
+    if INTERPRETED:
+        lower = tl.join(_byte_from_fp8(words, 0), _byte_from_fp8(words, 1))
+        upper = tl.join(_byte_from_fp8(words, 2), _byte_from_fp8(words, 3))
+    else:
+        lower, upper = tl.inline_asm_elementwise(
+            """{ .reg .b16 low, high;
+                 mov.b32 {low, high}, $2;
+                 cvt.rn.f16x2.e4m3x2 $0, low;
+                 cvt.rn.f16x2.e4m3x2 $1, high; }""",
+            "=r,=r,r",
+            [words],
+            (tl.int32, tl.int32),
+            True,
+            1,
+        )
+        lower, upper = two(lower, tl.float16), two(upper, tl.float16)
+    pairs = tl.join(lower, upper)
+    return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
+
+
+@triton.jit
+def _byte_from_fp8(words: tl.tensor, PLACE: tl.constexpr) -> tl.tensor:
+    code = (words >> 8 * PLACE & 0xFF).to(tl.uint8)
+    return code.to(tl.float8e4nv, bitcast=True).to(tl.float16)

@@ -1,0 +1,300 @@
+"""Triton attention of chunks over the paged cache, all chunks of a step in one launch.
+
+    q [T, H, D]   keys, values [K, N, D]   ->   out [T, H, D], whose rows of chunks are filled
+
+The G query heads of a KV head make one tile with as many rows of a chunk as fit ``BLOCK_M``; a
+program attends with one tile. It finds its chunk itself, so that one list of chunks serves kernels
+with tiles of any size. Blocks of tokens are attended one after the other, with the running maximum
+and sum of each row (Dao et al. 2022, "FlashAttention"). Scores and sums are fp32; products are in
+the cache's dtype, or in q's if the cache has one byte a value, as in ``paged_decode.py``.
+
+T rows of a step, C chunks, H query heads, K KV heads, G = H / K, D head dimension, N slots of the
+cache. Strides are counted in heads, so that Triton compiles one kernel for all strides and knows
+that they are multiples of D.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.target_info import current_target
+
+from ..attention_metadata import AttentionParams, ChunkMetadata
+from ..fp8 import FP8
+from ..scaled import INT8, CachedKV
+from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
+
+# The fewest rows or columns of a tensor core's product.
+_MIN_DOT = 16
+# Values of a block of keys, and of the sums of a tile's rows, which are in registers. float32 is
+# multiplied without tensor cores, from registers.
+_BLOCK_VALUES, _BLOCK_VALUES_FP32 = 8 << 10, 4 << 10
+_TILE_VALUES, _TILE_VALUES_FP32 = 16 << 10, 8 << 10
+_MAX_M, _MAX_M_FP32 = 128, 32
+_MAX_N, _MAX_N_FP32 = 128, 32
+# Lower than every score, and finite, so that its difference from itself is zero.
+_LOWEST = tl.constexpr(-3.4e38)
+# What a share of the values is at most in fp16, whose smallest is then 2e-12 of it.
+_FP16_SHARE = tl.constexpr(32768.0)
+_WARPS = 8
+
+
+def constants(
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    params: AttentionParams,
+    block_size: int,
+) -> dict[str, Any]:
+    """Compile-time constants of ``_attend_chunks``, and its options of compilation."""
+    block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
+    group = heads // kv_heads
+    if q_dtype == torch.float32:
+        rows = min(_MAX_M_FP32, _TILE_VALUES_FP32 // block_d)
+        tokens = min(_MAX_N_FP32, _BLOCK_VALUES_FP32 // block_d)
+    else:
+        rows, tokens = _TILE_VALUES // block_d, min(_MAX_N, _BLOCK_VALUES // block_d)
+        if _is_wide():
+            rows *= 2 if cache_dtype.itemsize == 2 else 1
+        elif cache_dtype.itemsize == 1:
+            rows //= 2  # codes are widened in registers
+        rows = min(_MAX_M, rows)
+    return {
+        "WINDOW": params.window or 0,
+        "CAUSAL": params.causal,
+        "HAS_CAP": params.soft_cap is not None,
+        "HAS_SINKS": params.sinks,
+        "BLOCK_SIZE": block_size,
+        "GROUP": group,
+        "BLOCK_M": max(_MIN_DOT, rows, triton.next_power_of_2(group)),
+        "BLOCK_N": max(_MIN_DOT, tokens),
+        "HEAD_DIM": dim,
+        "BLOCK_D": block_d,
+        "IS_FP8": cache_dtype == FP8,
+        "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
+        "IS_INT8": cache_dtype == INT8,
+        "num_warps": _WARPS,
+        "num_stages": 1 if q_dtype == torch.float32 else 2,
+    }
+
+
+def _is_wide() -> bool:
+    """True if the GPU to compile for has over 200 KiB of shared memory for a program: NVIDIA's
+    since sm_90, except consumers'."""
+    target = current_target()
+    return target is not None and target.backend == "cuda" and 90 <= target.arch < 120
+
+
+def chunk_attention(
+    q_THD: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
+    chunks: ChunkMetadata,
+    params: AttentionParams,
+    out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
+    span_ends_T: torch.Tensor | None = None,
+) -> None:
+    """Fill the chunks' rows of ``out``.
+
+    ``sinks`` are fp32 scores, if ``params`` has them. Rows with one of ``span_ends``, int32, also
+    attend to later tokens of their chunk, those at positions below it: the tokens of an image see
+    each other.
+    """
+    assert params.sinks == (sinks_H is not None) and params.scale > 0
+    assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
+    assert span_ends_T is None or (span_ends_T.dtype == torch.int32 and params.causal)
+    keys, key_scales = parts(keys_KND)
+    values, value_scales = parts(values_KND)
+    heads, dim = q_THD.shape[1:]
+    kv_heads, count = keys.shape[0], len(chunks.chunks)
+    assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
+    assert keys.shape[2] == dim and heads % kv_heads == 0, (q_THD.shape, keys.shape)
+    assert key_scales.is_contiguous() and value_scales.is_contiguous()
+    assert chunks.chunks.dtype == chunks.tables.dtype == torch.int32
+    if keys.dtype == INT8:  # read in words
+        keys, values = keys.view(torch.int32), values.view(torch.int32)
+    q_THD = q_THD if keys_KND.dtype.itemsize == 1 else q_THD.to(keys_KND.dtype)
+    assert out_THD.shape == q_THD.shape
+    for each in (q_THD, out_THD):
+        assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
+    fixed = constants(q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, params, chunks.block_size)
+    # As many as there may be, however the rows are divided between chunks.
+    row_blocks = len(q_THD) // (fixed["BLOCK_M"] // fixed["GROUP"]) + count
+    _attend_chunks[(kv_heads, row_blocks)](
+        q_THD,
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        chunks.chunks,
+        chunks.tables,
+        chunks.chunks if sinks_H is None else sinks_H,
+        chunks.chunks if span_ends_T is None else span_ends_T,
+        out_THD,
+        *factors(params, whole_scale(keys_KND)),
+        whole_scale(values_KND),
+        count,
+        chunks.tables.stride(0),
+        q_THD.stride(0) // dim,
+        out_THD.stride(0) // dim,
+        keys.shape[1],
+        HAS_SPANS=span_ends_T is not None,
+        **fixed,
+    )
+
+
+@triton.jit(do_not_specialize=["count", "table_stride", "q_row", "out_row", "slots"])
+def _attend_chunks(
+    q_THD: tl.tensor,
+    keys_KND: tl.tensor,
+    values_KND: tl.tensor,
+    key_scales_KN: tl.tensor,
+    value_scales_KN: tl.tensor,
+    chunks: tl.tensor,
+    tables: tl.tensor,
+    sinks_H: tl.tensor,
+    span_ends_T: tl.tensor,
+    out_THD: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    value_scale: tl.tensor,
+    count: tl.tensor,
+    table_stride: tl.tensor,
+    q_row: tl.tensor,
+    out_row: tl.tensor,
+    slots: tl.tensor,
+    WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_SPANS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    CONVERTS_FP8: tl.constexpr,
+    IS_INT8: tl.constexpr,
+) -> None:
+    """Attend with some rows of one chunk, for the query heads of one KV head."""
+    ROWS: tl.constexpr = BLOCK_M // GROUP
+    # The last rows of a chunk see most tokens and begin first.
+    kv_head, number = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    # Chunk c has the row blocks from (its first row) // ROWS + c on.
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(chunks + middle * 4) // ROWS + middle <= number:
+            low = middle
+        else:
+            high = middle
+    entry = chunks + low * 4
+    first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
+    table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
+    first = (number - first_row // ROWS - low) * ROWS
+    if first >= 0 and first < num_rows:
+        offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        real = first + offs_m // GROUP < num_rows
+        if BLOCK_M % GROUP != 0:
+            real = real & (offs_m < ROWS * GROUP)
+        # Rows that are not there are as the last.
+        of_chunk = tl.minimum(first + offs_m // GROUP, num_rows - 1)
+        row, position = first_row.to(tl.int64) + of_chunk, start + of_chunk
+        head = kv_head * GROUP + offs_m % GROUP
+        length = start + num_rows
+        # The tokens that each row sees, and those that all see.
+        seen_from = tl.maximum(position - WINDOW + 1, 0) if WINDOW else tl.zeros_like(position)
+        if CAUSAL:
+            seen_to = position + 1
+        elif WINDOW:
+            seen_to = tl.minimum(position + WINDOW, length)
+        else:
+            seen_to = tl.zeros_like(position) + length
+        if HAS_SPANS:
+            seen_to = tl.maximum(seen_to, tl.minimum(tl.load(span_ends_T + row), length))
+        begin, end = tl.min(seen_from, axis=0), tl.max(seen_to, axis=0)
+        all_from, all_to = tl.max(seen_from, axis=0), tl.min(seen_to, axis=0)
+        q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
+        q_offs = (row * q_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
+        q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
+        if (CONVERTS_FP8 or IS_INT8) and q.dtype == tl.bfloat16:
+            # fp16 has a smaller range than bfloat16, so each row is divided by its largest value.
+            wide = q.to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
+            q = (wide / largest[:, None]).to(tl.float16)
+            scales = scale * largest
+        else:
+            scales = tl.zeros([BLOCK_M], tl.float32) + scale
+        m_i = tl.full([BLOCK_M], _LOWEST, tl.float32)
+        l_i = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        widest = 1e-30
+        first_slot = kv_head.to(tl.int64) * slots
+        for tile in range(begin, end, BLOCK_N):
+            token = tile + tl.arange(0, BLOCK_N)
+            there = tl.minimum(token, end - 1)
+            block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
+            slot = first_slot + block * BLOCK_SIZE + there % BLOCK_SIZE
+            if IS_INT8:  # in words of four
+                offs_w = tl.arange(0, BLOCK_D // 4)
+                place = slot[:, None] * (HEAD_DIM // 4) + offs_w[None, :]
+                kv_mask = (offs_w < HEAD_DIM // 4)[None, :]
+            else:
+                place = slot[:, None] * HEAD_DIM + offs_d[None, :]
+                kv_mask = (offs_d < HEAD_DIM)[None, :]
+            k = tl.load(keys_KND + place, mask=kv_mask, other=0)
+            v = tl.load(values_KND + place, mask=kv_mask, other=0)
+            if CONVERTS_FP8:
+                k = k.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
+                v = v.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
+            elif IS_FP8:
+                k = widened(k).to(q.dtype)
+                v = widened(v).to(q.dtype)
+            elif IS_INT8:
+                k = from_int8(k).to(q.dtype)
+                v = from_int8(v).to(q.dtype)
+            qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+            if IS_INT8:
+                qk = qk * tl.load(key_scales_KN + slot)[None, :]
+            if HAS_CAP:
+                qk = cap - 2 * cap / (tl.exp2(qk * scales[:, None]) + 1)
+            if tile < all_from or tile + BLOCK_N > all_to:
+                seen = (token[None, :] >= seen_from[:, None]) & (token[None, :] < seen_to[:, None])
+                qk = tl.where(seen, qk, float("-inf"))
+            if HAS_CAP:
+                m_new = tl.maximum(m_i, tl.max(qk, axis=1))
+                p = tl.exp2(qk - m_new[:, None])
+            else:
+                m_new = tl.maximum(m_i, tl.max(qk, axis=1) * scales)
+                p = tl.exp2(qk * scales[:, None] - m_new[:, None])
+            alpha = tl.exp2(m_i - m_new)
+            l_i = l_i * alpha + tl.sum(p, axis=1)
+            if IS_INT8:
+                # Sums are relative to the largest scale up to here, so that products fit fp16.
+                scale_v = tl.load(value_scales_KN + slot)
+                wider = tl.maximum(widest, tl.max(scale_v, axis=0))
+                p = p * (scale_v * (_FP16_SHARE / wider))[None, :]
+                alpha = alpha * (widest / wider)
+                widest = wider
+            acc = acc * alpha[:, None]
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+            m_i = m_new
+        if HAS_SINKS:
+            sink = tl.load(sinks_H + head) * LOG2_E
+            m_new = tl.maximum(m_i, sink)
+            alpha = tl.exp2(m_i - m_new)
+            l_i = l_i * alpha + tl.exp2(sink - m_new)
+            acc = acc * alpha[:, None]
+        out_offs = (row * out_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
+        if IS_INT8:
+            value_scale = widest / _FP16_SHARE
+        out = acc / l_i[:, None] * value_scale
+        tl.store(out_THD + out_offs, out.to(out_THD.dtype.element_ty), mask=q_mask)

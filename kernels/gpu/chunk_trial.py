@@ -1,0 +1,74 @@
+"""Trial of the Triton kernel for chunks, before it is used; see ``decode_trial.py``."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from ..attention_metadata import (
+    AttentionConfig,
+    AttentionParams,
+    ChunkMetadata,
+    SequenceMetadata,
+    chunk_metadata,
+)
+from ..reference.attention import paged_attention
+from ..scaled import CachedKV
+from . import trials
+from .decode_trial import cached_as, limit
+
+# Of each chunk: the position of its first row, and its rows.
+_CHUNKS = ((0, 37), (300, 3), (150, 70))
+
+
+def triton_chunks(
+    q_THD: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
+    chunks: ChunkMetadata,
+    params: AttentionParams,
+    out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
+) -> None:
+    """``chunk_attention``, importing Triton on demand."""
+    from .chunk_attention import chunk_attention
+
+    chunk_attention(q_THD, keys_KND, values_KND, chunks, params, out_THD, sinks_H)
+
+
+@cache
+def works(config: AttentionConfig) -> bool:
+    """True if the kernel compiles and is correct on this GPU. Logs why not."""
+    if config.device.type == "cpu":
+        return False
+    return trials.passes(
+        lambda: trials.too_far(largest_error(config), limit(config)),
+        "torch attends for chunks one by one, because Triton cannot be used here",
+    )
+
+
+def largest_error(config: AttentionConfig) -> float:
+    """The largest difference from the reference."""
+    size, device, random = config.block_size, config.device, torch.Generator().manual_seed(0)
+    blocks = list(range(-(-max(start + rows for start, rows in _CHUNKS) // size)))[::-1]
+    cached = (2, config.kv_heads, len(blocks) * size, config.dim)
+    keys, values = (
+        cached_as(each.to(device), config.cache_dtype)
+        for each in torch.randn(cached, generator=random)
+    )
+    sequences, end = list[SequenceMetadata](), 0
+    for start, rows in _CHUNKS:
+        sequences.append(SequenceMetadata(slice(end, end + rows), start, blocks, size))
+        end += rows
+    q_THD = torch.randn(end, config.heads, config.dim, generator=random).to(device, config.dtype)
+    sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
+    sinks_H = None if sinks_H is None else sinks_H.to(device)
+    chunks = chunk_metadata(sequences, device)
+    assert chunks is not None
+    actual = torch.full_like(q_THD, torch.nan)
+    triton_chunks(q_THD, keys, values, chunks, config.params, actual, sinks_H)
+    if device.type == "meta":  # nothing is computed there
+        return 0.0
+    expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
+    return float((actual.float() - expected.float()).abs().nan_to_num(torch.inf).max())

@@ -1,0 +1,80 @@
+"""Whole models with one launch for the chunks of a step, as Triton interprets it. On a GPU,
+test_on_device.py computes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.attention_metadata import AttentionConfig, SequenceMetadata, chunk_metadata
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.operators import Operators
+from tandem.shared.engine.plan import SequenceStep
+from tandem.tests.support.batches import build_batch
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.runners import build_runner
+
+pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("Triton does not interpret here", allow_module_level=True)
+
+from tandem.kernels.gpu import chunk_attention as kernels
+
+
+def test_of_each_chunk_there_are_its_rows_its_table_and_where_it_begins() -> None:
+    cpu = torch.device("cpu")
+    sequences = [
+        SequenceMetadata(slice(0, 5), 4, [7, 3, 5, 99], 4),
+        SequenceMetadata(slice(5, 6), 9, [1, 2, 6], 4),
+        SequenceMetadata(slice(6, 8), 0, [8], 4),
+    ]
+    chunks = chunk_metadata(sequences, cpu)
+    assert chunks is not None
+    assert chunks.chunks.tolist() == [[0, 5, 0, 4], [6, 2, 1, 0]]
+    assert chunks.tables.tolist() == [[7, 3, 5], [8, 0, 0]]
+    assert (chunks.tables.dtype, chunks.num_rows, chunks.block_size) == (torch.int32, 7, 4)
+    assert chunk_metadata(sequences[1:2], cpu) is None
+
+
+class WithChunks(GpuOperators):
+    """Operators of a GPU, of which a CPU has the kernel for chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+
+    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        return config.params.soft_cap is None or config.params.window is None
+
+    def chunk_kernel(self, *arguments: Any, **sinks: Any) -> None:
+        self.launches += 1
+        kernels.chunk_attention(*arguments, **sinks)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "modernbert", "embedding_gemma"])
+def test_a_model_gives_the_same_with_one_launch_for_its_chunks(name: str, tmp_path: Path) -> None:
+    """Also if only some of its layers have a kernel, as gemma2's without a window here."""
+    folder, states, launches = tiny_models.cached(name, tmp_path), [], WithChunks()
+    for operators in (Operators(), launches):
+        runner = build_runner(
+            folder, dtype="float32", block_size=4, num_blocks=16, operators=operators
+        )
+        steps = [
+            SequenceStep(0, list(range(5, 14)), 0, [7, 2, 9], True),
+            SequenceStep(1, [3], 0, [1], True),
+            SequenceStep(2, list(range(30, 35)), 0, [0, 4], True),
+        ]
+        with torch.inference_mode():
+            batch = build_batch(steps, 4, torch.device("cpu"), list(range(15)))
+            chunks = chunk_metadata(batch.attention.sequences, torch.device("cpu"))
+            batch = replace(batch, attention=replace(batch.attention, chunks=chunks))
+            states.append(runner.model.forward(batch, runner.cache.kv))
+    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
+    layers = [layer.attention for layer in runner.model.layers]
+    batched = [getattr(layer, "batched_chunks", False) for layer in layers]
+    assert launches.launches == sum(batched) > 0
+    assert all(batched) == (name != "gemma2")
