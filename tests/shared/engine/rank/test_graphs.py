@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.gpu import decode_trial, fused_trial, step_inputs_trial
+from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, step_inputs_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.engine.plan import (
     PLACEHOLDER,
@@ -21,8 +21,10 @@ from tandem.shared.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.graphs import graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.engine.rank.step_inputs import StepInputs
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -34,12 +36,18 @@ from tandem.tests.support.graph_emulator import CaptureError, emulated_capture
 
 BLOCK = 4
 MAX_ROWS = 3
+PARAMS = (
+    RankSampling(temperature=0.0),
+    RankSampling(temperature=0.8, top_p=0.9),
+    RankSampling(temperature=1.0, top_k=20, frequency_penalty=0.5),
+)
 TRIALS = (
     (decode_trial, "works"),
     (fused_trial, "norm_works"),
     (fused_trial, "activation_works"),
     (fused_trial, "rope_works"),
     (step_inputs_trial, "works"),
+    (chunk_trial, "works"),
 )
 
 
@@ -49,6 +57,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in TRIALS:
         monkeypatch.setattr(module, name, lambda *_, **__: True)
     monkeypatch.setattr(paged_decode, "processors", lambda device: 1)  # programs are slow here
+    monkeypatch.setattr(StepInputs, "_on_cpu", StepInputs._on_gpu)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +66,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def runner_of(folder: Path) -> ModelRunner:
-    return build_runner(
+    """A runner on a CPU that computes all of a step as on a GPU."""
+    runner = build_runner(
         folder, dtype="float32", block_size=BLOCK, num_blocks=64, operators=GpuOperators()
     )
+    runner.slots.tables = torch.zeros_like(runner.slots.tables)  # no longer the host's
+    runner.sampler = GpuSampler(runner.model.spec.vocab_size, runner.slots.last_tokens)
+    return runner
 
 
 def test_sizes_of_graphs() -> None:
@@ -92,7 +105,7 @@ class Streams:
             room = MAX_ROWS + 1 - len(self.lengths)
             new = [self._new() for _ in range(min(room, self.random.choice((0, 0, 0, 0, 1, 3))))]
             rows = [self._row(each, prompt=each in new) for each in self.lengths]
-            specs = [SamplerSpec(each, RankSampling(temperature=0.0), 0) for each in new]
+            specs = [SamplerSpec(each, PARAMS[each % len(PARAMS)], each) for each in new]
             yield StepPlan(self.step, rows, specs, removed, ahead=self.step > 1)
 
     def _new(self) -> int:
@@ -131,6 +144,19 @@ def test_a_replay_is_what_its_kernels_give_alone(folder: Path, seed: int) -> Non
         for component, other in zip(mine, theirs, strict=True):
             assert isinstance(component, torch.Tensor) and isinstance(other, torch.Tensor)
             assert torch.equal(component, other), "padding was written to the cache"
+
+
+def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks beside decoding rows, by the kernels of a GPU and by torch."""
+    on_gpu = runner_of(folder)
+    monkeypatch.undo()
+    on_cpu = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=64)
+    plans = list(Streams(5).plans(6))
+    expected = [drawn(on_cpu.execute(plan)) for plan in plans]
+    monkeypatch.setattr(paged_decode, "processors", lambda device: 1)
+    monkeypatch.setattr(StepInputs, "_on_cpu", StepInputs._on_gpu)
+    assert [drawn(on_gpu.execute(plan)) for plan in plans] == expected
+    assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
 
 
 def test_a_replay_announces_every_layer(folder: Path) -> None:
