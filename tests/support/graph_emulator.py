@@ -47,7 +47,10 @@ class _Recorder(TorchDispatchMode):
         # Memory of a captured tensor must not be used again for another one.
         self.alive: list[torch.Tensor] = []
         self.readable = {
-            storage_of(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)
+            # Not isinstance, which asks a weak reference's object.
+            storage_of(each)
+            for each in gc.get_objects()
+            if issubclass(type(each), torch.Tensor)
         }
 
     def check(self, name: str, values: Any) -> None:
