@@ -118,13 +118,13 @@ def first_difference(kinds: Sequence[Widths], block_size: int, device: torch.dev
         for target, other in zip(mine, theirs, strict=True):
             other.copy_(target)
     # With components that begin at whole vectors, and without.
-    for tokens in (2 * block_size + 3, 2 * block_size + 4):
+    for tokens, heads in ((2 * block_size + 3, range(1, 2)), (2 * block_size + 4, range(1, 3))):
         for index, kind in enumerate(kinds):
             first = block_size // 2 + 1
-            cells = FrameCells(
-                range(2 * index, 2 * index + 2), range(1, 3), blocks, first, first + tokens
-            )
-            frame = torch.zeros(4 * tokens * sum(kind) * WORD, dtype=torch.uint8, device=device)
+            layers_of_kind = range(2 * index, 2 * index + 2)
+            cells = FrameCells(layers_of_kind, heads, blocks, first, first + tokens)
+            size = len(layers_of_kind) * len(heads) * tokens * sum(kind) * WORD
+            frame = torch.zeros(size, dtype=torch.uint8, device=device)
             sums, wanted = copies.pack(cells, frame), torch.zeros_like(frame)
             sums_back = scattered.scatter(cells, frame)
             if device.type == "meta":  # nothing is computed there
