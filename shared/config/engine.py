@@ -92,10 +92,10 @@ class EngineConfig(HostsConfig):
         "what fits in the KV cache).",
         minimum=2,
     )
-    max_num_seqs: int = option(
-        64,
+    max_num_seqs: int | None = option(
+        None,
         "--max-num-seqs",
-        "Maximum number of sequences in a batch.",
+        "Maximum number of sequences in a batch (default: 64 on CPUs, 256 on GPUs).",
         minimum=1,
         maximum=65536,
     )
@@ -103,7 +103,7 @@ class EngineConfig(HostsConfig):
         None,
         "--max-num-batched-tokens",
         "Maximum number of tokens in a step, and thus in a prompt chunk (default: 512 on CPUs, "
-        "2048 on GPUs).",
+        "8192 on GPUs).",
         minimum=1,
     )
     itl_target: float | None = option(

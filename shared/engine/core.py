@@ -4,12 +4,13 @@ One engine serves both kinds of node. It lives in the head process, on one async
 to the ranks through an ``Executor``. The scheduler and the block pool are private to this package:
 nodes call ``EngineCore``, which wakes its own loop when a call makes something schedulable.
 
-A step goes through six functions::
+A step goes through seven functions::
 
     EngineCore._submit_steps   a step is planned while the ranks may get another one
     Scheduler.schedule         decodes, then prompts, under one budget: a StepPlan
     Executor.submit            the plan goes to every rank, with the transfers that it feeds
-    ModelRunner.execute        in each rank: the forward pass, then the draws: a StepResult
+    ModelRunner.launch         in each rank: the forward pass, then the draws
+    ModelRunner.collect        the step's StepResult, once a GPU has computed it
     Scheduler.apply            tokens and KV are accounted for, sequences end: StepOutputs
     EngineCore._hand_out       each output goes to the listener of its sequence
 """

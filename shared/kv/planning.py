@@ -21,8 +21,8 @@ CUDA = "cuda"
 # counts neither.
 _CONTEXT_BYTES = 512 << 20
 _NCCL_BYTES = 1 << 30
-# Memory of a step besides weights and cache: a chunk's activations, and sampling.
-_STEP_BYTES = 3 << 29
+# Memory of a step besides weights and cache: a chunk's activations, sampling, and graphs.
+_STEP_BYTES = 3 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,12 @@ class NodeDevice:
     @property
     def token_budget(self) -> int:
         """Tokens of one step. A GPU needs many to be busy; on a CPU they would delay streams."""
-        return 512 if self.on_cpu else 2048
+        return 512 if self.on_cpu else 8192
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences of one step. A GPU decodes many in hardly more time than a few."""
+        return 64 if self.on_cpu else 256
 
     @property
     def cache_fraction(self) -> float:
@@ -148,7 +153,8 @@ def resolve_engine(
     length = config.max_model_len or context
     share, fixed = _cache_share(config, device)
     affordable = int(free_bytes * share) // bytes_per_block
-    full_blocks = -(-length // config.block_size) * config.max_num_seqs
+    max_num_seqs = config.max_num_seqs or device.max_num_seqs
+    full_blocks = -(-length // config.block_size) * max_num_seqs
     if config.num_blocks is not None:
         blocks = config.num_blocks
         room = free_bytes // bytes_per_block
@@ -179,7 +185,7 @@ def resolve_engine(
         num_blocks=blocks,
         block_size=config.block_size,
         max_model_len=length,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or device.token_budget,
         prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
     )

@@ -36,8 +36,8 @@ class _Driver:
 
 
 @contextmanager
-def _on_gpu(generation: int, run: Callable[..., Any]) -> Iterator[None]:
-    """``run`` replaces Triton's own."""
+def on_gpu(generation: int, run: Callable[..., Any]) -> Iterator[None]:
+    """Let Triton find a GPU of ``sm_<generation>``; ``run`` replaces its own launches."""
     replaced = JITFunction.run
     driver.set_active(_Driver(generation))
     JITFunction.run = run
@@ -57,7 +57,7 @@ def compiled_for(generation: int, on_compiled: Callable[[str, Any], None]) -> It
     def compile_only(kernel: Any, *arguments: Any, **kwargs: Any) -> None:
         on_compiled(kernel.fn.__name__, run(kernel, *arguments, **kwargs | {"warmup": True}))
 
-    with _on_gpu(generation, compile_only):
+    with on_gpu(generation, compile_only):
         yield
 
 
@@ -74,7 +74,7 @@ def recorded(generation: int) -> Iterator[list[str]]:
 
     hook, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, record
     try:
-        with _on_gpu(generation, lambda *a, **kwargs: run(*a, **kwargs | {"warmup": True})):
+        with on_gpu(generation, lambda *a, **kwargs: run(*a, **kwargs | {"warmup": True})):
             yield keys
     finally:
         triton.knobs.runtime.jit_cache_hook = hook

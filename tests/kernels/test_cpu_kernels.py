@@ -500,6 +500,6 @@ def test_a_cache_with_compiled_copies_packs_the_same(compiled: CompiledOperators
     table, values = [11, 2, 3, 7], torch.randn(2, KV_HEADS, 30 - 3, DIM)
     buffers = [bytearray(values.nbytes) for _ in caches]
     for cache, out in zip(caches, buffers, strict=True):
-        cache.scatter(1, table, 3, 30, memoryview(values.numpy()))
+        cache.scatter(1, table, 3, 30, values.numpy().data)
         cache.pack(1, table, 3, 30, out)
     assert buffers[0] == buffers[1] == values.numpy().tobytes()

@@ -54,19 +54,28 @@ class GpuSampler:
         self._table_SC = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._specs: dict[int, SamplerSpec] = {}
         self._added: set[int] = set()  # slots whose columns are not on the device yet
+        # Slots whose logits are edited, or whose tokens are filtered.
+        self._edited: set[int] = set()
+        self._filtered: set[int] = set()
         self._lists: dict[int, torch.Tensor] = {}  # the memory to which a slot's columns point
         self._uploaded: torch.Tensor | None = None  # by the last step
 
     def add(self, slot: int, spec: SamplerSpec) -> None:
         """Start a sequence in a slot, or resume it after the tokens drawn before."""
+        self.remove(slot)
         self._specs[slot] = spec
         self._added.add(slot)
+        if edits(spec):
+            self._edited.add(slot)
+        if filters(spec.params, self.vocab_size):
+            self._filtered.add(slot)
 
     def remove(self, slot: int) -> None:
         """Forget the sequence in a slot. No-op if there is none."""
         self._specs.pop(slot, None)
         self._lists.pop(slot, None)
-        self._added.discard(slot)
+        for slots in (self._added, self._edited, self._filtered):
+            slots.discard(slot)
 
     def draw(
         self,
@@ -91,8 +100,8 @@ class GpuSampler:
             slots_R,
             logits_RV.contiguous(),
             self._last_tokens_S,
-            edited=bool(masks) or any(map(edits, specs)),
-            filtered=any(filters(spec.params, self.vocab_size) for spec in specs),
+            edited=bool(masks) or not self._edited.isdisjoint(slots),
+            filtered=not self._filtered.isdisjoint(slots),
         )
         logprobs = None if raw is None else raw.of_draws(tokens_R)
         return Draws(specs, to_host(tokens_R), logprobs)

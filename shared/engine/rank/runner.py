@@ -208,11 +208,14 @@ class ModelRunner:
         counts = [len(one.prompt_targets) for one in rows.asks]
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
             step.result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
-        model = self.model
-        # On all ranks, since scores may need logits of which each rank has a part.
-        states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
-        if self.tp.rank == 0:
-            step.states, step.computes, step.finite = states, rows.computes, finite_rows(others)
+        if rows.computes and self.tp.rank == 0:
+            step.computes, step.finite = rows.computes, finite_rows(others)
+        if rows.pools:
+            model = self.model
+            # On all ranks, since scores may need logits of which each rank has a part.
+            states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
+            if self.tp.rank == 0:
+                step.states = states
 
     def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, step: LaunchedStep) -> None:
         masked = any(row.masked for row in rows)

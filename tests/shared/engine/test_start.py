@@ -102,7 +102,7 @@ async def test_without_device_the_plan_follows_the_device_that_ranks_report(
         assert formats == LoadFormats(node.weight_format, node.kv_dtype)
         plans[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
     blocks = (1 << 33) // (1 << 20)
-    assert plans[CUDA] == ("float16", int(blocks * 0.9), 2048)
+    assert plans[CUDA] == ("float16", int(blocks * 0.9), 8192)
     assert plans[CPU] == ("bfloat16", int(blocks * 0.3), 512)
 
 

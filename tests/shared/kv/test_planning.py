@@ -13,7 +13,7 @@ def node(kind: str, *, ranks: int = 1, nodes: int = 1, total: int = 80 * GIB) ->
 
 def test_a_gpu_computes_more_tokens_a_step_and_gives_more_to_the_cache() -> None:
     gpu, cpu = node(CUDA), node(CPU)
-    assert (gpu.on_cpu, gpu.token_budget, gpu.cache_fraction) == (False, 2048, 0.9)
+    assert (gpu.on_cpu, gpu.token_budget, gpu.cache_fraction) == (False, 8192, 0.9)
     assert (cpu.on_cpu, cpu.token_budget, cpu.cache_fraction) == (True, 512, 0.3)
 
 
@@ -48,7 +48,7 @@ def test_a_share_of_the_whole_gpu_holds_weights_steps_and_cache() -> None:
     memory = [RankMemory(60 * GIB, 16 * GIB, 1)]
     for nodes in (1, 2):
         cache = node(CUDA, nodes=nodes).cache_bytes(memory, 0.5)
-        assert cache == 40 * GIB - 16 * GIB - 2 * GIB  # a context, and room for a step
+        assert cache == 40 * GIB - 16 * GIB - 7 * GIB // 2  # a context, and room for a step
     assert node(CUDA).cache_bytes([RankMemory(3 * GIB, 16 * GIB, 1)], 0.5) == 3 * GIB
     assert node(CUDA).cache_bytes(memory, 0.1) == 0
 
