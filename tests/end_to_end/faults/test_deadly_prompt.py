@@ -15,12 +15,12 @@ DEADLY = [7] * 40
 PRELUDE = """
 import os
 from tandem.shared.engine.rank.runner import ModelRunner
-execute = ModelRunner.execute
+launch = ModelRunner.launch
 def deadly(self, plan, *rest):
     if any(list(row.tokens[:3]) == [7, 7, 7] for row in plan.sequences):
         os._exit(139)
-    return execute(self, plan, *rest)
-ModelRunner.execute = deadly
+    return launch(self, plan, *rest)
+ModelRunner.launch = deadly
 """
 
 

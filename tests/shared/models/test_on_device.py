@@ -11,11 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
+from tandem.shared.engine.rank.graphs import cuda_capture
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
+from tandem.tests.support.step_plans import Streams, drawn
 
 HERE = torch.cuda.is_available()
 GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not HERE, reason="none"))]
@@ -75,6 +77,35 @@ def runner_on(
 def test_greedy_tokens_do_not_depend_on_the_device(tmp_path: Path, name: str, device: str) -> None:
     folder = tiny_models.cached(name, tmp_path)
     assert greedy_tokens(runner_on(device, folder)) == greedy_tokens(runner_on("cpu", folder))
+
+
+@NAMES
+@FORMATS
+@pytest.mark.parametrize("device", GPU)
+def test_graphs_draw_what_their_kernels_draw_alone(
+    tmp_path: Path, name: str, dtype: str, kv_dtype: str, device: str
+) -> None:
+    """Bit for bit, since a sequence's numbers depend on no other row."""
+    folder = tiny_models.cached(name, tmp_path)
+    eager, captured = (runner_on(device, folder, dtype, kv_dtype) for _ in range(2))
+    captured.capture_graphs(cuda_capture(), max_rows=3)
+    assert captured.graphs is not None
+    for plan in Streams(3, block_size=BLOCK, max_rows=3).plans(40):
+        assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
+
+
+@pytest.mark.parametrize("device", GPU)
+def test_launches_wait_for_nothing(tmp_path: Path, device: str) -> None:
+    runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), "bfloat16")
+    runner.capture_graphs(cuda_capture(), max_rows=3)
+    before, *plans = Streams(3, block_size=BLOCK, max_rows=3).plans(100)
+    runner.execute(before)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps = [runner.launch(plan) for plan in plans]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(not runner.collect(step).failed for step in steps)
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:

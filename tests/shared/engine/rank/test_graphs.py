@@ -3,8 +3,7 @@ what the same kernels give when they are launched one by one."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import torch
 from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, step_inputs_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.engine.plan import (
-    PLACEHOLDER,
     RankSampling,
     SamplerSpec,
     SequenceStep,
     StepPlan,
-    StepResult,
 )
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.graphs import graph_sizes
@@ -28,6 +25,7 @@ from tandem.shared.engine.rank.step_inputs import StepInputs
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
+from tandem.tests.support.step_plans import NUM_BLOCKS, Streams, drawn
 
 pytest.importorskip("triton")
 
@@ -36,11 +34,6 @@ from tandem.tests.support.graph_emulator import CaptureError, emulated_capture
 
 BLOCK = 4
 MAX_ROWS = 3
-PARAMS = (
-    RankSampling(temperature=0.0),
-    RankSampling(temperature=0.8, top_p=0.9),
-    RankSampling(temperature=1.0, top_k=20, frequency_penalty=0.5),
-)
 TRIALS = (
     (decode_trial, "works"),
     (fused_trial, "norm_works"),
@@ -68,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runner_of(folder: Path) -> ModelRunner:
     """A runner on a CPU that computes all of a step as on a GPU."""
     runner = build_runner(
-        folder, dtype="float32", block_size=BLOCK, num_blocks=64, operators=GpuOperators()
+        folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS, operators=GpuOperators()
     )
     runner.slots.tables = torch.zeros_like(runner.slots.tables)  # no longer the host's
     runner.sampler = GpuSampler(runner.model.spec.vocab_size, runner.slots.last_tokens)
@@ -82,61 +75,12 @@ def test_sizes_of_graphs() -> None:
     assert graph_sizes(4096)[-2:] == [504, 512]
 
 
-class Streams:
-    """Sequences that come, decode and leave, with the blocks that a head would give them."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.free = list(range(64))
-        self.random.shuffle(self.free)
-        self.lengths: dict[int, int] = {}
-        self.tables: dict[int, list[int]] = {}
-        self.sent: dict[int, int] = {}
-        self.last_id = 0
-        self.step = 0
-
-    def plans(self, steps: int) -> Iterator[StepPlan]:
-        for _ in range(steps):
-            self.step += 1
-            removed = [each for each in list(self.lengths) if self.random.random() < 0.15]
-            for each in removed:
-                self.free += self.tables.pop(each)
-                del self.lengths[each], self.sent[each]
-            room = MAX_ROWS + 1 - len(self.lengths)
-            new = [self._new() for _ in range(min(room, self.random.choice((0, 0, 0, 0, 1, 3))))]
-            rows = [self._row(each, prompt=each in new) for each in self.lengths]
-            specs = [SamplerSpec(each, PARAMS[each % len(PARAMS)], each) for each in new]
-            yield StepPlan(self.step, rows, specs, removed, ahead=self.step > 1)
-
-    def _new(self) -> int:
-        self.last_id += 1
-        self.lengths[self.last_id] = 0
-        self.tables[self.last_id], self.sent[self.last_id] = [], 0
-        return self.last_id
-
-    def _row(self, each: int, *, prompt: bool) -> SequenceStep:
-        start = self.lengths[each]
-        count = self.random.choice((1, 1, 9)) if prompt else 1
-        tokens = [self.random.randrange(500) for _ in range(count)] if prompt else [PLACEHOLDER]
-        self.lengths[each] += count
-        while len(self.tables[each]) * BLOCK < self.lengths[each]:
-            self.tables[each].append(self.free.pop())
-        first, self.sent[each] = self.sent[each], len(self.tables[each])
-        return SequenceStep(each, tokens, start, self.tables[each][first:], True, first_block=first)
-
-
-def drawn(result: StepResult) -> dict[int, int]:
-    assert not result.failed
-    return {each.sequence_id: each.tokens[0] for each in result.sampled}
-
-
-@pytest.mark.parametrize("seed", [1, 3])
-def test_a_replay_is_what_its_kernels_give_alone(folder: Path, seed: int) -> None:
+def test_a_replay_is_what_its_kernels_give_alone(folder: Path) -> None:
     eager, captured = runner_of(folder), runner_of(folder)
     captured.capture_graphs(emulated_capture, max_rows=MAX_ROWS)
     assert captured.graphs is not None
     replayed = 0
-    for plan in Streams(seed).plans(12):
+    for plan in Streams(3, block_size=BLOCK, max_rows=MAX_ROWS).plans(12):
         replayed += bool(plan.sequences) and captured.graphs.takes(plan.sequences)
         assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
     assert replayed >= 3
@@ -150,8 +94,8 @@ def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path, monkeypatch: pytest.Monke
     """Chunks beside decoding rows, by the kernels of a GPU and by torch."""
     on_gpu = runner_of(folder)
     monkeypatch.undo()
-    on_cpu = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=64)
-    plans = list(Streams(5).plans(6))
+    on_cpu = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS)
+    plans = list(Streams(5, block_size=BLOCK, max_rows=MAX_ROWS).plans(6))
     expected = [drawn(on_cpu.execute(plan)) for plan in plans]
     monkeypatch.setattr(paged_decode, "processors", lambda device: 1)
     monkeypatch.setattr(StepInputs, "_on_cpu", StepInputs._on_gpu)
