@@ -32,6 +32,7 @@ _MODULES = (
     "measuring_client",
     "node.grammar_masks",
     "node.plane_beside_launches",
+    "node.step_host",
     "mixed_load",
 )
 BENCHMARKS = {module.rpartition(".")[2]: module for module in _MODULES}

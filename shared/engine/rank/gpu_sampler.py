@@ -54,7 +54,8 @@ class GpuSampler:
         self._table_SC = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._specs: dict[int, SamplerSpec] = {}
         self._added: set[int] = set()  # slots whose columns are not on the device yet
-        # Slots whose logits are edited, or whose tokens are filtered.
+        # Slots that ask for logprobs, whose logits are edited, or whose tokens are filtered.
+        self._asking: set[int] = set()
         self._edited: set[int] = set()
         self._filtered: set[int] = set()
         self._lists: dict[int, torch.Tensor] = {}  # the memory to which a slot's columns point
@@ -65,6 +66,8 @@ class GpuSampler:
         self.remove(slot)
         self._specs[slot] = spec
         self._added.add(slot)
+        if spec.params.logprobs is not None:
+            self._asking.add(slot)
         if edits(spec):
             self._edited.add(slot)
         if filters(spec.params, self.vocab_size):
@@ -74,7 +77,7 @@ class GpuSampler:
         """Forget the sequence in a slot. No-op if there is none."""
         self._specs.pop(slot, None)
         self._lists.pop(slot, None)
-        for slots in (self._added, self._edited, self._filtered):
+        for slots in (self._added, self._asking, self._edited, self._filtered):
             slots.discard(slot)
 
     def draw(
@@ -90,7 +93,9 @@ class GpuSampler:
         ``masks`` has the tokens that may be drawn, for some of ``slots``.
         """
         specs = [self._specs[slot] for slot in slots]
-        asking = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
+        asking = []
+        if not self._asking.isdisjoint(slots):
+            asking = [row for row, slot in enumerate(slots) if slot in self._asking]
         params = [specs[row].params for row in asking]
         listed = _rectangle([each.logprob_token_ids for each in params])
         rows_A, listed_AL = self._upload(masks, np.array(asking, np.int64), listed)

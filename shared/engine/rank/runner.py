@@ -220,16 +220,12 @@ class ModelRunner:
     def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, step: LaunchedStep) -> None:
         masked = any(row.masked for row in rows)
         masks = self.masks.take(step.result.step) if masked else {}
-        sequence_ids = [row.sequence_id for row in rows]
-        slots = [self.slots[sequence_id] for sequence_id in sequence_ids]
+        slots = self.inputs.drawing_slots
         if not self.sampler.waits:
-            slot_masks = {
-                slot: masks[sequence_id]
-                for slot, sequence_id in zip(slots, sequence_ids, strict=True)
-                if sequence_id in masks
-            }
+            slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
             step.draws = self.sampler.draw(self.inputs.drawing, slots, logits, slot_masks)
             return
+        sequence_ids = [row.sequence_id for row in rows]
         sampled, step.result.failed = self.sampler.sample(sequence_ids, logits, masks)
         for draw in sampled:
             self.slots.last_tokens[self.slots[draw.sequence_id]] = draw.tokens[-1]

@@ -53,15 +53,20 @@ class Slots:
             slot = self._by_sequence[sequence_id] = self._free.pop()
         return slot
 
-    def place(self, rows: Iterable[SequenceStep]) -> list[tuple[int, int, list[int]]]:
+    def place(
+        self, rows: Iterable[SequenceStep]
+    ) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
         """Give each row's sequence a slot, and enter the row's blocks in the host's table.
 
-        Returns the entries that changed: slot, index of the first, blocks. Raises like ``assign``,
-        and if a sequence has more blocks than the limits.
+        Returns the slots, and the entries that changed: slot, index of the first, blocks. Raises
+        like ``assign``, and if a sequence has more blocks than the limits.
         """
-        changes = []
+        slots, changes = [], []
         for row in rows:
-            slot = self.assign(row.sequence_id)
+            slot = self._by_sequence.get(row.sequence_id)
+            if slot is None:
+                slot = self.assign(row.sequence_id)
+            slots.append(slot)
             if row.blocks:
                 end = row.first_block + len(row.blocks)
                 if end > self.host_tables.shape[1]:
@@ -71,4 +76,4 @@ class Slots:
                     )
                 self.host_tables[slot, row.first_block : end] = row.blocks
                 changes.append((slot, row.first_block, row.blocks))
-        return changes
+        return slots, changes

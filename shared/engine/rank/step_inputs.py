@@ -24,11 +24,9 @@ from ....kernels.attention_metadata import (
 )
 from ....kernels.operators import Operators
 from ...models.batch import ForwardBatch
-from ..plan import SequenceStep
+from ..plan import PLACEHOLDER, SequenceStep
 from .slots import Slots
 
-# Stands for the last token of a row's sequence in the inputs of a GPU.
-LAST_TOKEN = -1
 # Stands for the place of a padding row's KV, which is written nowhere.
 NO_SLOT = -1
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
@@ -38,7 +36,7 @@ _ALIGNMENT = 4
 @dataclass(frozen=True, slots=True)
 class HostRows:
     """A step's rows on the host, int64. ``table`` is the slot of each row's sequence, ``slots`` the
-    place of its KV in the cache, and ``placeholders`` are the rows whose token is not known.
+    place of its KV in the cache; tokens may be ``PLACEHOLDER``.
 
     ``decodes`` [R, 3] and ``chunks`` [C, 4] are those of the attention metadata.
     """
@@ -47,15 +45,16 @@ class HostRows:
     positions: np.ndarray
     slots: np.ndarray
     table: np.ndarray
-    placeholders: np.ndarray
     decodes: np.ndarray
     chunks: np.ndarray
 
 
-def host_rows(rows: Sequence[SequenceStep], slots: Slots, block_size: int) -> HostRows:
-    """Flatten the sequences of a plan, which have slots."""
+def host_rows(
+    rows: Sequence[SequenceStep], row_slots: list[int], slots: Slots, block_size: int
+) -> HostRows:
+    """Flatten the sequences of a plan, which have these slots."""
     starts = np.array([row.start for row in rows])
-    owners = np.array([slots[row.sequence_id] for row in rows])
+    owners = np.array(row_slots)
     counts = np.array([len(row.tokens) for row in rows])
     if counts.max() == 1:
         tokens = [row.tokens[0] for row in rows]
@@ -73,7 +72,6 @@ def host_rows(rows: Sequence[SequenceStep], slots: Slots, block_size: int) -> Ho
         positions,
         blocks * block_size + positions % block_size,
         table,
-        firsts[[row.placeholder for row in rows]],
         np.stack([firsts, owners, starts + 1], 1)[single],
         np.stack([firsts, counts, owners, starts], 1)[several],
     )
@@ -116,7 +114,8 @@ class StepInputs:
         self._stage = operators.prepare_step_inputs(slots.tables.device)
         self._batched_decode = batched_decode
         self._one_by_one = one_by_one or not batched_decode
-        # The slots of the step's sequences that draw, int32, on a GPU.
+        # The slots of the step's sequences that draw; on a GPU, int32, also on the device.
+        self.drawing_slots: list[int] = []
         self.drawing = torch.empty(0, dtype=torch.int32)
 
     @property
@@ -131,9 +130,10 @@ class StepInputs:
         needs_logits: bool = True,
     ) -> ForwardBatch:
         """Enter the rows' blocks, and flatten the rows; ``output_rows`` defaults to the last row of
-        each sequence. Also sets ``drawing``."""
-        changes = self._slots.place(rows)
-        host = host_rows(rows, self._slots, self._block_size)
+        each sequence. Also sets ``drawing_slots``."""
+        row_slots, changes = self._slots.place(rows)
+        host = host_rows(rows, row_slots, self._slots, self._block_size)
+        self.drawing_slots = [slot for slot, row in zip(row_slots, rows, strict=True) if row.sample]
         outputs: np.ndarray | None
         if output_rows is None:
             outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
@@ -152,9 +152,10 @@ class StepInputs:
         changes: object,
         needs_logits: bool,
     ) -> ForwardBatch:
-        slots, places = self._slots, host.placeholders
-        if len(places):
-            host.tokens[places] = slots.last_tokens.numpy()[host.table[places]]
+        slots = self._slots
+        unknown = host.tokens == PLACEHOLDER
+        if unknown.any():
+            host.tokens[unknown] = slots.last_tokens.numpy()[host.table[unknown]]
         as_tensor = torch.from_numpy
         decodes = as_tensor(host.decodes.astype(np.int32))
         return ForwardBatch(
@@ -178,14 +179,13 @@ class StepInputs:
         changes: list[tuple[int, int, list[int]]],
         needs_logits: bool,
     ) -> ForwardBatch:
-        host.tokens[host.placeholders] = LAST_TOKEN
         parts = [
             np.stack([host.tokens, host.positions, host.slots, host.table]),
             self._entries(changes),
             host.decodes,
             host.chunks,
             np.empty(0) if outputs is None else outputs,
-            np.array([self._slots[row.sequence_id] for row in rows if row.sample]),
+            np.array(self.drawing_slots),
         ]
         inputs, changed, decodes, chunks, output_rows, self.drawing = self._upload(parts)
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
@@ -207,10 +207,10 @@ class StepInputs:
 
     def fill(self, rows: Sequence[SequenceStep], static: StaticInputs, size: int) -> None:
         """Enter the rows' blocks, and write decoding rows that all draw to the inputs of a graph,
-        with padding up to ``size`` rows. Also sets ``drawing``."""
-        changes = self._slots.place(rows)
-        host, count = host_rows(rows, self._slots, self._block_size), len(rows)
-        host.tokens[host.placeholders] = LAST_TOKEN
+        with padding up to ``size`` rows. Also sets ``drawing_slots``."""
+        self.drawing_slots, changes = self._slots.place(rows)
+        host = host_rows(rows, self.drawing_slots, self._slots, self._block_size)
+        count = len(rows)
         padded, padded_decodes = np.zeros((4, size)), np.zeros((size, 3))
         padded[2] = NO_SLOT
         padded[:, :count] = host.tokens, host.positions, host.slots, host.table

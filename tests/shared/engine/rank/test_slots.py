@@ -88,12 +88,12 @@ def test_a_gpu_gets_what_a_cpu_gets(data: st.DataObject) -> None:
             if count == 1 and first and data.draw(st.booleans()):
                 each = replace(each, tokens=[PLACEHOLDER])
             rows.append(each)
-        changes = staged.place(rows)
+        row_slots, changes = staged.place(rows)
         for slots in (on_cpu, staged):
             slots.last_tokens[:] = torch.arange(5) + 50
         expected = inputs_of(on_cpu).batch(rows)
         inputs = inputs_of(staged)
-        host = host_rows(rows, staged, BLOCK)
+        host = host_rows(rows, row_slots, staged, BLOCK)
         actual = inputs._on_gpu(rows, host, None, changes, True)
         for mine, theirs in zip(
             (actual.tokens, actual.positions, actual.attention.slots),
