@@ -227,8 +227,8 @@ class ModelRunner:
             return
         sequence_ids = [row.sequence_id for row in rows]
         sampled, step.result.failed = self.sampler.sample(sequence_ids, logits, masks)
-        for draw in sampled:
-            self.slots.last_tokens[self.slots[draw.sequence_id]] = draw.tokens[-1]
+        drawn = [self.slots[draw.sequence_id] for draw in sampled]
+        self.slots.set_last_tokens(drawn, [draw.tokens[-1] for draw in sampled])
         step.result.sampled = sampled
 
     def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:

@@ -36,6 +36,14 @@ class Slots:
         """The slot of a live sequence."""
         return self._by_sequence[sequence_id]
 
+    def set_last_tokens(self, slots: list[int], tokens: list[int]) -> None:
+        """Set tokens that the host has drawn."""
+        if self.last_tokens.device.type == "cpu":
+            self.last_tokens.numpy()[slots] = tokens  # torch takes ten times as long
+        else:
+            values = torch.tensor(tokens, dtype=torch.int32)
+            self.last_tokens[torch.tensor(slots)] = values.to(self.last_tokens.device)
+
     def remove(self, sequence_ids: Iterable[int]) -> None:
         """Free the slots of sequences that have ended; no-op for those without one."""
         for sequence_id in sequence_ids:

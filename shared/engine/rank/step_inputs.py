@@ -29,16 +29,16 @@ from .slots import Slots
 
 # Stands for the place of a padding row's KV, which is written nowhere.
 NO_SLOT = -1
+_NO_CHUNKS = np.empty((0, 4), np.int32)
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
 _ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """A step's rows on the host, int64. ``table`` is the slot of each row's sequence, ``slots`` the
-    place of its KV in the cache; tokens may be ``PLACEHOLDER``.
-
-    ``decodes`` [R, 3] and ``chunks`` [C, 4] are those of the attention metadata.
+    """A step's rows on the host, int64 unless said otherwise. ``table`` is the slot of each row's
+    sequence, ``slots`` the place of its KV in the cache; tokens may be ``PLACEHOLDER``. ``decodes``
+    [R, 3] and ``chunks`` [C, 4] are those of the attention metadata, int32.
     """
 
     tokens: np.ndarray
@@ -53,28 +53,32 @@ def host_rows(
     rows: Sequence[SequenceStep], row_slots: list[int], slots: Slots, block_size: int
 ) -> HostRows:
     """Flatten the sequences of a plan, which have these slots."""
-    starts = np.array([row.start for row in rows])
-    owners = np.array(row_slots)
-    counts = np.array([len(row.tokens) for row in rows])
-    if counts.max() == 1:
+    starts, owners = np.array([row.start for row in rows]), np.array(row_slots)
+    counts = [len(row.tokens) for row in rows]
+    if max(counts) == 1:
         tokens = [row.tokens[0] for row in rows]
         firsts, positions, table = np.arange(len(rows)), starts, owners
+        decodes, chunks = _columns(firsts, owners, starts + 1), _NO_CHUNKS
     else:
         tokens = [token for row in rows for token in row.tokens]
-        firsts = np.cumsum(counts) - counts
-        positions = np.arange(len(tokens)) + np.repeat(starts - firsts, counts)
-        table = np.repeat(owners, counts)
+        sizes = np.array(counts)
+        firsts = np.cumsum(sizes) - sizes
+        positions = np.arange(len(tokens)) + np.repeat(starts - firsts, sizes)
+        table = np.repeat(owners, sizes)
+        single = sizes == 1
+        decodes = _columns(firsts, owners, starts + 1)[single]
+        chunks = _columns(firsts, sizes, owners, starts)[~single]
     blocks = slots.host_tables[table, positions // block_size].astype(np.int64)
-    single = counts == 1
-    several = ~single
-    return HostRows(
-        np.array(tokens, np.int64),
-        positions,
-        blocks * block_size + positions % block_size,
-        table,
-        np.stack([firsts, owners, starts + 1], 1)[single],
-        np.stack([firsts, counts, owners, starts], 1)[several],
-    )
+    cache_slots = blocks * block_size + positions % block_size
+    return HostRows(np.array(tokens, np.int64), positions, cache_slots, table, decodes, chunks)
+
+
+def _columns(*columns: np.ndarray) -> np.ndarray:
+    """An int32 array of these columns."""
+    joined = np.empty((len(columns[0]), len(columns)), np.int32)
+    for index, column in enumerate(columns):
+        joined[:, index] = column
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +138,12 @@ class StepInputs:
         row_slots, changes = self._slots.place(rows)
         host = host_rows(rows, row_slots, self._slots, self._block_size)
         self.drawing_slots = [slot for slot, row in zip(row_slots, rows, strict=True) if row.sample]
-        outputs: np.ndarray | None
-        if output_rows is None:
+        count = len(host.tokens)
+        outputs: np.ndarray | None = None
+        if output_rows is None and len(host.chunks):
             outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
-        else:
+        elif output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
-        if np.array_equal(outputs, np.arange(len(host.tokens))):
-            outputs = None
         build = self._on_cpu if self._device.type == "cpu" else self._on_gpu
         return build(rows, host, outputs, changes, needs_logits)
 
@@ -157,7 +160,7 @@ class StepInputs:
         if unknown.any():
             host.tokens[unknown] = slots.last_tokens.numpy()[host.table[unknown]]
         as_tensor = torch.from_numpy
-        decodes = as_tensor(host.decodes.astype(np.int32))
+        decodes = as_tensor(host.decodes)
         return ForwardBatch(
             as_tensor(host.tokens),
             as_tensor(host.positions),
