@@ -97,10 +97,9 @@ class NodeDevice:
         """The cache's share of this node's part of a GPU, independent of other nodes that are
         starting at the same time."""
         libraries = _CONTEXT_BYTES + (_NCCL_BYTES if len(self.ranks) > 1 else 0)
-        used = memory.used_bytes + libraries
-        if utilization is None:
-            return device.total_bytes // self.nodes - used
-        return int(device.total_bytes * utilization) - used - _STEP_BYTES
+        used = memory.used_bytes + libraries + _STEP_BYTES
+        share = 1 / self.nodes if utilization is None else utilization
+        return int(device.total_bytes * share) - used
 
 
 def bytes_per_block(

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Plain RuntimeErrors: of torch's on CPUs, of pinned memory, and of cuBLAS.
+_LACKS_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
 # Logits of prompt positions are computed this many rows at a time: each has the whole vocabulary.
 _PROMPT_ROWS = 64
 
@@ -252,7 +259,7 @@ def lacks_memory(error: Exception) -> bool:
     """True if an allocation failed."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return "can't allocate memory" in str(error)  # a plain RuntimeError of torch's, on CPUs
+    return any(text in str(error) for text in _LACKS_MEMORY)
 
 
 def runner_of(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster.node import Node
+from tandem.router.prompt_outputs import PromptOutputs
 from tandem.shared.telemetry.logs import LogSettings, _TextLines
 from tandem.tests.router.support import (
     Cluster,
@@ -161,11 +163,19 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
 
 
 async def test_what_each_of_several_nodes_generated_counts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first node dies when two of three choices have finished, and the client disconnects
     before the second one sends a token."""
     requests: list[pb.GenerateRequest] = []
+    moves: list[str] = []
+    move_to = PromptOutputs.move_to
+
+    def noted(outputs: PromptOutputs, node: Node) -> None:
+        move_to(outputs, node)
+        moves.append(node.node_id)
+
+    monkeypatch.setattr(PromptOutputs, "move_to", noted)
 
     async def script(request: pb.GenerateRequest, context: Any) -> Any:
         requests.append(request)
@@ -183,7 +193,7 @@ async def test_what_each_of_several_nodes_generated_counts(
             node.script = script
         body = {"prompt": "hi", "n": 3}
         leaving = asyncio.create_task(c.client.post("/v1/completions", json=body))
-        await until(lambda: len(requests) == 2)
+        await until(lambda: len(moves) == 2)
         leaving.cancel()
         line = await next_line(caplog)
         assert line["client_gone"] and line["output_tokens"] == 4

@@ -91,6 +91,8 @@ def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, a
         (torch.OutOfMemoryError("CUDA out of memory"), OUT_OF_MEMORY),
         (MemoryError(), OUT_OF_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OUT_OF_MEMORY),
         (IndexError("list index out of range"), COMPUTATION),
     ],
 )
