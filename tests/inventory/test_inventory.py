@@ -163,7 +163,7 @@ def test_whether_it_fits(root: Path) -> None:
     both = describe(folder, *GPUS)["fits"]
     assert [fit["fits"] for fit in both] == [True, True] and both[0]["tokens"] > 1000
     # Half of the weights and libraries leave room, all of the weights do not.
-    card = RankDevice("cuda", "GPU 0", (4 << 30), memory - 1)
+    card = RankDevice("cuda", "GPU 0", (8 << 30), memory - 1)
     assert [fit["ranks"] for fit in describe(folder, card, card)["fits"]] == [2, 2]
     assert describe(folder, card)["fits"][0]["fits"] is False
     assert describe(folder, *GPUS, device="cpu")["fits"][0]["device"] == "CPU"
