@@ -1,4 +1,4 @@
-"""CUDA streams of a rank: their priorities, and marks in them.
+"""CUDA streams of a rank: their priorities, marks in them, and copies to the host.
 
 A rank has two streams: its main thread computes in one of high priority, and the thread of the data
 plane copies KV in one of low priority, whose programs run where the first leaves room.
@@ -53,3 +53,11 @@ def marker(device: torch.device) -> Mark | None:
         return event.synchronize
 
     return mark
+
+
+def to_host(x: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, pinned by a GPU, which is complete once the GPU has passed a later
+    mark; a CPU's tensor itself."""
+    if x.device.type == "meta":  # nothing is computed there
+        return torch.zeros(x.shape, dtype=x.dtype)
+    return x.to("cpu", non_blocking=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ....kernels.streams import to_host
 from ....proto.packed_logprobs import ENTRY_BYTES, pack_logprobs
 from ..plan import PositionLogprobs, RankSampling
 from .logprobs import packed_entries
@@ -89,10 +90,3 @@ def _best(values_AV: torch.Tensor, top: int) -> torch.Tensor:
     ids = torch.arange(vocab - 1, -1, -1, device=values_AV.device)
     keys = (ordered.long() << 32) + ids
     return vocab - 1 - (keys.topk(top, dim=-1).values & 0xFFFFFFFF)
-
-
-def to_host(x: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, pinned by a GPU, that is complete after the step's event."""
-    if x.device.type == "meta":  # nothing is computed there
-        return torch.zeros(x.shape, dtype=x.dtype)
-    return x.to("cpu", non_blocking=True)

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from ....kernels.gpu import sampling
+from ....kernels.streams import to_host
 from ..plan import Sampled, SamplerSpec
-from .device_logprobs import DrawnLogprobs, raw_logprobs, to_host
+from .device_logprobs import DrawnLogprobs, raw_logprobs
 from .sampler import NOT_FINITE_MESSAGE
 from .sampling_slots import columns_of, edits, filters, mask_words
 from .table_upload import Value, send_changes

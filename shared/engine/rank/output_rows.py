@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ....kernels.streams import to_host
 from ..plan import HiddenStates, PooledRow, SequenceStep
 from .sampler import NOT_FINITE_MESSAGE
 
@@ -116,11 +117,3 @@ def not_finite(sequences: list[SequenceStep], finite: torch.Tensor) -> dict[int,
         for one, good in zip(sequences, finite.tolist(), strict=True)
         if not good
     }
-
-
-def to_host(x: torch.Tensor) -> torch.Tensor:
-    """A copy on the host, which a GPU fills in the order of its stream; a CPU's tensor itself."""
-    if x.device.type != "cuda":
-        return x
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    return host.copy_(x, non_blocking=True)

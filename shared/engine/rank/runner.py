@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ....kernels.streams import Wait
 from ...errors import StartupError
 from ...kv.cache import KVCache
 from ...models.decoder import Decoder
@@ -55,8 +56,8 @@ _PROMPT_ROWS = 64
 class LaunchedStep:
     """A step that a GPU may still compute. ``result`` lacks what is on its way to the host: the
     ``draws`` of a sampler that does not wait, the ``states`` of pooled sequences, and whether the
-    last rows of those that do not sample are ``finite``. These have arrived once the event
-    ``computed`` has passed."""
+    last rows of those that do not sample are ``finite``. These have arrived once
+    ``computed`` has returned."""
 
     result: StepResult
     ahead: bool
@@ -65,7 +66,7 @@ class LaunchedStep:
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     computes: list[SequenceStep] = field(default_factory=list)
     finite: torch.Tensor | None = None
-    computed: torch.cuda.Event | None = None
+    computed: Wait | None = None
 
 
 class ModelRunner:
@@ -117,7 +118,8 @@ class ModelRunner:
         self._update_slots(plan)
         if plan.sequences:
             self._run(plan.sequences, on_layer, step)
-            step.computed = self._mark()
+            mark = self.cache.mark
+            step.computed = None if mark is None else mark()
         self._last_draws.end()
         return step
 
@@ -125,7 +127,7 @@ class ModelRunner:
         """Wait until the device has computed a step, and return its results. The head frees and
         reuses blocks once it has them. Steps are collected in their order, by any one thread."""
         if step.computed is not None:
-            step.computed.synchronize()
+            step.computed()
         result = step.result
         if step.draws is not None and not self.sampler.waits:
             result.sampled, result.failed = self.sampler.collect(step.draws)
@@ -177,15 +179,6 @@ class ModelRunner:
                 sampler.add(spec)
             else:
                 sampler.add(slot, spec)
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """An event that ends everything launched so far; ``None`` on a CPU. Its waiter sleeps: on
-        few cores, one that polled would slow the launching thread."""
-        if self.cache.device.type != "cuda":
-            return None
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self.cache.device))
-        return event
 
     def _run(
         self,
