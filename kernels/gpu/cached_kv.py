@@ -8,11 +8,13 @@ import triton.language as tl
 from triton.language.target_info import current_target
 
 from ..attention_metadata import AttentionParams
-from ..fp8 import indexable
+from ..fp8 import FP8, indexable
 from ..scaled import CachedKV, ScaledKV, TensorScaledKV
 from .code_numbers import INTERPRETED, fours, two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
+_FP8_NORMAL = tl.constexpr(torch.finfo(FP8).tiny)
 
 
 def converts_fp8() -> bool:
@@ -96,3 +98,20 @@ def from_fp8(words: tl.tensor) -> tl.tensor:
 def _byte_from_fp8(words: tl.tensor, PLACE: tl.constexpr) -> tl.tensor:
     code = (words >> 8 * PLACE & 0xFF).to(tl.uint8)
     return code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+
+
+@triton.jit
+def to_fp8(x: tl.tensor) -> tl.tensor:
+    """The bits of e4m3, rounded to the nearest, ties to even, and clamped to its range."""
+    bits = x.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = tl.abs(x)
+    clamped = tl.where(size > _FP8_MAX, _FP8_MAX, size)
+    bits = clamped.to(tl.int32, bitcast=True)
+    # e4m3 has 20 bits of mantissa less, and an exponent that is 120 less.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # Below, the unit is 2^-9, as that of numbers from 2^14 on in fp32.
+    small = (clamped + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(clamped < _FP8_NORMAL, small, normal)
+    code = tl.where(x != x, 0x7F, code)
+    return (sign | code).to(tl.uint8)

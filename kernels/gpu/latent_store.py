@@ -19,15 +19,13 @@ import triton.language as tl
 from ..fp8 import FP8
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
-from .cached_kv import parts, whole_scale
+from .cached_kv import parts, to_fp8, whole_scale
 
 # Numbers of a program that rotates queries.
 _BLOCK = 2048
 _OPTIONS = {"num_warps": 4}
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST = tl.constexpr(SMALLEST)
-_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
-_FP8_NORMAL = tl.constexpr(torch.finfo(FP8).tiny)
 
 
 def rope_and_cache_latent(
@@ -182,23 +180,9 @@ def _coded(
     if IS_FP8 or IS_INT8:
         steps = tl.div_rn(x.to(tl.float32), tl.broadcast_to(scale, x.shape))
         if IS_FP8:
-            codes = _fp8_bits(steps)
+            codes = to_fp8(steps)
         else:  # rounded to the nearest, ties to even: the unit of the sum is one
             codes = (steps + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
     else:
         codes = x.to(latents.dtype.element_ty)
     return codes
-
-
-@triton.jit
-def _fp8_bits(x: tl.tensor) -> tl.tensor:
-    """e4m3, rounded to the nearest, ties to even, and clamped to its range."""
-    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
-    size = tl.minimum(tl.abs(x), _FP8_MAX)
-    bits = size.to(tl.int32, bitcast=True)
-    # e4m3 has 20 bits of mantissa less, and an exponent that is 120 less.
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Smaller numbers are multiples of 2^-9, the unit of fp32 from 2^14 on.
-    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(size < _FP8_NORMAL, small, normal)
-    return (sign | tl.where(x == x, code, 0x7F)).to(tl.uint8)

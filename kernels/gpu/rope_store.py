@@ -22,6 +22,7 @@ import triton.language as tl
 from ..fp8 import FP8, indexable
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV, ScaledKV, TensorScaledKV
 from ..signatures import CosSin, LayerKV
+from .cached_kv import to_fp8
 
 VECTOR_BYTES = 16
 # Numbers of a program, and its warps.
@@ -29,8 +30,6 @@ _BLOCK = 2048
 _OPTIONS = {"num_warps": 4}
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST = tl.constexpr(SMALLEST)
-_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
-_FP8_NORMAL = tl.constexpr(torch.finfo(FP8).tiny)
 
 
 def takes(qkv_TXD: torch.Tensor, cos_sin: CosSin) -> bool:
@@ -320,7 +319,7 @@ def _cache(
     place = cache_KND + at[:, None] * HEAD_DIM + offs_d[None, :]
     if IS_FP8:
         wide = x.to(tl.float32)
-        tl.store(place, _to_fp8(wide * factor if HAS_SCALE else wide), mask=mask)
+        tl.store(place, to_fp8(wide * factor if HAS_SCALE else wide), mask=mask)
     elif IS_INT8:
         wide = x.to(tl.float32)
         largest = tl.max(tl.abs(wide), axis=1)
@@ -336,20 +335,3 @@ def _nearest(x: tl.tensor) -> tl.tensor:
     """int8 of numbers up to 127: the lowest bits of a sum so large that its unit is one."""
     x = x + 12582912.0
     return x.to(tl.int32, bitcast=True).to(tl.int8)
-
-
-@triton.jit
-def _to_fp8(x: tl.tensor) -> tl.tensor:
-    """The bits of e4m3, rounded to the nearest, ties to even, and clamped to its range."""
-    bits = x.to(tl.int32, bitcast=True)
-    sign = (bits >> 24) & 0x80
-    size = tl.abs(x)
-    clamped = tl.where(size > _FP8_MAX, _FP8_MAX, size)
-    bits = clamped.to(tl.int32, bitcast=True)
-    # e4m3 has 20 bits of mantissa less, and an exponent that is 120 less.
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below, the unit is 2^-9, as that of numbers from 2^14 on in fp32.
-    small = (clamped + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(clamped < _FP8_NORMAL, small, normal)
-    code = tl.where(x != x, 0x7F, code)
-    return (sign | code).to(tl.uint8)
