@@ -266,7 +266,8 @@ def test_a_cancelled_transfer_leaves_no_slot_in_use(carrier: str, order: StreamO
             # Frames are packed while earlier ones are.
             world.until(lambda: len(HandWaits.all[PACKED].waits) > 1, lambda: _turn(pair))
             pair.prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
-        pair.until((pair.decode, ReceiveFailed))
+            # However late the cancellation comes back, the frames are still being packed.
+            world.until(lambda: bool(pair.decode.log.of(ReceiveFailed)), lambda: world.turn(2))
         assert pair.prefill.plane.stats().free_slots < pair.prefill.plane.stats().total_slots
         HandWaits.all[PACKED].close()
         for layer in range(LAYERS):
