@@ -32,7 +32,7 @@ def passes(trial: Callable[[], str], otherwise: str) -> bool:
 
 
 def triton_problem(device: torch.device) -> str:
-    """The reason why no Triton kernel can be used on a GPU; empty if they can.
+    """The reason why no Triton kernel can be used on a GPU; empty if they can, or elsewhere.
 
     Triton compiles kernels on the machine that runs them, and needs a C compiler and a folder from
     which libraries can be loaded.
@@ -47,7 +47,7 @@ def triton_problem(device: torch.device) -> str:
 
         return "" if probe(device) == 1 else "a kernel that it compiles writes a wrong number"
 
-    return problem(trial)
+    return problem(trial) if device.type == "cuda" else ""
 
 
 def too_far(worst: float, limit: float, whose: str = "its") -> str:

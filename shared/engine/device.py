@@ -147,7 +147,7 @@ def operators_for(
 def usable_decode_kernel(device: torch.device, decode_kernel: str) -> str:
     """``--decode-kernel``, or torch if Triton compiles no kernel that runs on this GPU, which is
     logged. Raises ``StartupError`` if Triton is required."""
-    if device.type == CPU or decode_kernel == "torch" or not (reason := triton_problem(device)):
+    if decode_kernel == "torch" or not (reason := triton_problem(device)):
         return decode_kernel
     why = f"Triton cannot be used on {description(device)}: {reason}"
     if decode_kernel == "triton":
