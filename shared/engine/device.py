@@ -28,9 +28,14 @@ log = logging.getLogger("tandem.node")
 
 def choose_device(name: str, index: int) -> torch.device:
     """The device of ``--device``, prepared. Raises ``StartupError``."""
-    if name == CPU or (name == "auto" and not _has_cuda()):
+    if name == CPU:
         return torch.device(CPU)
-    if not torch.cuda.is_available():
+    available, problem = _cuda()
+    if not available and name == "auto":
+        if problem:
+            log.warning("the CPU computes, because no GPU can be used: %s", problem)
+        return torch.device(CPU)
+    if not available:
         raise StartupError(f"--device cuda: {_no_cuda()}, or use --device cpu")
     count = torch.cuda.device_count()
     if index >= count:
@@ -38,23 +43,23 @@ def choose_device(name: str, index: int) -> torch.device:
         raise StartupError(f"there is no CUDA device {index}, {only}; see --d")
     device = torch.device(CUDA, index)
     try:
-        torch.cuda.set_device(index)
-        _add_on(device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old GPUs: whether this one computes counts
+            torch.cuda.set_device(index)
+            _add_on(device)
     except RuntimeError as error:
         raise StartupError(_unusable(device, error)) from None
     prepare(device)
     return device
 
 
-def _has_cuda() -> bool:
-    """True if torch can use a GPU; warns if there is one that it cannot use, because of the driver
-    for instance."""
+def _cuda() -> tuple[bool, str]:
+    """True if torch can use a GPU; the problem if there is one that it cannot use, because of the
+    driver for instance."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
-    if caught and not available:
-        log.warning("the CPU computes, because no GPU can be used: %s", _first(caught[0].message))
-    return available
+    return available, _first(caught[0].message) if caught else ""
 
 
 def _no_cuda() -> str:
@@ -71,6 +76,8 @@ def _no_cuda() -> str:
         reason = _first(error)
     if "too old" in reason:
         remedy = f"update it, or install a torch for its CUDA instead of {torch.__version__}"
+    elif "Error 802" in reason:
+        remedy = "NVIDIA's fabric manager must run on machines with NVSwitch"
     elif _visible():
         remedy = "name GPUs there that nvidia-smi lists"
     else:
@@ -106,7 +113,9 @@ def _unusable(device: torch.device, error: RuntimeError) -> str:
 
 def _first(error: Exception | Warning | str) -> str:
     """The first sentence of a message of torch's, which may be followed by advice and a stack."""
-    line = (str(error).splitlines() or [""])[0]
+    line = (str(error).splitlines() or [""])[0].partition(" (Triggered")[0]
+    if numbered := re.search(r"Error \d+: .*", line):  # after questions about the cause
+        return numbered[0]
     return re.split(r"\. (?=[A-Z])", line)[0].removeprefix("CUDA initialization: ").rstrip(".")
 
 

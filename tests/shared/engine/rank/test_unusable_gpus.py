@@ -51,6 +51,13 @@ NO_DRIVER = (
             "",
             r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES is ''\); name GPUs there that",
         ),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+            "calling NumCudaDevices() that might have already set an error? Error 802: system not "
+            "yet initialized",
+            None,
+            "cuda: Error 802: system not yet initialized; NVIDIA's fabric manager must run",
+        ),
         ("No CUDA GPUs are available", "7", r"available \(CUDA_VISIBLE_DEVICES is '7'\); name"),
     ],
 )
@@ -60,13 +67,17 @@ def test_the_reason_why_torch_sees_no_gpu_is_named(
     def init() -> None:
         raise RuntimeError(error)
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def is_available() -> bool:  # warnings are no second line on stderr
+        warnings.warn(f"CUDA initialization: {error}", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(StartupError, match=rf"^--device cuda: .*{words}.*, or use --device cpu$"):
+    with pytest.raises(StartupError, match=rf"^--device .*{words}.*, or use --device cpu$"):
         open_device(settings("cuda"))
 
 
