@@ -121,6 +121,8 @@ def _translate(argument: str, rest: list[str], options: Collection[str]) -> list
     name = RENAMED[name] if RENAMED.get(name) in options else name
     if name in options:
         suffix, value = equals + value, value if equals else (rest[0] if rest else "")
+        if name == "--device" and value.startswith("cuda:"):  # as torch names one
+            raise UsageError(f"--device {value}: use --device cuda --d {value[5:]}")
         choices, implied = BARE.get(name, ((), ""))
         if choices and not equals and value not in choices:
             return [f"{name}={implied}"]

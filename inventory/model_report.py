@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.config import EngineConfig
-from ..shared.config.kv_dtypes import kv_dtype_of
 from ..shared.engine.device import choose_device
+from ..shared.engine.formats import formats_for
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
 from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
@@ -71,14 +71,14 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     with _checked(config) as (model, source, values, spec):
         files, size = _weights(model, source)
         on_cpu = device == CPU
-        dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
-        kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
+        devices = (machine.cpu,) if on_cpu else machine.gpus
+        formats = formats_for(config, spec, devices)
+        dtype, kv_dtype = formats.dtype, formats.kv_dtype
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
         tokenizer = _tokenizer(source, spec.vocab_size)
         used = kernels_of(
             config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec), dtype=dtype
         )
-        devices = (machine.cpu,) if on_cpu else machine.gpus
         fits = [_fit(source, spec, dtype, kv_dtype, each, devices, config) for each in devices]
     experts = sum(each.values for each in sizes if _part(each.name) == "experts")
     active = sum(each.values for each in sizes) - experts + _active(spec, experts)

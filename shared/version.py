@@ -18,3 +18,10 @@ def version() -> str:
 def install_command(extra: str) -> str:
     """The command that installs an optional part; Tandem is on no package index."""
     return f"pip install '.[{extra}]' in Tandem's checkout"
+
+
+@cache
+def versions() -> str:
+    """The versions in which all hosts of a node must agree: torch's comes with NCCL's. Without
+    loading torch."""
+    return f"Tandem {version()} with torch {metadata.version('torch')}"

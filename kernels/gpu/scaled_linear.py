@@ -20,6 +20,7 @@ from ..block_formats import GroupFormat
 from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
+from .capability import capability_of
 from .trials import passes, too_far
 
 # What shares a scale: the inputs of an output, or a block.
@@ -89,13 +90,6 @@ def scaling_of(codes: GroupedCodes) -> Scaling | None:
         return None
     firsts = scales[::_BLOCK].repeat_interleave(_BLOCK, dim=0)[:outputs]
     return "blocks" if torch.equal(scales, firsts) else None
-
-
-def capability_of(device: torch.device) -> tuple[int, int]:
-    """The generation of an NVIDIA GPU; (0, 0) of any other device."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return 0, 0
-    return torch.cuda.get_device_capability(device)
 
 
 def multiplies(scaling: Scaling, capability: tuple[int, int]) -> bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import torch
+
+from .capability import capability_of
+
 log = logging.getLogger("tandem.kernels")
+
+# Triton compiles kernels for no older GPUs of NVIDIA.
+OLDEST_CAPABILITY = (7, 0)
 
 
 def problem(trial: Callable[[], str]) -> str:
@@ -22,6 +29,25 @@ def passes(trial: Callable[[], str], otherwise: str) -> bool:
         log.warning("%s: %s", otherwise, reason)
         return False
     return True
+
+
+def triton_problem(device: torch.device) -> str:
+    """The reason why no Triton kernel can be used on a GPU; empty if they can, or elsewhere.
+
+    Triton compiles kernels on the machine that runs them, and needs a C compiler and a folder from
+    which libraries can be loaded.
+    """
+
+    def trial() -> str:
+        capability = capability_of(device)
+        if (0, 0) < capability < OLDEST_CAPABILITY:  # the compiler may abort the process
+            has, needs = (".".join(map(str, each)) for each in (capability, OLDEST_CAPABILITY))
+            return f"it needs compute capability {needs}, and this GPU has {has}"
+        from .triton_probe import probe
+
+        return "" if probe(device) == 1 else "a kernel that it compiles writes a wrong number"
+
+    return problem(trial) if device.type == "cuda" else ""
 
 
 def too_far(worst: float, limit: float, whose: str = "its") -> str:

@@ -6,17 +6,26 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.gpu.capability import capability_of
 from ..kv.planning import CPU, CUDA, RankDevice
 
 
 def report(device: torch.device) -> RankDevice:
     """The device's description, for the head."""
+    name = description(device)
     if device.type == CPU:
-        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
         return RankDevice(CPU, name, _total_memory(), free_memory(device))
     free, total = torch.cuda.mem_get_info(device)
-    name = f"GPU {device.index} ({torch.cuda.get_device_name(device)})"
-    return RankDevice(device.type, name, total, free)
+    return RankDevice(device.type, name, total, free, capability_of(device))
+
+
+def description(device: torch.device) -> str:
+    """A CPU's instructions; the number and name of a GPU, and the generation of NVIDIA's."""
+    if device.type == CPU:
+        return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    capability = ".".join(map(str, capability_of(device)))
+    generation = "" if capability == "0.0" else f", compute capability {capability}"
+    return f"GPU {device.index} ({torch.cuda.get_device_name(device)}{generation})"
 
 
 def free_memory(device: torch.device) -> int:

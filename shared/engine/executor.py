@@ -176,7 +176,7 @@ class MultiprocessExecutor:
                 await self._spawn(index) if index < here else await self._connected(index)
             )
             self._send(self._ranks[-1], OpenDevice(replace(each, rendezvous=rendezvous)))
-        return [(await self._loading(rank, DeviceOpened)).device for rank in self._ranks]
+        return [reply.device for reply in await self._loading(DeviceOpened)]
 
     async def load(self, formats: LoadFormats) -> list[RankMemory]:
         """Load the weights, in dtypes that suit the devices.
@@ -185,7 +185,7 @@ class MultiprocessExecutor:
         """
         for rank in self._ranks:
             self._send(rank, LoadModel(formats))
-        return [(await self._loading(rank, ModelLoaded)).memory for rank in self._ranks]
+        return [reply.memory for reply in await self._loading(ModelLoaded)]
 
     async def allocate(self, num_blocks: int, limits: SlotLimits) -> list[RankEndpoints]:
         """Give every rank its cache; returns the endpoints of the ranks' data planes, if any.
@@ -194,7 +194,7 @@ class MultiprocessExecutor:
         """
         for rank in self._ranks:
             self._send(rank, AllocateCache(num_blocks, limits))
-        ready = [await self._loading(rank, CacheAllocated) for rank in self._ranks]
+        ready = await self._loading(CacheAllocated)
         if self._lost_reason:  # after its reply
             raise StartupError(self._lost_reason)
         self._serving = True
@@ -373,11 +373,20 @@ class MultiprocessExecutor:
                 )
         return "closed its channel; its log has the cause"
 
-    async def _loading(self, rank: Rank, kind: type[T]) -> T:
+    async def _loading(self, kind: type[T]) -> list[T]:
+        """The replies of all ranks. Raises the error of the rank that fails first, for which the
+        others may wait."""
+        tasks = [
+            asyncio.create_task(self._reply(rank, kind, self._load_seconds)) for rank in self._ranks
+        ]
         try:
-            return await self._reply(rank, kind, self._load_seconds)
+            return await asyncio.gather(*tasks)
         except TimeoutError as error:
             raise StartupError(f"{error}; a longer --load-timeout may help") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _reply(self, rank: Rank, kind: type[T], seconds: float) -> T:
         try:

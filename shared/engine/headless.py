@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from ..config import EngineConfig
 from ..errors import StartupError
-from ..handoff.wire.codec import CodecError
+from ..handoff.wire.codec import CodecError, VersionError
 from ..process.threads import in_thread, share_of_cores
+from ..version import version, versions
 from ..weights.obtain import obtain_model
 from . import executor
 from .channel import BlockingChannel
@@ -104,6 +105,7 @@ class HeadlessHost:
                 node_rank=config.node_rank,
                 nnodes=config.nnodes,
                 size=config.world_size,
+                versions=versions(),
                 fingerprint=fingerprint,
                 address=channel.local_address,
                 model_path=str(model.path),
@@ -138,6 +140,11 @@ class HeadlessHost:
         try:
             while (message := channel.receive()) is not None:
                 loop.call_soon_threadsafe(self._messages.put_nowait, message)
+        except VersionError:
+            last = StartupError(
+                f"the head at {self._config.master} has another version of Tandem than this host's "
+                f"{version()}; install the same on all hosts"
+            )
         except (CodecError, ValueError) as error:
             last = StartupError(
                 f"the head at {self._config.master} sent an invalid message: {error}"

@@ -220,6 +220,7 @@ class HostJoins:
     node_rank: int
     nnodes: int
     size: int
+    versions: str
     fingerprint: dict[str, str]
     address: str
     model_path: str

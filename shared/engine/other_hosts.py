@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 from ..config import EngineConfig
 from ..errors import StartupError, in_line
+from ..handoff.wire.codec import VersionError
 from ..host_port import join_host_port
 from ..security.tls import server_context
+from ..version import version, versions
 from .channel import framed, read_message
 from .join import (
     ANSWER_BYTES,
@@ -104,6 +106,7 @@ class OtherHosts:
             asyncio.get_running_loop().create_future()
         )
         self._complete = False
+        self._last_refusal = ""
         self._unproved = asyncio.Semaphore(MAX_UNPROVED)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,6 +158,7 @@ class OtherHosts:
                 f"node rank {missing} did not join at {self._config.master} within "
                 f"{self._config.join_timeout:g} s; start the same command there with its "
                 f"--node-rank, or raise --join-timeout"
+                + (self._last_refusal and f" (the last connection: {self._last_refusal})")
             ) from None
         self._complete = True
         hosts = [self._hosts[number] for number in numbers]
@@ -212,18 +216,26 @@ class OtherHosts:
             elif isinstance(message, RankJoins):
                 is_rank = self._take(message.rank, (reader, writer))
         except TimeoutError:
-            log.warning("%s is refused: it proves no cluster token in time", address)
-        except ValueError as error:  # a CodecError: another version, most likely
-            log.warning("%s is refused: %s", address, error)
+            self._note_refusal(address, "it proves no cluster token in time")
+        except VersionError:
+            self._note_refusal(
+                address,
+                f"it has another version of Tandem than the head's {version()}; install the same "
+                f"on all hosts",
+            )
             # It cannot be decoded there either, but says so.
             writer.write(framed(HostRefused("the head has another version")))
-        except StartupError as error:
-            log.warning("%s is refused: %s", address, error)
+        except (ValueError, StartupError) as error:
+            self._note_refusal(address, str(error))
         except (asyncio.IncompleteReadError, OSError):
             pass  # it has gone
         finally:
             if not is_rank:
                 writer.close()
+
+    def _note_refusal(self, address: str, reason: str) -> None:
+        self._last_refusal = f"{address} is refused: {reason}"
+        log.warning("%s", self._last_refusal)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         challenge = greeting()
@@ -283,6 +295,8 @@ class OtherHosts:
             return f"{who} has --tensor-parallel-size {about.size}, the head {config.world_size}"
         if not 0 < about.node_rank < config.nnodes:
             return f"{who} is none of the hosts 1 to {config.nnodes - 1}"
+        if about.versions != versions():
+            return f"{who} has {about.versions}, the head {versions()}; install the same on all"
         fingerprint = await asyncio.shield(self._fingerprint)
         differing = sorted(
             key

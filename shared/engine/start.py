@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..config import EngineConfig, HandoffConfig
 from ..config.fields import served_names
-from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError, PeerRefusedError, RequestError, StartupError, UsageError
 from ..handoff.plane.canary import coarsest
 from ..handoff.plane.messages import Event
@@ -29,7 +28,8 @@ from ..weights.obtain import ObtainedModel, obtain_model
 from ..weights.source import WeightSource
 from .core import EngineCore
 from .executor import MultiprocessExecutor
-from .messages import DataPlaneSettings, HostJoins, LoadFormats, RankSettings
+from .formats import formats_for
+from .messages import DataPlaneSettings, HostJoins, RankSettings
 from .other_hosts import OtherHosts
 from .plan import PRIVATE_SEQS, SlotLimits
 from .scheduling.prefill_pacer import PrefillPacer
@@ -176,7 +176,7 @@ async def start_engine(
         devices = await ranks.start(settings)
         check_kinds(devices)
         device = NodeDevice(tuple(devices), config.nodes_per_device or 1, config.nnodes)
-        formats = _formats(config, spec, device)
+        formats = formats_for(config, spec, devices)
         resolved = _resolve(config, spec, device, await ranks.load(formats))
         endpoints = await ranks.allocate(resolved.num_blocks, _slot_limits(resolved))
         fingerprint, _ = await reading
@@ -332,11 +332,6 @@ def plans_ahead(config: EngineConfig, device: NodeDevice) -> bool:
     ranks = config.ranks_per_host
     threads = (config.threads or share_of_cores(ranks)) * ranks
     return not device.on_cpu or config.cpu_kernels == "compiled" or threads < share_of_cores(1)
-
-
-def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> LoadFormats:
-    dtype = spec.dtype_for(config.dtype, on_cpu=device.on_cpu)
-    return LoadFormats(dtype, kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype))
 
 
 def _decode_kernel(config: EngineConfig) -> str:

@@ -143,7 +143,8 @@ class Inbox:
             return
         if isinstance(event, PeerJoined):
             self.connections.joined(rank, event)
-            log.info(
+            log.log(
+                logging.WARNING if event.note else logging.INFO,  # a better carrier does not work
                 "rank %d of node %s is connected over %s%s",
                 event.rank,
                 event.node_id,

@@ -27,12 +27,19 @@ _STEP_BYTES = 3 << 30
 
 @dataclass(frozen=True, slots=True)
 class RankDevice:
-    """A rank's device before anything is loaded. ``kind`` is torch's device type."""
+    """A rank's device before anything is loaded. ``kind`` is torch's device type; ``capability`` is
+    the generation of an NVIDIA GPU, (0, 0) of any other device."""
 
     kind: str
     name: str
     total_bytes: int
     free_bytes: int
+    capability: tuple[int, int] = (0, 0)
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """False for NVIDIA's GPUs before sm_80."""
+        return self.capability == (0, 0) or self.capability >= (8, 0)
 
     def __str__(self) -> str:
         free, total = self.free_bytes / (1 << 30), self.total_bytes / (1 << 30)

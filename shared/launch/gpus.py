@@ -24,9 +24,14 @@ log = logging.getLogger("tandem.node")
 def usable_gpus(config: EngineConfig) -> tuple[int, ...]:
     """The GPUs of ``--d``, or else all of this machine; none if the options or a CPU build of torch
     exclude them. Raises ``UsageError``."""
-    if config.devices is not None or config.device == CPU:
+    if config.device == CPU:
         return config.device_ids
     count = device_count()
+    if config.devices is not None:
+        if count and max(config.device_ids) >= count:
+            last = f"0 to {count - 1}" if count > 1 else "0"
+            raise UsageError(f"--d {config.devices}: this machine's usable GPUs are {last}")
+        return config.device_ids
     if count and not _torch_has_cuda():
         log.warning(
             "torch is installed without CUDA, so the %d GPUs here are not used; install a build "

@@ -498,19 +498,21 @@ class DecoderSpec:
             count = parts[-1].stop
         return tuple(parts)
 
-    def dtype_for(self, name: str, *, on_cpu: bool) -> str:
+    def dtype_for(self, name: str, *, on_cpu: bool, has_bfloat16: bool = True) -> str:
         """The dtype to run in. ``auto`` is the checkpoint's own, except that float16 becomes
         bfloat16 on a CPU, where attention is several times slower in float16 (request float16 or
         float32 to keep full precision).
 
         For quantised weights, it is the dtype of activations: float32 on a CPU, where it costs
-        little, and rounding would hurt small models.
+        little, and rounding would hurt small models. GPUs that have no bfloat16 use float16.
         """
         if name != "auto":
             return name
         if self.dtype == QUANTIZED:
-            return "float32" if on_cpu else "bfloat16"
-        return "bfloat16" if on_cpu and self.dtype == "float16" else self.dtype
+            dtype = "float32" if on_cpu else "bfloat16"
+        else:
+            dtype = "bfloat16" if on_cpu and self.dtype == "float16" else self.dtype
+        return "float16" if dtype == "bfloat16" and not has_bfloat16 else dtype
 
 
 def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:

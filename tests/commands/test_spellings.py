@@ -52,6 +52,12 @@ def test_what_cannot_be_honoured_is_refused_with_the_alternative(name: str) -> N
             translate(spelling, OPTIONS)
 
 
+@pytest.mark.parametrize("spelling", [["--device", "cuda:7"], ["--device=cuda:7"]])
+def test_a_gpu_as_torch_names_it_is_refused_with_our_spelling(spelling: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"--device cuda:7: use --device cuda --d 7"):
+        translate(spelling, OPTIONS)
+
+
 def test_translations_lead_to_options_that_exist() -> None:
     switches = {
         name for parameter in cli.commands["serve"].params for name in parameter.secondary_opts

@@ -5,8 +5,12 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
+import queue
+import re
 import socket
 import struct
+import threading
+import time
 from typing import Any
 
 import torch
@@ -18,9 +22,16 @@ from ...models.parallel import TensorParallel
 from ..messages import RankSettings
 
 RENDEZVOUS_SECONDS = 60
+# For all parts of a rendezvous: the store, NCCL, and gloo.
+LIMIT_SECONDS = 150
 _LOOPBACKS = {"lo", "lo0"}  # Linux and macOS
 _TCP = "tcp://"
 _SIOCGIFADDR = 0x8915
+# As in torch's c10d: place, kind, version.
+_NCCL_ERROR = re.compile(
+    r"NCCL error in: [^,]*, (?P<kind>[^,(]*[^,( ])[^,]*(?:, NCCL version(?P<version> [\d.]+))?"
+)
+_LAST_ERROR = "Last error:"
 
 
 def meet(settings: RankSettings, device: torch.device) -> TensorParallel:
@@ -28,31 +39,77 @@ def meet(settings: RankSettings, device: torch.device) -> TensorParallel:
     if settings.size == 1:
         return TensorParallel()
     interface = _use_interface(settings.rendezvous)
+    outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def begin() -> None:
+        try:
+            outcome.put(_begin(settings, device))
+        except Exception as error:
+            outcome.put(error)
+
+    start = time.monotonic()
+    # In a thread, because NCCL may wait without end.
+    threading.Thread(target=begin, name="rendezvous", daemon=True).start()
     try:
-        torch.distributed.init_process_group(
-            "nccl" if device.type == CUDA else "gloo",
-            **_meeting(settings),
-            rank=settings.rank,
-            world_size=settings.size,
-            timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
-            # Makes NCCL connect at once: missing libraries are noticed now, and its memory is
-            # allocated before the cache is planned.
-            device_id=device if device.type == CUDA else None,
-        )
-        control = torch.distributed.new_group(backend="gloo")
-    except (RuntimeError, ValueError) as error:
-        hint = ""
-        if _is_remote(settings.rendezvous):
-            hint = (
-                f"; the hosts must reach each other at all ports of {interface or 'an interface'}, "
-                f"or of the one that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name"
-            )
+        control = outcome.get(timeout=LIMIT_SECONDS)
+    except queue.Empty:
+        control = TimeoutError(f"{_backend(device)} still waits for a rank")
+    if isinstance(control, StartupError):
+        raise control
+    if isinstance(control, Exception):
         raise StartupError(
             f"rank {settings.rank} did not meet the other {settings.size - 1} at "
-            f"{settings.rendezvous} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
-            f"{hint}"
-        ) from None
+            f"{settings.rendezvous}, after {time.monotonic() - start:.1f} s: {_reason(control)}"
+            f"{_remedy(settings, device, interface)}"
+        )
     return TensorParallel(settings.rank, settings.size, control=control)
+
+
+def _begin(settings: RankSettings, device: torch.device) -> Any:
+    """Meet the other ranks. Returns a group for messages between processes."""
+    torch.distributed.init_process_group(
+        _backend(device),
+        **_meeting(settings),
+        rank=settings.rank,
+        world_size=settings.size,
+        timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
+        # Makes NCCL connect at once: missing libraries are noticed now, and its memory is
+        # allocated before the cache is planned.
+        device_id=device if device.type == CUDA else None,
+    )
+    return torch.distributed.new_group(backend="gloo")
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == CUDA else "gloo"
+
+
+def _reason(error: Exception) -> str:
+    """The problem in one line: of NCCL the version, the kind and the "Last error", which torch
+    puts below the place in its code."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    nccl = _NCCL_ERROR.search(lines[0])
+    if nccl is None:
+        return lines[0]
+    last = next((i for i, line in enumerate(lines) if line.startswith(_LAST_ERROR)), len(lines))
+    details = " ".join(lines[last:]).removeprefix(_LAST_ERROR).strip()
+    return f"NCCL{nccl['version'] or ''}: {nccl['kind']}" + (f": {details}" if details else "")
+
+
+def _remedy(settings: RankSettings, device: torch.device, interface: str) -> str:
+    remedies = []
+    if _is_remote(settings.rendezvous):
+        remedies.append(
+            f"the hosts must reach each other at all ports of {interface or 'an interface'}, or of "
+            f"the one that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name"
+        )
+    if device.type == CUDA:
+        name = os.environ.get("NCCL_SOCKET_IFNAME", "not set")
+        remedies.append(
+            f"NCCL_DEBUG=INFO logs more, NCCL_SOCKET_IFNAME ({name}) selects the interface, and "
+            f"NCCL_P2P_DISABLE=1 does without peer access between GPUs"
+        )
+    return "".join(f"; {remedy}" for remedy in remedies)
 
 
 def _is_remote(rendezvous: str) -> bool:

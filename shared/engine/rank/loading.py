@@ -26,8 +26,8 @@ from ...weights.footprint import parameter_sizes
 from ...weights.kv_scales import read_kv_scales
 from ...weights.source import open_source
 from ...weights.transfer import in_words
-from ..device import operators_for
-from ..device_memory import free_memory, report
+from ..device import operators_for, usable_decode_kernel
+from ..device_memory import description, free_memory, report
 from ..messages import LoadFormats, RankSettings
 from ..plan import SlotLimits
 from .device import data_plane_bytes
@@ -81,20 +81,18 @@ class LoadedModel:
             return runner_of(self.model, cache, self.tp, limits)
         except KernelUnavailableError as error:
             raise StartupError(
-                f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
-                f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
-                f"(no noexec); or use --decode-kernel torch, which is slow in large batches"
+                f"Triton's decode kernel cannot run on {description(self.device)}: {error}; use "
+                f"--decode-kernel torch, which is slow in large batches"
             ) from None
 
 
 def load_model(settings: RankSettings, formats: LoadFormats, device: torch.device) -> LoadedModel:
     """Load this rank's part of the model, after meeting the other ranks if there are any."""
     torch.set_num_threads(settings.threads)
+    decode_kernel = usable_decode_kernel(device, settings.decode_kernel)
     tp = meet(settings, device)
     overrides = json_object("--hf-overrides", settings.hf_overrides)
-    operators = operators_for(
-        device, cpu_kernels=settings.cpu_kernels, decode_kernel=settings.decode_kernel
-    )
+    operators = operators_for(device, cpu_kernels=settings.cpu_kernels, decode_kernel=decode_kernel)
     try:
         model = load.load_model(
             settings.model_path,

@@ -147,11 +147,18 @@ class ModelRunner:
         try:
             with torch.inference_mode():
                 self.graphs = DecodeGraphs(self.model, self.cache, self.inputs, max_rows, capture)
-        except RuntimeError as error:
+        except Exception as error:  # Triton raises errors of many types
+            first = _first_of(error)  # the last one may only say that the capture is invalid
+            remedy = "use --enforce-eager"
+            if lacks_memory(first):
+                remedy += (
+                    ", or leave more memory by a lower --gpu-memory-utilization or --max-num-seqs"
+                )
+            log.debug("a capture failed", exc_info=error)
+            summary = " ".join(str(first).splitlines()[:1])
             raise StartupError(
-                f"the CUDA graphs of decode steps could not be captured: "
-                f"{str(error).splitlines()[0]}; use --enforce-eager, or leave more memory by a "
-                f"lower --gpu-memory-utilization or --max-num-seqs"
+                f"the CUDA graphs of decode steps could not be captured: {type(first).__name__}: "
+                f"{summary}; {remedy}"
             ) from None
 
     def recover(self) -> None:
@@ -248,7 +255,14 @@ def cause_of(error: Exception) -> str:
     return OUT_OF_MEMORY if lacks_memory(error) else COMPUTATION
 
 
-def lacks_memory(error: Exception) -> bool:
+def _first_of(error: BaseException) -> BaseException:
+    """The first error of a chain of which each was raised while the one before was handled."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    return error
+
+
+def lacks_memory(error: BaseException) -> bool:
     """True if an allocation failed."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....kernels.gpu.trials import passes
+from ....kernels.gpu.trials import passes, triton_problem
 from ..plan import RankSampling, SamplerSpec
 from .sampler import Sampler
 
@@ -41,7 +41,7 @@ def sampler_for(vocab_size: int, last_tokens: torch.Tensor) -> Sampler | GpuSamp
 def works(vocab_size: int, device: torch.device) -> bool:
     """True if Triton's draws compile and are right on this device; logs the reason if not."""
     return passes(
-        lambda: first_difference(vocab_size, device),
+        lambda: triton_problem(device) or first_difference(vocab_size, device),
         "torch draws tokens, and steps wait for the GPU, because of Triton",
     )
 

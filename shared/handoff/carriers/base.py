@@ -33,7 +33,11 @@ MAX_LOANS = 6
 
 
 class CarrierUnavailableError(TransferError):
-    """This rank cannot use a carrier, but maybe another one."""
+    """This rank cannot use a carrier, but maybe another one. ``usual``: not worth a warning."""
+
+    def __init__(self, message: str, *, usual: bool = False) -> None:
+        super().__init__(message)
+        self.usual = usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,4 +154,5 @@ def _skip(kind: type[Carrier], setting: str, error: CarrierUnavailableError) -> 
     """Continue without a carrier, unless it is the only one. Raises ``StartupError``."""
     if setting == kind.name:
         raise not_possible(kind.name, str(error)) from None
-    log.debug("without the carrier %s: %s", kind.name, error)
+    level = logging.DEBUG if error.usual else logging.WARNING
+    log.log(level, "KV is transferred without the carrier %s: %s", kind.name, error)

@@ -31,12 +31,31 @@ from tandem.shared.engine.start import DataPlaneOptions, NodeEngine, NodeIdentit
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.plane.messages import Event
 from tandem.shared.telemetry.logs import LogSettings
-from tandem.tests.support.forked import fork_rank
+from tandem.tests.support.forked import ForkedRank, fork_rank
 from tandem.tests.support.waiting import until
 
 CONFIG = EngineConfig(model=str(builtin_model_path()), threads=1, num_blocks=64, max_model_len=512)
 IDENTITY = NodeIdentity("node", 1)
 SECONDS = 60.0
+
+OLD_DRIVER = """
+import torch
+def init():
+    raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please")
+torch.cuda.is_available = lambda: False
+torch.cuda.init = init
+torch.version.cuda = "13.0"
+"""
+FAILS_AS_THE_SECOND = """
+from tandem.shared.engine.rank import loading
+from tandem.shared.errors import StartupError
+load_model = loading.load_model
+def fail(settings, *others):
+    if settings.rank == 1:
+        raise StartupError("the second rank has no compiler")
+    return load_model(settings, *others)
+loading.load_model = fail
+"""
 
 
 def ranks(engine: NodeEngine) -> list[psutil.Process]:
@@ -72,6 +91,41 @@ async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
     config = replace(CONFIG, load_timeout=0.01)
     with pytest.raises(StartupError, match=r"rank 0 sent no DeviceOpened within 0\.01 s.*--load-t"):
         await start_engine(config, IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("prelude", "options", "message"),
+    [
+        # The first rank would wait a minute at their rendezvous.
+        (FAILS_AS_THE_SECOND, {}, r"^the second rank has no compiler$"),
+        (
+            OLD_DRIVER,
+            {"device": "cuda"},
+            r"^--device cuda: The NVIDIA driver .* 11040\); update it",
+        ),
+    ],
+)
+async def test_a_rank_that_cannot_start_is_reported_at_once_and_ends_with_the_others(
+    prelude: str,
+    options: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    started: list[psutil.Process] = []
+
+    async def start_rank(channel: socket.socket) -> ForkedRank:
+        rank = await fork_rank(channel, prelude)
+        started.append(psutil.Process(rank.pid))
+        return rank
+
+    monkeypatch.setattr(executor, "start_rank", start_rank)
+    config = replace(CONFIG, tensor_parallel_size=2, **options)  # type: ignore[arg-type]
+    with pytest.raises(StartupError, match=message):
+        async with asyncio.timeout(SECONDS / 2):
+            await start_engine(config, IDENTITY)
+    await until(lambda: len(started) == 2 and not any(rank.is_running() for rank in started))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_ranks_listen_on_loopback_and_end_only_when_their_head_asks(

@@ -95,6 +95,7 @@ HOST = HostJoins(
     node_rank=1,
     nnodes=2,
     size=4,
+    versions="Tandem 1 with torch 2",
     fingerprint={"layers": "4"},
     address="10.0.0.8",
     model_path="/models/a",

@@ -46,6 +46,7 @@ from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.kv.planning import NodeDevice, RankDevice, RankMemory
 from tandem.shared.security.credentials import read_credentials
 from tandem.shared.security.several_hosts import check_hosts
+from tandem.shared.version import versions
 from tandem.tests.support.certificates import issue
 from tandem.tests.support.checkpoints.tiny_models import cached
 from tandem.tests.support.forked import ForkedRank, fork_rank
@@ -158,6 +159,7 @@ def about(**changes: object) -> HostJoins:
         "node_rank": 1,
         "nnodes": 2,
         "size": 2,
+        "versions": versions(),
         "fingerprint": FINGERPRINT,
         "address": "127.0.0.9",
         "model_path": "m",
@@ -189,6 +191,7 @@ async def reply_to(
     [
         ({"nnodes": 3}, r"node rank 1 \(127\.0\.0\.9\) has --nnodes 3, the head 2"),
         ({"size": 4}, "has --tensor-parallel-size 4, the head 2"),
+        ({"versions": "Tandem 9"}, r"has Tandem 9, the head Tandem .* with torch .*; install the"),
         ({"node_rank": 0}, r"node rank 0 .* is none of the hosts 1 to 1"),
         ({"fingerprint": FINGERPRINT | {"layers": "5"}}, "another model .*: layers is 5, not 4"),
         ({"fingerprint": {"layers": "4"}}, "another model .*: norm is None, not rms"),
@@ -232,6 +235,17 @@ async def test_hosts_that_do_not_join_are_named() -> None:
         with pytest.raises(StartupError, match=r"node rank 1, 3 did not join at .* within 0\.3 s"):
             await hosts.join(FINGERPRINT)
         channel.close()
+
+
+async def test_the_head_tells_why_the_last_host_was_refused() -> None:
+    config = config_of(join_timeout=1.0)
+    async with listening(config) as hosts:
+        joining = asyncio.create_task(hosts.join(FINGERPRINT))
+        with pytest.raises(StartupError, match="has another cluster token than this host"):
+            await reply_to(config, about(), JoinSecrets(tokens=("other",)))
+        expected = r"node rank 1 did not .* \(the last .*: 127.* refused: it has another cluster"
+        with pytest.raises(StartupError, match=expected):
+            await joining
 
 
 @pytest.mark.parametrize("token", ["other", "new", "old"])
@@ -311,7 +325,31 @@ async def test_a_host_of_another_version_is_refused_on_both_sides(
 
         reply = await asyncio.to_thread(call)
     assert reply[4:8] == CODEC.version.to_bytes(4, "little")  # with which it cannot be decoded
-    assert f"is refused: message of version {other:08x}" in caplog.text
+    assert "is refused: it has another version of Tandem than the head's" in caplog.text
+
+
+async def test_a_head_of_another_version_is_named() -> None:
+    config = config_of()
+    host = HeadlessHost(replace(config, node_rank=1), SECRETS)
+
+    def greet(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            challenge = join.greeting()
+            connection.sendall(challenge)
+            reply = connection.recv(join.ANSWER_BYTES, socket.MSG_WAITALL)
+            connection.sendall(join.admission(SECRETS.tokens, challenge, reply))
+            data = framed(HostAccepted())
+            other = (CODEC.version + 1) % (1 << 32)
+            connection.sendall(data[:4] + other.to_bytes(4, "little") + data[8:])
+            connection.recv(1 << 20)
+
+    with socket.create_server((HEAD, config.master_port)) as server:
+        thread = threading.Thread(target=greet, args=(server,))
+        thread.start()
+        with pytest.raises(StartupError, match=r"another version of Tandem than .*; install the"):
+            await host.run()
+        thread.join()
 
 
 async def test_a_joiner_says_what_is_wrong_with_the_address(

@@ -162,6 +162,8 @@ def test_gpus_count_if_torch_can_use_them_and_none_are_chosen(
         assert usable_gpus(EngineConfig(device=device)) == usable
     assert usable_gpus(EngineConfig(devices="1")) == (1,)
     assert caplog.text == ""
+    with pytest.raises(UsageError, match="--d 1,7: this machine's usable GPUs are 0 to 1"):
+        usable_gpus(EngineConfig(devices="1,7"))
 
 
 def test_gpus_that_torch_cannot_use_are_named(

@@ -5,7 +5,6 @@ Pipes announce payloads and carry their headers; see ``doorbells.py``.
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 
@@ -35,8 +34,6 @@ _HELLO = struct.Struct("<B")
 # The version of the sums, the doorbell's process and descriptor, the ring's bytes, and the lengths
 # of the device's name and of the handle, which follow.
 _OFFER = struct.Struct("<BIIQBB")
-
-log = logging.getLogger("tandem.handoff")
 
 
 def encode_offer(place: DevicePlace, pid: int, bell: int) -> bytes:
@@ -69,7 +66,7 @@ class CudaIpcCarrier(Carrier):
     def __init__(self, rank: RankResources) -> None:
         super().__init__(rank)
         if rank.device is None:
-            raise CarrierUnavailableError(NO_GPU)
+            raise CarrierUnavailableError(NO_GPU, usual=True)
         self._limit = rank.max_frame_bytes
         self._ring: DeviceRing | None = None
         self._buffer: DeviceReceiveBuffer | None = None
@@ -77,7 +74,6 @@ class CudaIpcCarrier(Carrier):
             self._allocate(rank, rank.device)
         except DeviceError as error:
             self.close()
-            log.warning("KV cannot move from GPU to GPU by CUDA IPC: %s", error)
             raise CarrierUnavailableError(str(error)) from None
 
     def _allocate(self, rank: RankResources, device: Device) -> None:

@@ -56,7 +56,7 @@ class SharedMemoryCarrier(Carrier):
         if isinstance(rank.memory, SharedRing):
             self._place = rank.memory.place
         elif rank.sends:
-            raise CarrierUnavailableError("another carrier provides the staging memory")
+            raise CarrierUnavailableError("another carrier provides the staging memory", usual=True)
 
     @classmethod
     def host_memory(cls, size: int) -> HostMemory:

@@ -112,12 +112,33 @@ def test_a_replay_announces_every_layer(folder: Path) -> None:
     assert layers == list(range(len(runner.model.layers)))
 
 
-def test_a_capture_that_fails_ends_the_start_with_a_remedy(folder: Path) -> None:
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has")
+INVALID = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OUT_OF_MEMORY, "OutOfMemoryError: .* 2 GiB; use --enforce-eager, or leave more memory"),
+        (RuntimeError("operation not permitted\n"), "RuntimeError: .* permitted; .*-eager$"),
+        (KeyError("num_warps"), "KeyError: 'num_warps'; use --enforce-eager$"),
+    ],
+)
+def test_a_capture_that_fails_ends_the_start_with_a_remedy(
+    folder: Path, error: Exception, words: str, at_the_end: bool
+) -> None:
+    """Memory is a remedy only if it was short; torch's second error hides the first."""
+
     def capture(forward: object) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has")
+        try:
+            raise error
+        finally:
+            if at_the_end:
+                raise INVALID
 
     runner = runner_of(folder)
-    with pytest.raises(StartupError, match=r"Tried to allocate 2 GiB; use --enforce-eager, or"):
+    with pytest.raises(StartupError, match=rf"^the CUDA graphs .* captured: {words}"):
         runner.capture_graphs(capture, max_rows=1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tandem.kernels.errors import KernelUnavailableError
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.device import operators_for
 from tandem.shared.engine.device_memory import report
-from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
+from tandem.shared.engine.messages import LoadFormats
 from tandem.shared.engine.plan import SlotLimits
 from tandem.shared.engine.rank import loading
 from tandem.shared.engine.rank.device import bind_threads, open_device
@@ -26,64 +25,15 @@ from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights import load
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
-
-GIB = 1 << 30
-
-
-class FakeCuda:
-    """The functions of ``torch.cuda`` that ranks call, for a machine with two GPUs."""
-
-    def __init__(self) -> None:
-        self.current = -1
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 2
-
-    def set_device(self, index: int) -> None:
-        self.current = index
-
-    def get_device_name(self, device: torch.device) -> str:
-        return f"Fake {device.index}"
-
-    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
-        return 70 * GIB, 80 * GIB
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    fake = FakeCuda()
-    preferred = torch.backends.cuda.cudnn_sdp_enabled()
-    for name in dir(fake):
-        if not name.startswith("_") and name != "current":
-            monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    yield fake
-    torch.backends.cuda.enable_cudnn_sdp(preferred)
-
-
-def settings(device: str, index: int = 0, carrier: str = "auto", **others: Any) -> RankSettings:
-    plane = DataPlaneSettings(
-        node_id="n",
-        epoch=1,
-        host=None,
-        port=0,
-        staging_bytes=0,
-        carrier=carrier,
-        curve=False,
-        max_peers=1,
-    )
-    return RankSettings(
-        model_path="", device=device, device_index=index, data_plane=plane, **others
-    )
+from tandem.tests.support.fake_cuda import GIB, FakeCuda, settings
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_the_gpu_is_opened_and_reported(cuda: FakeCuda, name: str) -> None:
     device = open_device(settings(name, 1))
     assert (device, cuda.current) == (torch.device("cuda", 1), 1)
-    assert report(device) == RankDevice("cuda", "GPU 1 (Fake 1)", 80 * GIB, 70 * GIB)
+    name = "GPU 1 (Fake 1, compute capability 9.0)"
+    assert report(device) == RankDevice("cuda", name, 80 * GIB, 70 * GIB, (9, 0))
 
 
 def test_attention_that_is_planned_for_each_length_is_not_used(cuda: FakeCuda) -> None:
@@ -126,14 +76,14 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
     memory = report(device)
     assert (device.type, memory.kind) == ("cpu", "cpu")
     assert 0 < memory.free_bytes <= memory.total_bytes
-    with pytest.raises(StartupError, match=r"--device cuda: .*; use --device cpu"):
+    with pytest.raises(StartupError, match=r"--device cuda: .*, or use --device cpu"):
         open_device(settings("cuda"))
 
 
 def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(StartupError, match=r"torch .* is built without CUDA; install one"):
+    with pytest.raises(StartupError, match=r"torch .* is built without CUDA; install a build"):
         open_device(settings("cuda"))
 
 
