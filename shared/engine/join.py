@@ -29,7 +29,7 @@ MAGIC = b"tandem-join-1\r\n\0"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 GREETING_BYTES = len(MAGIC) + _NONCE_BYTES
-ANSWER_BYTES = _NONCE_BYTES + _PROOF_BYTES
+REPLY_BYTES = _NONCE_BYTES + _PROOF_BYTES
 REFUSAL = bytes(_PROOF_BYTES)
 # Time limit of a connection's handshake.
 HANDSHAKE_SECONDS = 10.0
@@ -59,15 +59,15 @@ def greeting() -> bytes:
     return MAGIC + secrets.token_bytes(_NONCE_BYTES)
 
 
-def answer(token: str, greeting: bytes) -> bytes:
+def reply_to(token: str, greeting: bytes) -> bytes:
     """The joiner's reply."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + _proof(token, b"joiner", greeting, nonce)
 
 
-def admission(tokens: Iterable[str], greeting: bytes, answer: bytes) -> bytes:
+def admission(tokens: Iterable[str], greeting: bytes, reply: bytes) -> bytes:
     """The head's proof for a joiner that knows one of its tokens; else ``REFUSAL``."""
-    nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    nonce, proof = reply[:_NONCE_BYTES], reply[_NONCE_BYTES:]
     for token in tokens:
         if hmac.compare_digest(_proof(token, b"joiner", greeting, nonce), proof):
             return _proof(token, b"head", greeting, nonce)
@@ -133,7 +133,7 @@ def _present(stream: Stream, address: str, token: str) -> None:
             f"{address} is not the head of a node: another program listens there; see "
             f"--master-addr and --master-port"
         )
-    mine = answer(token, challenge)
+    mine = reply_to(token, challenge)
     stream.sendall(mine)
     proof = _read(stream, _PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(token, b"head", challenge, mine[:_NONCE_BYTES])):

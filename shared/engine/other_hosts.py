@@ -21,7 +21,7 @@ from ..security.tls import server_context
 from ..version import version, versions
 from .channel import framed, read_message
 from .join import (
-    ANSWER_BYTES,
+    REPLY_BYTES,
     HANDSHAKE_SECONDS,
     REFUSAL,
     admission,
@@ -240,7 +240,7 @@ class OtherHosts:
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         challenge = greeting()
         writer.write(challenge)
-        reply = await reader.readexactly(ANSWER_BYTES)
+        reply = await reader.readexactly(REPLY_BYTES)
         proof = admission(self._secrets.tokens, challenge, reply)
         writer.write(proof)
         if proof == REFUSAL:

@@ -276,7 +276,7 @@ async def test_a_head_without_the_token_is_refused() -> None:
         connection, _ = server.accept()
         with connection:
             connection.sendall(join.greeting())
-            received.extend(connection.recv(join.ANSWER_BYTES))
+            received.extend(connection.recv(join.REPLY_BYTES))
             connection.sendall(bytes(32))
             received.extend(connection.recv(1))
 
@@ -286,7 +286,7 @@ async def test_a_head_without_the_token_is_refused() -> None:
         with pytest.raises(StartupError, match="another cluster token"):
             await reply_to(config, about())
         thread.join()
-    assert len(received) == join.ANSWER_BYTES
+    assert len(received) == join.REPLY_BYTES
 
 
 async def test_nothing_is_decoded_before_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ async def test_a_head_of_another_version_is_named() -> None:
         with connection:
             challenge = join.greeting()
             connection.sendall(challenge)
-            reply = connection.recv(join.ANSWER_BYTES, socket.MSG_WAITALL)
+            reply = connection.recv(join.REPLY_BYTES, socket.MSG_WAITALL)
             connection.sendall(join.admission(SECRETS.tokens, challenge, reply))
             data = framed(HostAccepted())
             other = (CODEC.version + 1) % (1 << 32)
