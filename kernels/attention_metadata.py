@@ -171,13 +171,15 @@ class ChunkMetadata:
 
     ``chunks``, int32 [C, 4] in row order, holds each one's first row in the step, its number of
     rows, the index of its block table in ``tables``, int32 [S, blocks], and the position of its
-    first row. ``num_rows`` is the number of rows of all chunks.
+    first row. ``derived`` is as that of ``DecodeMetadata``.
     """
 
     chunks: torch.Tensor
     tables: torch.Tensor
-    num_rows: int
     block_size: int
+    derived: dict[object, tuple[torch.Tensor, ...]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,6 @@ def chunk_metadata(
     return ChunkMetadata(
         torch.from_numpy(np.array(chunks, np.int32)).to(device),
         _tables(several, device),
-        sum(sequence.num_rows for sequence in several),
         several[0].block_size,
     )
 

@@ -24,7 +24,7 @@ KV = TypeVar("KV", bound=CachedKV)
 KV_contra = TypeVar("KV_contra", bound=CachedKV, contravariant=True)
 # Arguments: queries, keys, values, rows, params, out, whose decoding rows are filled.
 DecodeKernel = Callable[[torch.Tensor, KV, KV, DecodeMetadata, AttentionParams, torch.Tensor], None]
-# The same for chunks, whose rows are filled.
+# The same for chunks, whose rows are filled; rows between two chunks may be overwritten.
 ChunkKernel = Callable[[torch.Tensor, KV, KV, ChunkMetadata, AttentionParams, torch.Tensor], None]
 
 
@@ -54,16 +54,16 @@ def batched_attention(
     chunk_kernel: ChunkKernel[KV] | None = None,
 ) -> torch.Tensor:
     """``decode_kernel`` for the rows of ``metadata.decodes``, ``chunk_kernel`` for those of
-    ``metadata.chunks``, ``attention`` for the others."""
+    ``metadata.chunks``, before it, and ``attention`` for the others."""
     decodes, chunks, sequences = metadata.decodes, metadata.chunks, metadata.sequences
     if decodes is None and chunks is None:
         return attention(q_THD, keys_KND, values_KND, sequences, params)
     out = q_THD.new_empty(q_THD.shape)  # contiguous, even if q is not
-    if decodes is not None:
-        decode_kernel(q_THD, keys_KND, values_KND, decodes, params, out)
     if chunks is not None:
         assert chunk_kernel is not None
         chunk_kernel(q_THD, keys_KND, values_KND, chunks, params, out)
+    if decodes is not None:
+        decode_kernel(q_THD, keys_KND, values_KND, decodes, params, out)
     others = [
         sequence for sequence in sequences if (chunks if sequence.num_rows > 1 else decodes) is None
     ]

@@ -13,6 +13,7 @@ from ..attention_metadata import (
     SequenceMetadata,
     chunk_metadata,
 )
+from ..batched_decode import ChunkKernel
 from ..reference.attention import paged_attention
 from ..scaled import CachedKV
 from . import trials
@@ -48,8 +49,11 @@ def works(config: AttentionConfig) -> bool:
     )
 
 
-def largest_error(config: AttentionConfig) -> float:
-    """The largest difference from the reference."""
+def largest_error(config: AttentionConfig, kernel: ChunkKernel[CachedKV] | None = None) -> float:
+    """The largest difference of a kernel, the Triton one or one without sinks, from the reference.
+
+    Other rows lie between the chunks.
+    """
     size, device, random = config.block_size, config.device, torch.Generator().manual_seed(0)
     blocks = list(range(-(-max(start + rows for start, rows in _CHUNKS) // size)))[::-1]
     cached = (2, config.kv_heads, len(blocks) * size, config.dim)
@@ -59,16 +63,22 @@ def largest_error(config: AttentionConfig) -> float:
     )
     sequences, end = list[SequenceMetadata](), 0
     for start, rows in _CHUNKS:
-        sequences.append(SequenceMetadata(slice(end, end + rows), start, blocks, size))
-        end += rows
+        sequences.append(SequenceMetadata(slice(end + 1, end + 1 + rows), start, blocks, size))
+        end += 1 + rows
     q_THD = torch.randn(end, config.heads, config.dim, generator=random).to(device, config.dtype)
     sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
     sinks_H = None if sinks_H is None else sinks_H.to(device)
     chunks = chunk_metadata(sequences, device)
     assert chunks is not None
     actual = torch.full_like(q_THD, torch.nan)
-    triton_chunks(q_THD, keys, values, chunks, config.params, actual, sinks_H)
+    arguments = q_THD, keys, values, chunks, config.params, actual
+    if kernel is None:
+        triton_chunks(*arguments, sinks_H)
+    else:
+        kernel(*arguments)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
-    return float((actual.float() - expected.float()).abs().nan_to_num(torch.inf).max())
+    of_chunks = torch.cat([torch.arange(each.rows.start, each.rows.stop) for each in sequences])
+    difference = (actual.float() - expected.float())[of_chunks.to(device)]
+    return float(difference.abs().nan_to_num(torch.inf).max())

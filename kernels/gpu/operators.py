@@ -14,7 +14,7 @@ from ..attention_metadata import (
     AttentionParams,
     LatentConfig,
 )
-from ..batched_decode import batched_attention
+from ..batched_decode import ChunkKernel, batched_attention
 from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
@@ -38,6 +38,7 @@ from ..signatures import (
 from . import (
     chunk_trial,
     decode_trial,
+    flash_attention,
     frame_copy_trial,
     fused_trial,
     latent_trial,
@@ -95,6 +96,8 @@ class GpuOperators(Operators):
         self._norms: set[tuple[int, torch.dtype]] = set()
         self._activations: set[tuple[Activation, int, torch.dtype]] = set()
         self._ropes: set[RopeConfig] = set()
+        # Of layers whose chunks FlashAttention 3 computes.
+        self._flash: set[AttentionConfig] = set()
         # For all kinds of latent attention that were prepared, if any.
         self._stores_latents: bool | None = None
 
@@ -218,6 +221,9 @@ class GpuOperators(Operators):
         return config.params.causal and decode_trial.works(config, required=self._triton_required)
 
     def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
+        if flash_attention.works(config):
+            self._flash.add(config)
+            return True
         return chunk_trial.works(config)
 
     def paged_attention(
@@ -229,6 +235,11 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        chunk_kernel: ChunkKernel[CachedKV] = partial(self.chunk_kernel, sinks_H=sinks_H)
+        if self._flash and metadata.chunks is not None:
+            config = _attention_config(q_THD, keys_KND, metadata.chunks.block_size, params)
+            if config in self._flash:
+                chunk_kernel = flash_attention.flash_attention
         return batched_attention(
             q_THD,
             keys_KND,
@@ -237,7 +248,7 @@ class GpuOperators(Operators):
             params,
             partial(self.decode_kernel, sinks_H=sinks_H),
             partial(paged_attention, sinks_H=sinks_H),
-            partial(self.chunk_kernel, sinks_H=sinks_H),
+            chunk_kernel,
         )
 
     def prepare_latent_decode(self, config: LatentConfig) -> bool:
@@ -285,6 +296,21 @@ class GpuOperators(Operators):
         if chunks:
             latent_attention(q_THD, *inputs, chunks, scale, out=out)
         return out
+
+
+def _attention_config(
+    q_THD: torch.Tensor, keys_KND: CachedKV, block_size: int, params: AttentionParams
+) -> AttentionConfig:
+    return AttentionConfig(
+        device=q_THD.device,
+        dtype=q_THD.dtype,
+        cache_dtype=keys_KND.dtype,
+        heads=q_THD.shape[1],
+        kv_heads=keys_KND.shape[0],
+        dim=q_THD.shape[2],
+        block_size=block_size,
+        params=params,
+    )
 
 
 def _rope_config(

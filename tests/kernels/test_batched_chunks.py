@@ -36,7 +36,7 @@ def test_of_each_chunk_there_are_its_rows_its_table_and_where_it_begins() -> Non
     assert chunks is not None
     assert chunks.chunks.tolist() == [[0, 5, 0, 4], [6, 2, 1, 0]]
     assert chunks.tables.tolist() == [[7, 3, 5], [8, 0, 0]]
-    assert (chunks.tables.dtype, chunks.num_rows, chunks.block_size) == (torch.int32, 7, 4)
+    assert (chunks.tables.dtype, chunks.block_size) == (torch.int32, 4)
     assert chunk_metadata(sequences[1:2], cpu) is None
 
 

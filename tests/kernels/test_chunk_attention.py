@@ -278,7 +278,7 @@ def test_the_trial_finds_a_wrong_kernel(
     monkeypatch.setattr(kernels, "chunk_attention", lambda *arguments: None)
     config = replace(CONFIG, block_size=8)
     assert chunk_trial.largest_error(config) == torch.inf
-    monkeypatch.setattr(chunk_trial, "largest_error", lambda _: 1.0)
+    monkeypatch.setattr(chunk_trial, "largest_error", lambda *_: 1.0)
     assert not chunk_trial.works(replace(config, device=torch.device("cuda")))
     assert "attends for chunks one by one" in caplog.text and "1 off" in caplog.text
     chunk_trial.works.cache_clear()

@@ -263,8 +263,7 @@ class StepInputs:
     def _chunks(self, chunks: torch.Tensor, host: HostRows) -> ChunkMetadata | None:
         if not len(host.chunks):
             return None
-        total = int(host.chunks[:, 1].sum())
-        return ChunkMetadata(chunks, self._slots.tables, total, self._block_size)
+        return ChunkMetadata(chunks, self._slots.tables, self._block_size)
 
     def _sequences(self, host: HostRows) -> list[SequenceMetadata]:
         """The chunks, and if a layer attends one by one, also the decoding rows; in row order."""

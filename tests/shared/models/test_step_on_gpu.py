@@ -26,7 +26,14 @@ from tandem.kernels.attention_metadata import (
     ChunkMetadata,
     DecodeMetadata,
 )
-from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, grouped_experts, latent_trial
+from tandem.kernels.gpu import (
+    chunk_trial,
+    decode_trial,
+    flash_attention,
+    fused_trial,
+    grouped_experts,
+    latent_trial,
+)
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
@@ -260,6 +267,30 @@ def test_chunks_take_as_many_launches_however_many_there_are(model_root: Path, n
     assert one.kernels == many.kernels and one.kernels.count("_attend_chunks") == len(marks)
     assert mixed.kernels.count("_attend_chunks") == mixed.kernels.count("_attend") == len(marks)
     assert one.uploads == many.uploads == mixed.uploads == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_flash_attention_takes_as_many_launches_however_many_chunks_there_are(
+    model_root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A layer has one, and the first layer computes what all of them pass."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    if not hasattr(varlen, "varlen_attn_out"):
+        pytest.skip("torch has no attention over blocks")
+    folder = tiny_models.cached(name, model_root)
+    chunk, decode = (7, 9), (40, 1)
+    cases = [chunk], [chunk] * 5, [chunk, decode] * 3
+    plain, *_ = (step(folder, "auto", each)[0] for each in cases)
+    monkeypatch.setattr(flash_attention, "works", lambda _: True)
+    monkeypatch.setattr(OnGpu, "prepare_batched_chunks", GpuOperators.prepare_batched_chunks)
+    works, marks = zip(*(step(folder, "auto", each) for each in cases), strict=True)
+    one, many, mixed = works
+    assert one.kernels == many.kernels
+    for work in works:
+        assert work.kernels.count("_varlen_attn_out") == len(marks[0])
+        assert "_attend_chunks" not in work.kernels and work.uploads == 1
+    assert mixed.kernels.count("_attend") == len(marks[0])
+    assert len(one.kernels) <= len(plain.kernels) + 7
 
 
 def test_experts_take_as_many_launches_however_many_there_are(
