@@ -21,9 +21,9 @@ from ..security.tls import server_context
 from ..version import version, versions
 from .channel import framed, read_message
 from .join import (
-    REPLY_BYTES,
     HANDSHAKE_SECONDS,
     REFUSAL,
+    REPLY_BYTES,
     admission,
     greeting,
     set_options,
