@@ -107,7 +107,8 @@ class _Alternating:
 
 @dataclass(frozen=True)
 class Request:
-    """One choice of what a client may ask for. ``kind`` is of ``KINDS``, or "pool" or "compute"."""
+    """One choice of what a client may ask for. ``kind`` is of ``KINDS``, or one of
+    "pool", "compute" and "private"."""
 
     kind: str
     length: int
@@ -123,8 +124,8 @@ class Request:
     def work(self) -> Work:
         if self.kind == "pool":
             return Pool("mean")
-        if self.kind == "compute":
-            return Compute(self.length - 1)
+        if self.kind in ("compute", "private"):
+            return Compute(self.length - 1, private=self.kind == "private")
         params = replace(KINDS[self.kind], max_tokens=self.max_tokens)
         params = replace(params, min_tokens=min(params.min_tokens, self.max_tokens))
         constraint = Constraint(_Alternating(), ENDS) if self.kind == "grammar" else None
@@ -140,6 +141,7 @@ class Answer:
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     hidden: list[bytes] = field(default_factory=list)
     reason: FinishReason | None = None
+    resumed: int = 0  # tokens drawn elsewhere
     leads: bool = True  # the first of several choices, which alone has logprobs of the prompt
 
     def add(self, output: StepOutput) -> None:
@@ -153,19 +155,19 @@ class Answer:
 
     def check(self, expected: Answer) -> None:
         """Require what the same request gets alone, or a beginning of it if it did not end."""
-        count = len(self.tokens)
-        assert self.tokens == expected.tokens[:count]
+        count = self.resumed + len(self.tokens)
+        assert self.tokens == expected.tokens[self.resumed : count]
         assert self.reason is not None, "a stream did not end"
         if self.reason not in (FinishReason.CANCELLED, FinishReason.ERROR):
             assert (count, self.reason) == (len(expected.tokens), expected.reason)
-            if self.leads:
+            if self.leads and not self.resumed:
                 _same(self.prompt_logprobs, expected.prompt_logprobs)
             # Of each chunk there is a sum.
             one, other = (
                 sum(np.frombuffer(x, np.float32) for x in each.hidden) for each in (self, expected)
             )
             assert np.allclose(one, other, atol=1e-2)
-        _same(self.logprobs, expected.logprobs[: len(self.logprobs)])
+        _same(self.logprobs, expected.logprobs[self.resumed :][: len(self.logprobs)])
 
 
 def _same(positions: list[PositionLogprobs], expected: list[PositionLogprobs]) -> None:
@@ -258,17 +260,20 @@ def storm(engine: LateEngine, seed: int, moves: int) -> None:
             can.append("cancel")
         match draw.choice(can):
             case "arrive":
-                kind = draw.choice([*KINDS, "pool", "compute"])
+                kind = draw.choice([*KINDS, "pool", "compute", "private"])
                 request = Request(
                     kind,
-                    draw.choice(LENGTHS),
+                    draw.choice(LENGTHS[:3] if kind == "private" else LENGTHS),
                     draw.choice((1, 3, 14, MAX_LEN)),
                     draw.randint(0, 2),
                     draw.randint(0, 1),
                 )
-                several = draw.choice((1, 1, 3)) if kind in KINDS else 1
-                receives = kind in KINDS and draw.random() < 0.3
-                engine.arrive(request, choices=several, receives=receives)
+                way = draw.random() if kind in KINDS else 1.0
+                if way < 0.15:
+                    engine.resume(request, draw.random())
+                else:
+                    several = draw.choice((1, 1, 3)) if kind in KINDS else 1
+                    engine.arrive(request, choices=several, receives=way < 0.4)
             case "launch":
                 fails = engine.faults < MAX_FAULTS and draw.random() < 0.07
                 engine.launch(draw.choice(PLACES) if fails else "", memory=draw.random() < 0.5)
@@ -372,9 +377,19 @@ class LateEngine:
             finally:
                 self._check_writes(before, batch.attention.slots.tolist())
 
-        runner.model.forward = checked  # type: ignore[method-assign]
+        runner.model.forward = checked  # type: ignore[assignment, method-assign]
 
     # ---- what may happen ---------------------------------------------------------------------
+
+    def resume(self, request: Request, share: float) -> None:
+        """A request comes of which another node has drawn a share of the tokens."""
+        tokens = self._expected.of(request).tokens
+        one = Sequence(self.core.new_id(), request.prompt, request.work(), mid_stream=True)
+        one.resumed = int(share * len(tokens))
+        one.outputs = tokens[: one.resumed]
+        self.requests[one], self.answers[one] = request, Answer(resumed=one.resumed)
+        self.core.submit(one, self._listen)
+        self.settle()
 
     def arrive(self, request: Request, *, choices: int = 1, receives: bool = False) -> None:
         sequences = []
