@@ -420,6 +420,7 @@ class EngineCore:
         """Await the ranks' replies to the steps planned on top of one that failed."""
         self._submitted.popleft()
         while self._submitted:
+            self._masks.skip(self._submitted[0].plan)
             with contextlib.suppress(StepFailedError):
                 await self._executor.result()
             self._submitted.popleft()

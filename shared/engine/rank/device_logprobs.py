@@ -1,20 +1,23 @@
-"""Logprobs of draws on a GPU: those of ``position_logprobs`` and ``logprobs_of``, without a wait.
+"""Logprobs on a GPU: those of ``position_logprobs`` and ``logprobs_of``, without a wait.
 
-R rows of a step, A of them that ask, V vocabulary, N best tokens, L tokens whose logprobs a request
-lists. Tensors whose names end in ``host`` are complete after the step's event.
+R rows of a step, A of them that ask, P positions of prompts, V vocabulary, N best tokens, L tokens
+whose logprobs a request lists. Tensors whose names end in ``host`` are complete after the step's
+event. An entry is the row of int32 of a position: the bits of its token's logprob, its rank, and
+for each of its best tokens the id and the bits of the logprob, as ``pack_logprobs`` writes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, islice
 
+import numpy as np
 import torch
 
 from ....kernels.streams import to_host
 from ....proto.packed_logprobs import ENTRY_BYTES, pack_logprobs
-from ..plan import PositionLogprobs, RankSampling
-from .logprobs import packed_entries
+from ..plan import PositionLogprobs, RankSampling, SequenceStep
 
 # Rows whose best tokens are searched at a time: each has a copy of twice its logits.
 _ROWS = 32
@@ -33,12 +36,10 @@ class RawLogprobs:
 
     def of_draws(self, tokens_R: torch.Tensor) -> DrawnLogprobs:
         """The logprobs of the tokens that were drawn for all rows; any for token -1."""
-        tokens_A = tokens_R.index_select(0, self.rows_A).clamp_(min=0).long()[:, None]
-        chosen_A = self.values_AV.gather(1, tokens_A)
-        ranks_A = (self.values_AV > chosen_A).sum(-1) + 1
-        values = [self.values_AV.gather(1, ids) for ids in (self.best_AN, self.listed_AL)]
-        host = [to_host(each) for each in (chosen_A[:, 0], ranks_A, self.best_AN, *values)]
-        return DrawnLogprobs(self.rows, self.params, *host)
+        tokens_A = tokens_R.index_select(0, self.rows_A).clamp_(min=0).long()
+        entries = _entries(self.values_AV, tokens_A, self.best_AN)
+        listed_AL = self.values_AV.gather(1, self.listed_AL)
+        return DrawnLogprobs(self.rows, self.params, to_host(entries), to_host(listed_AL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +48,39 @@ class DrawnLogprobs:
 
     rows: list[int]
     params: list[RankSampling]
-    chosen_host: torch.Tensor
-    ranks_host: torch.Tensor
-    best_host: torch.Tensor
-    best_values_host: torch.Tensor
-    listed_values_host: torch.Tensor
+    entries_host: torch.Tensor
+    listed_host: torch.Tensor
 
     def collect(self, tokens: Sequence[int]) -> Iterator[tuple[int, PositionLogprobs]]:
         """The rows with their logprobs, from the tokens of all rows."""
-        entries = packed_entries(self.best_host, self.best_values_host)
-        each = ENTRY_BYTES * self.best_host.shape[1]
-        chosen, ranks = self.chosen_host.tolist(), self.ranks_host.tolist()
-        for number, (row, params) in enumerate(zip(self.rows, self.params, strict=True)):
-            begin = each * number
-            best = entries[begin : begin + min(each, ENTRY_BYTES * (params.logprobs or 0))]
-            if params.logprob_token_ids:
-                values = self.listed_values_host[number].tolist()
-                listed = dict(zip(params.logprob_token_ids, values, strict=False))
-                best = pack_logprobs(({tokens[row]: chosen[number]} | listed).items())
-            yield row, PositionLogprobs(tokens[row], chosen[number], ranks[number], best)
+        positions = _positions(
+            self.entries_host,
+            [tokens[row] for row in self.rows],
+            [params.logprobs or 0 for params in self.params],
+        )
+        for number, (row, one) in enumerate(zip(self.rows, positions, strict=True)):
+            if ids := self.params[number].logprob_token_ids:
+                values = self.listed_host[number].tolist()
+                listed = {one.token: one.logprob} | dict(zip(ids, values, strict=False))
+                one = replace(one, packed_top=pack_logprobs(listed.items()))
+            yield row, one
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of the prompt targets of a step's rows, on their way to the host."""
+
+    asks: list[SequenceStep]
+    entries_host: torch.Tensor
+
+    def collect(self) -> dict[int, list[PositionLogprobs]]:
+        """The logprobs of each row, by sequence."""
+        tokens = [token for ask in self.asks for token in ask.prompt_targets]
+        tops = [ask.prompt_logprobs or 0 for ask in self.asks for _ in ask.prompt_targets]
+        positions = iter(_positions(self.entries_host, tokens, tops))
+        return {
+            ask.sequence_id: list(islice(positions, len(ask.prompt_targets))) for ask in self.asks
+        }
 
 
 def raw_logprobs(
@@ -76,17 +91,53 @@ def raw_logprobs(
     listed_AL: torch.Tensor,
 ) -> RawLogprobs:
     """Launch the logprobs of some rows; ``rows_A`` are the same on the device."""
-    top = min(max(each.logprobs or 0 for each in params), logits_RV.shape[1])
     values_AV = logits_RV.index_select(0, rows_A).log_softmax(dim=-1)
-    best_AN = torch.cat([_best(part, top) for part in values_AV.split(_ROWS)])
+    best_AN = _best(values_AV, max(each.logprobs or 0 for each in params))
     return RawLogprobs(rows, params, rows_A, listed_AL, values_AV, best_AN)
 
 
-def _best(values_AV: torch.Tensor, top: int) -> torch.Tensor:
-    """The ids of the best values, equal ones in the order of ids."""
-    vocab = values_AV.shape[1]
-    bits = values_AV.view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ids = torch.arange(vocab - 1, -1, -1, device=values_AV.device)
-    keys = (ordered.long() << 32) + ids
-    return vocab - 1 - (keys.topk(top, dim=-1).values & 0xFFFFFFFF)
+def prompt_entries(logits_PV: torch.Tensor, tokens_P: torch.Tensor, top: int) -> torch.Tensor:
+    """Launch the entries of prompt positions, whose tokens are these, with ``top`` best tokens."""
+    values_PV = logits_PV.log_softmax(dim=-1)
+    return _entries(values_PV, tokens_P, _best(values_PV, top))
+
+
+def _entries(
+    values_PV: torch.Tensor, tokens_P: torch.Tensor, best_PN: torch.Tensor
+) -> torch.Tensor:
+    chosen_P1 = values_PV.gather(1, tokens_P[:, None])
+    ranks_P1 = (values_PV > chosen_P1).sum(-1, keepdim=True, dtype=torch.int32) + 1
+    best_values_PN = values_PV.gather(1, best_PN)
+    pairs = torch.stack([best_PN.int(), best_values_PN.view(torch.int32)], dim=-1)
+    return torch.cat([chosen_P1.view(torch.int32), ranks_P1, pairs.flatten(1)], dim=1)
+
+
+def _positions(
+    entries_host: torch.Tensor, tokens: Sequence[int], tops: Sequence[int]
+) -> list[PositionLogprobs]:
+    """The positions of entries, with as many of their best tokens as each asks for."""
+    entries = entries_host.numpy()
+    logprobs, ranks = entries[:, 0].view(np.float32).tolist(), entries[:, 1].tolist()
+    best = entries[:, 2:].tobytes()
+    each = ENTRY_BYTES * (entries.shape[1] // 2 - 1)
+    return [
+        PositionLogprobs(token, logprob, rank, best[begin : begin + min(each, ENTRY_BYTES * top)])
+        for token, logprob, rank, top, begin in zip(
+            tokens, logprobs, ranks, tops, count(0, each), strict=False
+        )
+    ]
+
+
+def _best(values_PV: torch.Tensor, top: int) -> torch.Tensor:
+    """The ids of the ``top`` best values, equal ones in the order of ids."""
+    vocab = values_PV.shape[1]
+    if not top:
+        return values_PV.new_empty((len(values_PV), 0), dtype=torch.int64)
+    ids = torch.arange(vocab - 1, -1, -1, device=values_PV.device)
+    best = []
+    for part in values_PV.split(_ROWS):
+        bits = part.view(torch.int32)
+        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        keys = (ordered.long() << 32) + ids
+        best.append(vocab - 1 - (keys.topk(min(top, vocab), dim=-1).values & 0xFFFFFFFF))
+    return torch.cat(best)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from ....kernels.streams import Wait
+from ....kernels.streams import Wait, to_host
 from ...errors import StartupError
 from ...kv.cache import KVCache
 from ...models.decoder import Decoder
@@ -26,6 +26,7 @@ from ..plan import (
     StepPlan,
     StepResult,
 )
+from .device_logprobs import PromptLogprobs, prompt_entries
 from .graphs import Capture, DecodeGraphs
 from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
@@ -55,14 +56,15 @@ _PROMPT_ROWS = 64
 @dataclass(slots=True)
 class LaunchedStep:
     """A step that a GPU may still compute. ``result`` lacks what is on its way to the host: the
-    ``draws`` of a sampler that does not wait, the ``states`` of pooled sequences, and whether the
-    last rows of those that do not sample are ``finite``. These have arrived once
-    ``computed`` has returned."""
+    ``draws`` and the logprobs of ``prompts`` of a sampler that does not wait, the ``states`` of
+    pooled sequences, and whether the last rows of those that do not sample are ``finite``. These
+    have arrived once ``computed`` has returned."""
 
     result: StepResult
     ahead: bool
     start: float
     draws: Draws | None = None
+    prompts: PromptLogprobs | None = None
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     computes: list[SequenceStep] = field(default_factory=list)
     finite: torch.Tensor | None = None
@@ -108,8 +110,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> LaunchedStep:
-        """Launch one step on the device; on a CPU, compute it. Nothing here waits for a GPU, but
-        for prompt logprobs. ``on_layer(i)``: layer i's KV of this step is launched to the cache.
+        """Launch one step on the device; on a CPU, compute it. Nothing here waits for a GPU.
+        ``on_layer(i)``: layer i's KV of this step is launched to the cache.
 
         Raises ``StepVoidError`` if the step was planned on top of one that failed.
         """
@@ -131,6 +133,8 @@ class ModelRunner:
         result = step.result
         if step.draws is not None and not self.sampler.waits:
             result.sampled, result.failed = self.sampler.collect(step.draws)
+        if step.prompts is not None:
+            result.prompt_logprobs = step.prompts.collect()
         result.hidden = packed(step.states)
         if step.finite is not None:
             result.failed.update(not_finite(step.computes, step.finite))
@@ -212,9 +216,8 @@ class ModelRunner:
             logits = self.model.logits(sampling)
             if logits is not None:
                 self._sample(rows.samples, logits, step)
-        counts = [len(one.prompt_targets) for one in rows.asks]
-        for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
-            step.result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
+        if rows.asks:
+            self._prompt_logprobs(rows.asks, prompt, step)
         if rows.computes and self.tp.rank == 0:
             step.computes, step.finite = rows.computes, finite_rows(others)
         if rows.pools:
@@ -238,14 +241,38 @@ class ModelRunner:
         self.slots.set_last_tokens(drawn, [draw.tokens[-1] for draw in sampled])
         step.result.sampled = sampled
 
-    def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
-        logprobs: list[PositionLogprobs] = []
+    def _prompt_logprobs(
+        self, asks: list[SequenceStep], hidden: torch.Tensor, step: LaunchedStep
+    ) -> None:
+        if not self.sampler.waits:
+            self._launch_prompts(asks, hidden, step)
+            return
+        counts = [len(one.prompt_targets) for one in asks]
+        for one, rows in zip(asks, hidden.split(counts), strict=True):
+            logprobs: list[PositionLogprobs] = []
+            for first, logits in self._prompt_logits(rows):
+                targets = one.prompt_targets[first : first + len(logits)]
+                logprobs += position_logprobs(logits, targets, one.prompt_logprobs or 0)
+            step.result.prompt_logprobs[one.sequence_id] = logprobs
+
+    def _launch_prompts(
+        self, asks: list[SequenceStep], hidden: torch.Tensor, step: LaunchedStep
+    ) -> None:
+        top = max(one.prompt_logprobs or 0 for one in asks)
+        targets = self.inputs.prompt_targets
+        entries = [
+            prompt_entries(logits, targets[first : first + len(logits)], top)
+            for first, logits in self._prompt_logits(hidden)
+        ]
+        if entries:
+            step.prompts = PromptLogprobs(asks, to_host(torch.cat(entries)))
+
+    def _prompt_logits(self, hidden: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """The logits of some rows at a time, with the number of the first; none but on rank 0."""
         for first in range(0, len(hidden), _PROMPT_ROWS):
             logits = self.model.logits(hidden[first : first + _PROMPT_ROWS])
             if logits is not None:
-                targets = sequence.prompt_targets[first : first + _PROMPT_ROWS]
-                logprobs += position_logprobs(logits, targets, sequence.prompt_logprobs or 0)
-        return logprobs
+                yield first, logits
 
 
 def cause_of(error: Exception) -> str:

@@ -121,6 +121,8 @@ class StepInputs:
         # The slots of the step's sequences that draw; on a GPU, int32, also on the device.
         self.drawing_slots: list[int] = []
         self.drawing = torch.empty(0, dtype=torch.int32)
+        # The tokens of a GPU's step whose logprobs are asked for, int64.
+        self.prompt_targets = torch.empty(0, dtype=torch.int64)
 
     @property
     def _device(self) -> torch.device:
@@ -189,8 +191,10 @@ class StepInputs:
             host.chunks,
             np.empty(0) if outputs is None else outputs,
             np.array(self.drawing_slots),
+            np.array([token for row in rows for token in row.prompt_targets]),
         ]
-        inputs, changed, decodes, chunks, output_rows, self.drawing = self._upload(parts)
+        inputs, changed, decodes, chunks, output_rows, self.drawing, targets = self._upload(parts)
+        self.prompt_targets = targets.long() if len(targets) else targets
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
         tokens, positions, slots = staged.unbind()

@@ -38,7 +38,7 @@ class Preemption:
     def cover(self, sequence: Sequence, end: int, budget: StepBudget) -> bool:
         """Make a running sequence's table reach token ``end``, preempting later sequences.
 
-        False if it was itself preempted, or must wait because only transfers hold other blocks.
+        False if it was itself preempted, or must wait because no queue has other blocks.
         Raises ``BlocksInFlightError``.
         """
         while not self._tables.cover(sequence, end):
@@ -79,9 +79,11 @@ class Preemption:
         return max([*queues.running[-1:], *islice(waiting, 1)], key=queues.key)
 
     def _is_only_holder(self, sequence: Sequence) -> bool:
-        """True if only transfers hold blocks besides this running sequence."""
+        """True if the blocks that this running sequence lacks are not in any queue: transfers, and
+        prompts that are computed and being sent, give them back by themselves."""
         others = len(self._queues.running) > 1 or any(s.block_table for s in self._queues.waiting)
-        return not others and bool(self._tables.pool.counts().reserved)
+        counts = self._tables.pool.counts()
+        return not others and counts.reserved + counts.owned > len(sequence.block_table)
 
     def _make_room(self, sequence: Sequence, end: int, budget: StepBudget) -> None:
         """Take the few blocks that a private sequence lacks from the last sequences by policy, but

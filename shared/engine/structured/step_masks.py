@@ -50,6 +50,13 @@ class StepMasks:
         masks = self._thread.run(lambda: _masks(plan.step, rows))
         masks.add_done_callback(self._computed)
 
+    def skip(self, plan: StepPlan) -> None:
+        """Let a step whose draws are void go on: the rank may already wait for its masks. No-op
+        like ``begin``."""
+        if plan.step > self._last_step and plan.masked:
+            self._last_step = plan.step
+            self._send(TokenMasks(plan.step, {}))
+
     def _computed(self, future: asyncio.Future[TokenMasks]) -> None:
         if not future.cancelled():
             self._send(future.result())

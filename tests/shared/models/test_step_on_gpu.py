@@ -37,7 +37,7 @@ from tandem.kernels.gpu import (
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
-from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank import sampler_choice
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -372,6 +372,37 @@ def test_kernels_of_sampling(
     assert work.uploads == (1 if "logprobs" in params else 0)
     masked = drawn({2: bytes(VOCABULARY // 8)})
     assert {*masked} == {*later, "_set", "_edit"} and work.uploads == 1
+
+
+def test_logprobs_of_prompts_bring_no_wait_and_no_upload(
+    model_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of two prompts, beside a stream: more positions than are computed at a time."""
+    monkeypatch.setattr(sampler_choice, "works", lambda *_: True)
+    folder, work = tiny_models.cached("qwen3", model_root), DeviceWork()
+    prompt = [5] * 50
+    specs = [SamplerSpec(number, RankSampling(temperature=0.0), 0) for number in range(3)]
+    with launches_counted(work):
+        runner = build_runner(
+            folder, device=META, num_blocks=64, load_format="dummy", operators=OnGpu(work)
+        )
+        uploads = []
+        for tops in ((None, None), (3, 0)):
+            rows = [SequenceStep(2, [5], 9, [9], True)]
+            for number, top in enumerate(tops):
+                targets = prompt[1:] if top is not None else []
+                blocks = list(range(4 * number, 4 * number + 4))
+                rows.append(SequenceStep(number, prompt, 0, blocks, True, top, targets))
+            work.uploads = 0
+            with Uploads(work), Recorder(work):
+                launched = runner.launch(StepPlan(1, rows, specs, [0, 1, 2]))
+            uploads.append(work.uploads)
+    assert uploads[0] == uploads[1]
+    logprobs = runner.collect(launched).prompt_logprobs
+    assert {key: [len(one.top) for one in each] for key, each in logprobs.items()} == {
+        0: [3] * 49,
+        1: [0] * 49,
+    }
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])

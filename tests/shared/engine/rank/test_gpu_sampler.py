@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec
+from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec, SequenceStep
 from tandem.shared.engine.rank import sampler_choice
+from tandem.shared.engine.rank.device_logprobs import PromptLogprobs, prompt_entries
+from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import Sampler
 
 pytest.importorskip("triton")
@@ -172,6 +174,23 @@ def test_slots_are_used_again_without_the_history_of_those_before() -> None:
             sampler.remove(number)
     sampler.remove(99)
     assert sampler.sample([], logits[:0]) == ([], {})
+
+
+@pytest.mark.parametrize("top", [0, 3, 64])
+def test_logprobs_of_prompts_are_those_of_the_cpu(top: int) -> None:
+    """More rows than are searched at a time, of few values, so that many are equal."""
+    random = torch.Generator().manual_seed(5)
+    logits = torch.randn(70, 150, generator=random).mul_(2).round_()
+    tokens = torch.randint(150, (70,), generator=random)
+    asks = [
+        SequenceStep(0, [], 0, [], False, top, tokens[:40].tolist()),
+        SequenceStep(1, [], 0, [], False, 0, tokens[40:].tolist()),
+    ]
+    entries = prompt_entries(logits.to(DEVICE), tokens.to(DEVICE), top)
+    collected = PromptLogprobs(asks, entries.cpu()).collect()
+    for mine, rows, one in zip(collected.values(), logits.split((40, 30)), asks, strict=True):
+        expected = position_logprobs(rows, one.prompt_targets, one.prompt_logprobs or 0)
+        assert_same_logprobs(Sampled(0, [], mine), Sampled(0, [], expected))
 
 
 def test_the_trial_passes() -> None:

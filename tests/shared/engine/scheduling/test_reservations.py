@@ -50,6 +50,21 @@ def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
     assert scheduler.pool.counts().owned == 0 and scheduler.pool.counts().cached == 4
 
 
+def test_a_prompt_that_lacks_what_others_send_waits_instead_of_starting_over() -> None:
+    scheduler = make(blocks=8)
+    sent, one = sequence(1, 16), sequence(2, 24, max_tokens=1)
+    sent.work = Compute(16)
+    scheduler.add(sent)
+    run_step(scheduler)
+    scheduler.add(one)
+    run_step(scheduler)
+    assert (one.computed, scheduler.pool.counts().available) == (16, 0)
+    assert scheduler.schedule() is None and not scheduler.preemptions
+    scheduler.release_blocks(sent)
+    drain(scheduler)
+    assert one.finish_reason is FinishReason.LENGTH and not scheduler.preemptions
+
+
 def test_received_prompts_that_wait_give_way_to_streams_that_run() -> None:
     scheduler = make(blocks=24, max_num_seqs=3, max_model_len=64)
     streams = [sequence(n, 4, max_tokens=28) for n in range(3)]
