@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONSAFEPATH := 1
+# Each of the tests' workers would rewrite the assertions of all tests, in 4 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 # Errors alone: warnings about what is installed besides are for nobody here.

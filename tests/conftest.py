@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tandem.commands.part_command import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import ForkServerProcess, end_session_forker, fork_rank
+from tandem.tests.support.quick_interpreter import make_quick
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings
@@ -102,6 +104,9 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:
+        make_quick(interpreter)
     gc.freeze()
     gc.enable()
 
