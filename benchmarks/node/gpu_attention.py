@@ -125,15 +125,16 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(DTYPE)
 
 
-def attention(lengths: Sequence[int], keys: CachedKV, values: CachedKV) -> Callable[[], None]:
+def attention(lengths: Sequence[int], kv: Sequence[CachedKV]) -> Callable[[], None]:
     """Return a function that runs attention for the rows of one step."""
     decodes, q = decoding(lengths), random(len(lengths), HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5)
+    keys, values = kv
     return lambda: kernels.paged_decode(q, keys, values, decodes, params, out)
 
 
 def chunk_attention(
-    tokens: int, keys: CachedKV, values: CachedKV, count: int, window: int | None
+    tokens: int, kv: Sequence[CachedKV], count: int, window: int | None
 ) -> Callable[[], None]:
     """Return a function that runs attention for so many chunks, which have all of a prompt's tokens
     together."""
@@ -153,6 +154,7 @@ def chunk_attention(
     assert chunks is not None
     q = random(count * rows, HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5, window)
+    keys, values = kv
     return lambda: chunk_kernels.chunk_attention(q, keys, values, chunks, params, out)
 
 
@@ -193,7 +195,7 @@ def decodes_of(load: AttentionLoad) -> Iterator[Figure]:
         case = f"{load.sequences} x {tokens}"
         for name, dtype in FORMATS.items():
             kv = [cache(sum(map(blocks_of, lengths)) * BLOCK, dtype) for _ in range(2)]
-            duration = graph_seconds([attention(lengths, *kv)])
+            duration = graph_seconds([attention(lengths, kv)])
             share = sum(map(size, kv)) / duration / limits().copy
             yield figure(DECODE.format(case, name), share, "", share)
             plain = plain or duration
@@ -208,7 +210,7 @@ def mixed_rows(load: AttentionLoad) -> Iterator[Figure]:
     blocks, (long, *short) = sum(map(blocks_of, load.mixed)), load.mixed
     kv = [cache(blocks * BLOCK, torch.bfloat16) for _ in range(2)]
     equal = [blocks * BLOCK // len(load.mixed) // BLOCK * BLOCK] * len(load.mixed)
-    mixed, even = (graph_seconds([attention(each, *kv)]) for each in (load.mixed, equal))
+    mixed, even = (graph_seconds([attention(each, kv)]) for each in (load.mixed, equal))
     case = f"1 x {long} + {len(short)} x {short[0]}"
     yield figure(DECODE.format(case, "bf16 over equal rows"), mixed / even, "x")
 
@@ -222,7 +224,7 @@ def chunks_of(load: AttentionLoad) -> Iterator[Figure]:
         if name == "bf16":
             cases |= {f"{name}, window {WINDOW}": (1, WINDOW), f"{name}, 8 chunks": (8, None)}
         for case, (count, window) in cases.items():
-            duration = seconds(chunk_attention(load.prompt, *kv, count, window))
+            duration = seconds(chunk_attention(load.prompt, kv, count, window))
             share = operations(load.prompt, count, window) / duration / limits().product
             yield figure(CHUNKS.format(case), share, "", share)
 
@@ -248,10 +250,10 @@ def sweep(load: AttentionLoad) -> None:
     for name in SWEPT:
         kv = [cache(sum(map(blocks_of, lengths)) * BLOCK, FORMATS[name]) for _ in range(2)]
         print(f"decode {name} with other options:", flush=True)
-        _sweep_decodes(load.options, attention(lengths, *kv))
+        _sweep_decodes(load.options, attention(lengths, kv))
     kv = [cache(blocks_of(load.prompt) * BLOCK, torch.bfloat16) for _ in range(2)]
     print("chunks in bf16 with other options:", flush=True)
-    _sweep_chunks(load.chunk_options, chunk_attention(load.prompt, *kv, 1, None))
+    _sweep_chunks(load.chunk_options, chunk_attention(load.prompt, kv, 1, None))
 
 
 def _sweep_decodes(options: list[dict[str, int]], work: Callable[[], None]) -> None:

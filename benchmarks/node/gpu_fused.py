@@ -134,7 +134,7 @@ def frame_launch(load: FusedLoad, *, scatter: bool = False) -> Launch:
     return lambda: copy(cells, frame), 2 * size
 
 
-LAUNCHES = {
+LAUNCHES: dict[str, Callable[[FusedLoad], Launch]] = {
     FUSED.format("norm"): norm_launch,
     FUSED.format("add and norm"): add_and_norm_launch,
     FUSED.format("activation"): activation_launch,

@@ -46,7 +46,7 @@ def emulated_runner(folder: Path, **options: Any) -> ModelRunner:
     options = {"operators": GpuOperators()} | options | {"dtype": "float32"}
     runner = build_runner(folder, **options)
     runner.slots.tables = torch.zeros_like(runner.slots.tables)  # no longer the host's
-    runner.inputs._on_cpu = runner.inputs._on_gpu  # type: ignore[method-assign]
+    vars(runner.inputs)["_on_cpu"] = runner.inputs._on_gpu
     runner.sampler = GpuSampler(runner.model.spec.vocab_size, runner.slots.last_tokens)
     return runner
 

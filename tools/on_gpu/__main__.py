@@ -535,8 +535,8 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
             signal.signal(signal.SIGTERM, before)
         print(run.report(), flush=True)
         if run.rest():
-            names = shlex.join(run.rest())
-            print(f"next: python -m tandem.tools.on_gpu --out DIR --only {names}", flush=True)
+            rest = shlex.join(run.rest())
+            print(f"next: python -m tandem.tools.on_gpu --out DIR --only {rest}", flush=True)
     if not here:
         print("on_gpu: there is no CUDA device here; see --device emulation", file=sys.stderr)
         return 1
