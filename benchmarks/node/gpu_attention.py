@@ -209,7 +209,7 @@ def mixed_rows(load: AttentionLoad) -> Iterator[Figure]:
     """One long row beside short ones, over as many tokens in equal rows."""
     blocks, (long, *short) = sum(map(blocks_of, load.mixed)), load.mixed
     kv = [cache(blocks * BLOCK, torch.bfloat16) for _ in range(2)]
-    equal = [blocks * BLOCK // len(load.mixed) // BLOCK * BLOCK] * len(load.mixed)
+    equal = [blocks // len(short) * BLOCK] * len(short)
     mixed, even = (graph_seconds([attention(each, kv)]) for each in (load.mixed, equal))
     case = f"1 x {long} + {len(short)} x {short[0]}"
     yield figure(DECODE.format(case, "bf16 over equal rows"), mixed / even, "x")

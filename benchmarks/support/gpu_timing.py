@@ -45,7 +45,8 @@ def seconds(work: Callable[[], Any], rounds: int = ROUNDS) -> float:
 
 def graph_seconds(works: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
     """The median time of one of ``works``, whose kernels one graph launches together."""
-    works[0]()
+    for work in works:
+        work()  # compiles; a capture must not
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

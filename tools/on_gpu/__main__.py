@@ -92,7 +92,8 @@ ENVIRONMENT = {
 class GpuPart:
     """One process: a module and its arguments, with ``{out}``, ``{device}`` and ``{root}`` as
     placeholders. ``needs`` are the required packages, ``probes`` the required probes of the first
-    part. ``under`` is a program that runs the interpreter."""
+    part. ``under`` is a program that runs the interpreter on a GPU; ``emulated`` are more arguments
+    for an emulated one."""
 
     name: str
     module: str
@@ -101,6 +102,7 @@ class GpuPart:
     seconds: float
     probes: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
+    emulated: tuple[str, ...] = ()
 
 
 def tests(
@@ -111,13 +113,15 @@ def tests(
     probes: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
     under: tuple[str, ...] = (),
+    emulated: tuple[str, ...] = (),
 ) -> GpuPart:
     """A part that runs test files. Warnings are no errors here, because library versions differ,
     and missing plugins leave settings unknown to pytest."""
     usual = ("-q", "-c", "{root}/pyproject.toml", "-p", "no:cacheprovider", "-W", "default")
     paths = tuple(f"{{root}}/{file}" for file in files)
     arguments = (*usual, *options, *paths)
-    return GpuPart(name, "pytest", arguments, (*_PYTEST, *needs), seconds, probes, under)
+    needs = (*_PYTEST, *needs)
+    return GpuPart(name, "pytest", arguments, needs, seconds, probes, under, emulated)
 
 
 def benchmark(
@@ -147,6 +151,8 @@ _KERNELS = (
 )
 _IPC = ("memfd", "ipc")
 _TRITON = ("triton",)
+# Tests of what is tried at a start, which launch each kernel once.
+_TRIALS = ("-k", "trial or tries")
 
 
 def engine(name: str, shape: str, *, seconds: float) -> GpuPart:
@@ -168,6 +174,7 @@ PARTS = (
         needs=("triton", "xdist", "gguf"),
         probes=_TRITON,
         options=("-n", "8"),
+        emulated=_TRIALS,
         seconds=100,
     ),
     tests(
@@ -179,7 +186,7 @@ PARTS = (
         seconds=100,
     ),
     benchmark("fused", "benchmarks.node.gpu_fused", "triton", seconds=40, probes=_TRITON),
-    engine("engine 0.6B", QWEN, seconds=110),
+    engine("engine 0.6B", QWEN, seconds=130),
     engine("engine 8B", LLAMA, seconds=110),
     benchmark("attention", "benchmarks.node.gpu_attention", "triton", seconds=60, probes=_TRITON),
     engine("engine experts", EXPERTS, seconds=60),
@@ -191,13 +198,14 @@ PARTS = (
         probes=(*_IPC, "triton"),
         seconds=60,
     ),
-    benchmark("serving", "benchmarks.gpu_serving", *_CLUSTER, seconds=110, probes=_TRITON),
+    benchmark("serving", "benchmarks.gpu_serving", *_CLUSTER, seconds=130, probes=_TRITON),
     tests(
         "sanitizer",
         *_KERNELS,
         needs=("triton",),
         probes=_TRITON,
-        options=("-k", "trial or tries"),
+        options=_TRIALS,
+        emulated=("--collect-only",),  # as "kernels"
         seconds=60,
         under=("compute-sanitizer", "--error-exitcode", "9"),
     ),
@@ -315,8 +323,10 @@ class Run:
     def _process(self, part: GpuPart, limit: float) -> int | None:
         """Run the process; returns its exit status, or ``None`` at the time limit."""
         values = {"out": self._folder, "device": self._device, "root": ROOT}
+        emulated = self._device == "emulation"
         arguments = [each.format(**values) for each in part.arguments]
-        emulation = {EMULATION: "1"} if self._device == "emulation" else {}
+        arguments += part.emulated if emulated else ()
+        emulation = {EMULATION: "1"} if emulated else {}
         deadline = time.monotonic() + limit
         with self._log(part).open("wb") as log:
             process = subprocess.Popen(
