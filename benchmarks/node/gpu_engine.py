@@ -387,7 +387,11 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as root:
         folder = write_shape(shape, Path(root, "model"))
         with torch.inference_mode():
+            start = time.perf_counter()
             runner = build(shape, folder)
+            torch.cuda.synchronize()
+            taken = time.perf_counter() - start
+            yield figure(f"{shape.name}: load and trials of kernels", taken, "s")
             for part in (captured, decoded, prefilled):
                 yield from part(shape, runner)
             del runner

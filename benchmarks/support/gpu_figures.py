@@ -13,6 +13,7 @@ import torch
 from tandem.benchmarks.support.gpu_predictions import COPY, PRODUCT, predictions_for
 
 Figure = dict[str, Any]
+NO_GPU = "nothing: emulated, no figure means anything"
 
 
 def figure(metric: str, value: float, unit: str, share: float | None = None) -> Figure:
@@ -26,7 +27,7 @@ def figure(metric: str, value: float, unit: str, share: float | None = None) -> 
 
 
 def device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else NO_GPU
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:

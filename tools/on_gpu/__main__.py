@@ -213,7 +213,7 @@ PARTS = (
     tests(
         "device",
         "tests/shared/handoff/carriers/test_gpu.py",
-        needs=("msgpack", "xxhash"),
+        needs=_PLANE,
         seconds=20,
     ),
     tests(
