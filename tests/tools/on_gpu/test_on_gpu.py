@@ -26,7 +26,7 @@ from tandem.tools.on_gpu.__main__ import GpuPart, Outcome, Run, main
 PART = "tandem.tests.tools.on_gpu.on_gpu_part"
 GOOD = GpuPart("good", PART, ("passes",), ("torch",), 60)
 BAD = GpuPart("bad", PART, ("fails",), (), 60)
-LONG = GpuPart("long", PART, ("hangs",), (), 5)
+LONG = GpuPart("long", PART, ("hangs",), (), 5 / on_gpu.EMULATED_TIMES)
 LACKING = GpuPart("lacking", PART, (), ("zmq_of_nowhere", "torch"), 60)
 PROBE_REPORT = GpuPart("machine", PART, ("answers", "{out}"), (), 60)
 FILES = {"GPU.md", "all.tgz", "on_gpu.json"}
