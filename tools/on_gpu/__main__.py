@@ -60,6 +60,7 @@ _CLUSTER = (
     "msgspec",
     *("fastapi", "grpc", "uvicorn", "httptools", "prometheus_client", "rich", "pydantic"),
     *("transformers", "pytest_asyncio", "llguidance", "limits", "cryptography", "click", "yaml"),
+    "python_multipart",
 )
 # Distributions whose name is not that of their module.
 _DISTRIBUTIONS = {
@@ -68,6 +69,7 @@ _DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "prometheus_client": "prometheus-client",
     "pytest_asyncio": "pytest-asyncio",
+    "python_multipart": "python-multipart",
     "xdist": "pytest-xdist",
 }
 # Generated stubs require these at the versions installed here.

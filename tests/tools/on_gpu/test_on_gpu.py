@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +159,16 @@ def test_what_a_machine_lacks_can_be_fetched_with_all_that_it_needs() -> None:
     assert not names & (on_gpu.there() - {"grpcio", "protobuf"})
     command = on_gpu.download(on_gpu.PARTS, "3.12")
     assert " --no-deps " in command and "pyzmq==" in command and "\n" not in command
+
+
+def test_what_serving_needs_is_there_or_fetched() -> None:
+    pyproject = tomllib.loads((on_gpu.ROOT / "pyproject.toml").read_text())
+    needs = {
+        re.split(r"[<>=;\[ ]", each)[0].replace("_", "-")
+        for each in pyproject["project"]["optional-dependencies"]["serve"]
+    }
+    fetched = {each.partition("==")[0] for each in on_gpu.lacking(on_gpu.PARTS, "3.12")}
+    assert needs <= on_gpu.there() | fetched
 
 
 def test_the_parts_fit_a_command_of_ten_minutes_and_packages_are_named_as_pip_does() -> None:
