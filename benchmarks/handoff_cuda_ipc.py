@@ -4,30 +4,28 @@
 
 Three variants alternate: a copy within the GPU in one process, the carrier alone (from the sender's
 ring into the receiver's slot), and whole transfers (pack, checksum, carrier, verify, scatter).
-Without a GPU it prints a note and exits with status 0. ``--device emulation`` runs it in CPU memory
-as a smoke test; it measures nothing and writes no result.
+``--device emulation`` runs it in CPU memory as a smoke test; it measures nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tandem.benchmarks.support.gpu_predictions import CARRIER, PREDICTIONS
+from tandem.benchmarks.support.gpu_figures import Figure, figure, parser, run
+from tandem.benchmarks.support.gpu_predictions import CARRIER, WHOLE
 from tandem.benchmarks.support.handoff_cache import BLOCK, model_of
 from tandem.benchmarks.support.handoff_pair import (
     MIB,
     Ranks,
     Variant,
-    row,
     take_turns,
     whole_transfers,
 )
@@ -37,7 +35,6 @@ from tandem.benchmarks.support.handoff_ring import (
     SendingEnd,
     idle_sender,
 )
-from tandem.benchmarks.support.report import RESULTS, write
 from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, Device
 from tandem.shared.handoff.carriers.transport import Endpoints
@@ -46,7 +43,6 @@ from tandem.shared.kv.cache import KVCache
 from tandem.tests.shared.handoff.support.fake_driver import FAKE, REAL, device_named
 
 EMULATION = "emulation"
-AGAINST = "copy on the GPU, same size, same run"
 
 
 def _torch_device(name: str) -> torch.device:
@@ -116,18 +112,8 @@ def device_rank(layers: int, tokens: int, *, name: str) -> tuple[KVCache, Device
 # ---- the run -----------------------------------------------------------------------------------
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("handoff_cuda_ipc", description=__doc__)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--device", choices=(REAL, EMULATION), default=REAL)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    if options.device == REAL and not torch.cuda.is_available():
-        print("handoff_cuda_ipc: there is no CUDA device here, so there is nothing to measure")
-        return
-    size = _frames(options.mib * MIB) * DEVICE_SLOT_BYTES
-    name = REAL if options.device == REAL else FAKE
+def measure(size: int, rounds: int, name: str) -> Iterator[Figure]:
+    """All figures."""
     ranks = Ranks(partial(device_rank, name=name), WINDOW_OF_CARRIER)
     ends: dict[str, tuple[type[Variant], Callable[..., Any], Callable[..., Any]]] = {
         "copy": (Memcpy, idle_sender, partial(copier, name=name)),
@@ -139,21 +125,25 @@ def main() -> None:
         "full": (Variant, *whole_transfers(CUDA_IPC, ranks=ranks)),
     }
     variants = {
-        key: kind(sender, receiver, size, options.rounds)
-        for key, (kind, sender, receiver) in ends.items()
+        key: kind(sender, receiver, size, rounds) for key, (kind, sender, receiver) in ends.items()
     }
-    copy, alone, full = take_turns(variants, options.rounds).values()
-    rows = [
-        {"metric": "copy on the GPU", "value": statistics.median(copy), "unit": "GB/s"},
-        row("carrier alone: out of the ring", alone, copy, PREDICTIONS[CARRIER].goal, AGAINST),
-        row("pack + sums + carrier + sums + scatter", full, copy, "", AGAINST),
-    ]
-    for each in rows:
-        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
-    if options.device == REAL:
-        print(write("handoff_cuda_ipc", rows, options.out))
+    copy, alone, full = map(statistics.median, take_turns(variants, rounds).values())
+    yield figure("copy on the GPU, as large as a transfer", copy, "GB/s")
+    yield figure("carrier alone: out of the ring", alone, "GB/s", alone / copy)
+    yield figure(CARRIER, alone / copy, "", alone / copy)
+    yield figure(WHOLE, full, "GB/s", full / copy)
+
+
+def main() -> int:
+    options = parser("handoff_cuda_ipc", __doc__)
+    emulated = EMULATION in sys.argv
+    options.add_argument("--mib", type=int, default=32 if emulated else 1024)
+    options.add_argument("--rounds", type=int, default=3 if emulated else 9)
+    chosen = options.parse_args()
+    size = _frames(chosen.mib * MIB) * DEVICE_SLOT_BYTES
+    return run("gpu_handoff", chosen, measure(size, chosen.rounds, FAKE if emulated else REAL))
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    sys.exit(main())

@@ -1,37 +1,37 @@
-"""Attention alone on a GPU, by cache dtype and by compile options.
+"""Attention alone on a GPU, by cache dtype and, with ``--sweep``, by compile options.
 
-    python -m tandem.benchmarks.node.gpu_attention [--out DIR] [--device emulation]
+    python -m tandem.benchmarks.node.gpu_attention [--sweep] [--out DIR] [--device emulation]
 
-Over one layer of Llama-3-8B: rows of 64 sequences of 8,192 tokens that decode, against a copy of
-the same bytes; and a chunk of 8,192 tokens, against a product, as it is, with a window, and as
-eight chunks of 1,024. Rows that decode also over the latents of one layer of DeepSeek-V2-Lite and
-of DeepSeek-V3. Then the kernels of Llama with other tile sizes, stages and warps: a variant that is
-faster by more than a few percent should become the default. ``--device emulation`` runs a tiny case
-in Triton's interpreter as a smoke test.
+Over one layer of Llama-3-8B: rows of 64 sequences that decode, against a copy of the same bytes,
+and one long row beside many short ones, against as many tokens in equal rows; a chunk of 8,192
+tokens, against a product, as it is, with a window, and as eight chunks of 1,024. Rows that decode
+also over the latents of one layer of DeepSeek-V2-Lite and of DeepSeek-V3. The sweep tries the
+kernels of Llama with other tile sizes, stages and warps: a variant that is faster by more than a
+few percent should become the default.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-if "emulation" in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from tandem.benchmarks.support.gpu_predictions import ATTENTION, CHUNKS, PREDICTIONS
-from tandem.benchmarks.support.report import RESULTS, write
+from tandem.benchmarks.support.gpu_figures import Figure, figure, parser, run
+from tandem.benchmarks.support.gpu_predictions import CHUNKS, DECODE, FP8_GAIN
+from tandem.benchmarks.support.gpu_timing import (
+    DEVICE,
+    DTYPE,
+    EMULATED,
+    graph_seconds,
+    limits,
+    release,
+    seconds,
+)
 from tandem.kernels.attention_metadata import (
     AttentionParams,
     DecodeMetadata,
@@ -76,70 +76,70 @@ LATENTS: dict[str, LatentShape] = {
 
 @dataclass(frozen=True)
 class AttentionLoad:
-    """Sequences, their tokens, how often each case is timed, and with which options; the rows of a
-    product."""
+    """Sequences that decode and their tokens; tokens of a prompt and of the latents' sequences; a
+    long row beside short ones; and the options to sweep."""
 
-    device: str
     sequences: int
-    tokens: int
-    rounds: int
-    options: list[dict[str, int]]
+    tokens: tuple[int, ...]
+    prompt: int
+    mixed: tuple[int, ...]
     latents: dict[str, LatentShape]
+    options: list[dict[str, int]]
     chunk_options: list[dict[str, int]]
-    product_rows: int
 
 
-ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS, LATENTS, CHUNK_OPTIONS, 8192)
-EMULATED = AttentionLoad(
-    "cpu", 2, 40, 1, OPTIONS[:2], {"tiny": (2, 16, 16, 32, 16)}, CHUNK_OPTIONS[:1], 64
+ON_GPU = AttentionLoad(
+    64, (4096, 32768), 8192, (32768, *[64] * 255), LATENTS, OPTIONS, CHUNK_OPTIONS
+)
+SMALL = AttentionLoad(
+    2, (20, 40), 40, (40, 5, 5), {"tiny": (2, 16, 16, 32, 16)}, OPTIONS[:2], CHUNK_OPTIONS[:1]
 )
 
 
-def cache(
-    load: AttentionLoad, dtype: torch.dtype, heads: int = KV_HEADS, dim: int = DIM
-) -> CachedKV:
-    """Keys, values or latents of all sequences."""
-    dtype = torch.float32 if load.device == "cpu" and dtype == torch.bfloat16 else dtype
-    slots = load.sequences * -(-load.tokens // BLOCK) * BLOCK
-    values = torch.randn(heads, slots, dim, device=load.device)
-    return ScaledKV(*quantize(values)) if dtype == INT8 else values.to(dtype)
+def cache(tokens: int, dtype: torch.dtype, heads: int = KV_HEADS, dim: int = DIM) -> CachedKV:
+    """Keys, values or latents of so many tokens, in whole blocks. In emulation, float32 for
+    bfloat16."""
+    dtype = DTYPE if dtype == torch.bfloat16 else dtype
+    values = torch.randn(heads, tokens, dim, device=DEVICE, dtype=DTYPE)
+    return ScaledKV(*quantize(values.float())) if dtype == INT8 else values.to(dtype)
 
 
-def decoding(load: AttentionLoad) -> DecodeMetadata:
+def blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
+def decoding(lengths: Sequence[int]) -> DecodeMetadata:
     """The rows of one step, whose blocks lie anywhere."""
-    each = -(-load.tokens // BLOCK)
-    order = torch.randperm(load.sequences * each).tolist()
-    sequences = [
-        SequenceMetadata(
-            slice(row, row + 1), load.tokens - 1, order[row * each : (row + 1) * each], BLOCK
-        )
-        for row in range(load.sequences)
-    ]
-    decodes = decode_metadata(sequences, torch.device(load.device))
+    order = torch.randperm(sum(map(blocks_of, lengths))).tolist()
+    sequences = []
+    for row, length in enumerate(lengths):
+        table, order = order[: blocks_of(length)], order[blocks_of(length) :]
+        sequences.append(SequenceMetadata(slice(row, row + 1), length - 1, table, BLOCK))
+    decodes = decode_metadata(sequences, DEVICE)
     assert decodes is not None
     return decodes
 
 
-def random(load: AttentionLoad, *shape: int) -> torch.Tensor:
+def random(*shape: int) -> torch.Tensor:
     """Random activations or weights."""
-    x = torch.randn(shape, device=load.device)
-    return x if load.device == "cpu" else x.bfloat16()
+    return torch.randn(shape, device=DEVICE).to(DTYPE)
 
 
-def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
+def attention(lengths: Sequence[int], kv: Sequence[CachedKV]) -> Callable[[], None]:
     """Return a function that runs attention for the rows of one step."""
-    decodes, q = decoding(load), random(load, load.sequences, HEADS, DIM)
+    decodes, q = decoding(lengths), random(len(lengths), HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5)
+    keys, values = kv
     return lambda: kernels.paged_decode(q, keys, values, decodes, params, out)
 
 
 def chunk_attention(
-    load: AttentionLoad, keys: CachedKV, values: CachedKV, count: int, window: int | None
+    tokens: int, kv: Sequence[CachedKV], count: int, window: int | None
 ) -> Callable[[], None]:
     """Return a function that runs attention for so many chunks, which have all of a prompt's tokens
     together."""
-    rows = load.tokens // count
-    each = -(-rows // BLOCK)
+    rows = tokens // count
+    each = blocks_of(rows)
     order = torch.randperm(count * each).tolist()
     sequences = [
         SequenceMetadata(
@@ -150,58 +150,31 @@ def chunk_attention(
         )
         for first in range(count)
     ]
-    chunks = chunk_metadata(sequences, torch.device(load.device))
+    chunks = chunk_metadata(sequences, DEVICE)
     assert chunks is not None
-    q = torch.randn(count * rows, HEADS, DIM, device=load.device)
-    q = q if load.device == "cpu" else q.bfloat16()
+    q = random(count * rows, HEADS, DIM)
     out, params = torch.empty_like(q), AttentionParams(DIM**-0.5, window)
+    keys, values = kv
     return lambda: chunk_kernels.chunk_attention(q, keys, values, chunks, params, out)
 
 
-def operations(load: AttentionLoad, count: int, window: int | None) -> float:
+def operations(tokens: int, count: int, window: int | None) -> float:
     """Those of the products with K and V that rows attend to."""
-    rows = load.tokens // count
+    rows = tokens // count
     seen = sum(min(row + 1, window or rows) for row in range(rows))
     return 4.0 * HEADS * DIM * count * seen
 
 
-def multiplied(load: AttentionLoad) -> float:
-    """Operations a second of a square product."""
-    dtype = torch.float32 if load.device == "cpu" else torch.bfloat16
-    size = load.product_rows
-    x = torch.randn(size, size, device=load.device).to(dtype)
-    return 2.0 * size**3 / seconds(load, lambda: x @ x)
-
-
 def latent_attention(
-    load: AttentionLoad, latents: CachedKV, shape: LatentShape
+    lengths: Sequence[int], latents: CachedKV, shape: LatentShape
 ) -> Callable[[], None]:
     """Like ``attention``, with the products before and after it."""
     heads, nope, rope, width, value = shape
-    decodes, q = decoding(load), random(load, load.sequences, heads, nope + rope)
-    up = random(load, heads, nope + value, width) * width**-0.5
+    decodes, q = decoding(lengths), random(len(lengths), heads, nope + rope)
+    up = random(heads, nope + value, width) * width**-0.5
     k_up, v_up = up.split([nope, value], dim=1)
-    out, scale = q.new_empty(load.sequences, heads, value), (nope + rope) ** -0.5
+    out, scale = q.new_empty(len(lengths), heads, value), (nope + rope) ** -0.5
     return lambda: latent_trial.decode_latents(q, latents, k_up, v_up, decodes, scale, out)
-
-
-def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
-    """The median time on the device."""
-    if load.device == "cpu":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    for _ in range(3):
-        work()
-    samples = []
-    for _ in range(load.rounds):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        work()
-        last.record()
-        last.synchronize()
-        samples.append(first.elapsed_time(last) / 1e3)
-    return statistics.median(samples)
 
 
 def size(cached: CachedKV) -> int:
@@ -212,44 +185,105 @@ def size(cached: CachedKV) -> int:
     return cached.values.nbytes + scales
 
 
-def copied(load: AttentionLoad) -> float:
-    """Bandwidth of a copy in bytes a second, reads and writes counted."""
-    source = torch.empty(1 << (30 if load.device == "cuda" else 20), dtype=torch.uint8)
-    source = source.to(load.device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds(load, lambda: target.copy_(source))
+# ---- the figures -------------------------------------------------------------------------------
 
 
-def sweep(load: AttentionLoad, work: Callable[[], None]) -> None:
+def decodes_of(load: AttentionLoad) -> Iterator[Figure]:
+    """Rows that decode, in all dtypes of a cache; the value is the share of a copy's speed."""
+    for tokens in load.tokens:
+        lengths, plain = [tokens] * load.sequences, 0.0
+        case = f"{load.sequences} x {tokens}"
+        for name, dtype in FORMATS.items():
+            kv = [cache(sum(map(blocks_of, lengths)) * BLOCK, dtype) for _ in range(2)]
+            duration = graph_seconds([attention(lengths, kv)])
+            share = sum(map(size, kv)) / duration / limits().copy
+            yield figure(DECODE.format(case, name), share, "", share)
+            plain = plain or duration
+            if name == "fp8":
+                yield figure(FP8_GAIN.format(case), plain / duration, "x")
+            del kv
+            release()
+
+
+def mixed_rows(load: AttentionLoad) -> Iterator[Figure]:
+    """One long row beside short ones, over as many tokens in equal rows."""
+    blocks, (long, *short) = sum(map(blocks_of, load.mixed)), load.mixed
+    kv = [cache(blocks * BLOCK, torch.bfloat16) for _ in range(2)]
+    equal = [blocks // len(short) * BLOCK] * len(short)
+    mixed, even = (graph_seconds([attention(each, kv)]) for each in (load.mixed, equal))
+    case = f"1 x {long} + {len(short)} x {short[0]}"
+    yield figure(DECODE.format(case, "bf16 over equal rows"), mixed / even, "x")
+
+
+def chunks_of(load: AttentionLoad) -> Iterator[Figure]:
+    """A prompt, in all dtypes of a cache; in bfloat16 also with a window and in several chunks. The
+    value is the share of a product's rate."""
+    for name, dtype in FORMATS.items():
+        kv = [cache(blocks_of(load.prompt) * BLOCK, dtype) for _ in range(2)]
+        cases: dict[str, tuple[int, int | None]] = {name: (1, None)}
+        if name == "bf16":
+            cases |= {f"{name}, window {WINDOW}": (1, WINDOW), f"{name}, 8 chunks": (8, None)}
+        for case, (count, window) in cases.items():
+            duration = seconds(chunk_attention(load.prompt, kv, count, window))
+            share = operations(load.prompt, count, window) / duration / limits().product
+            yield figure(CHUNKS.format(case), share, "", share)
+
+
+def latents_of(load: AttentionLoad) -> Iterator[Figure]:
+    """Rows that decode over latents."""
+    lengths = [load.prompt] * load.sequences
+    for model, shape in load.latents.items():
+        for name, dtype in FORMATS.items():
+            tokens = sum(map(blocks_of, lengths)) * BLOCK
+            latents = cache(tokens, dtype, 1, shape[2] + shape[3])
+            duration = seconds(latent_attention(lengths, latents, shape))
+            share = size(latents) / duration / limits().copy
+            yield figure(f"latent attention of {model}, {name}", share, "", share)
+
+
+# ---- the sweep ---------------------------------------------------------------------------------
+
+
+def sweep(load: AttentionLoad) -> None:
     """Print the time with each combination of options that compiles."""
-    constants, options = kernels.constants, dict(kernels.ATTEND_OPTIONS)
+    lengths = [load.prompt] * load.sequences
+    for name in SWEPT:
+        kv = [cache(sum(map(blocks_of, lengths)) * BLOCK, FORMATS[name]) for _ in range(2)]
+        print(f"decode {name} with other options:", flush=True)
+        _sweep_decodes(load.options, attention(lengths, kv))
+    kv = [cache(blocks_of(load.prompt) * BLOCK, torch.bfloat16) for _ in range(2)]
+    print("chunks in bf16 with other options:", flush=True)
+    _sweep_chunks(load.chunk_options, chunk_attention(load.prompt, kv, 1, None))
+
+
+def _sweep_decodes(options: list[dict[str, int]], work: Callable[[], None]) -> None:
+    constants, before = kernels.constants, dict(kernels.ATTEND_OPTIONS)
     try:
-        for each in load.options:
+        for each in options:
             kernels.constants = partial(_with_tile, constants, each["tile"])
             kernels.ATTEND_OPTIONS.update({k: v for k, v in each.items() if k != "tile"})
-            try:
-                result = f"{seconds(load, work) * 1e6:.0f} us"
-            except Exception as error:  # for example, too much shared memory
-                result = type(error).__name__
-            print(f"  {' '.join(f'{k} {v}' for k, v in each.items())}: {result}", flush=True)
+            _print_time(each, work)
     finally:
         kernels.constants = constants
-        kernels.ATTEND_OPTIONS.update(options)
+        kernels.ATTEND_OPTIONS.update(before)
 
 
-def sweep_chunks(load: AttentionLoad, work: Callable[[], None]) -> None:
-    """The same for chunks."""
+def _sweep_chunks(options: list[dict[str, int]], work: Callable[[], None]) -> None:
     constants = chunk_kernels.constants
     try:
-        for each in load.chunk_options:
+        for each in options:
             chunk_kernels.constants = lambda *arguments, each=each: constants(*arguments) | each
-            try:
-                result = f"{seconds(load, work) * 1e6:.0f} us"
-            except Exception as error:  # for example, too much shared memory
-                result = type(error).__name__
-            print(f"  {' '.join(f'{k} {v}' for k, v in each.items())}: {result}", flush=True)
+            _print_time(each, work)
     finally:
         chunk_kernels.constants = constants
+
+
+def _print_time(options: dict[str, int], work: Callable[[], None]) -> None:
+    try:
+        result = f"{seconds(work) * 1e6:.0f} us"
+    except Exception as error:  # for example, too much shared memory
+        result = type(error).__name__
+    print(f"  {' '.join(f'{k} {v}' for k, v in options.items())}: {result}", flush=True)
 
 
 def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any:
@@ -257,88 +291,21 @@ def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any
     return fixed._replace(attend=fixed.attend | {"BLOCK_N": tile})
 
 
-def measure(load: AttentionLoad) -> Iterator[dict[str, Any]]:
-    """Yield rows for ``report.write`` as they are measured."""
-    yield from measure_chunks(load)
-    yield from measure_decode(load)
-
-
-def measure_chunks(load: AttentionLoad) -> Iterator[dict[str, Any]]:
-    """A prompt, in all dtypes of a cache; in bfloat16 also with a window and in several chunks."""
-    limit, alone = multiplied(load), replace(load, sequences=1)
-    swept: list[Callable[[], None]] = []
-    for name, dtype in FORMATS.items():
-        keys, values = cache(alone, dtype), cache(alone, dtype)
-        cases: dict[str, tuple[int, int | None]] = {name: (1, None)}
-        if not swept:
-            cases |= {f"{name}, window {WINDOW}": (1, WINDOW), f"{name}, 8 chunks": (8, None)}
-        for case, (count, window) in cases.items():
-            work = chunk_attention(load, keys, values, count, window)
-            swept.append(work)
-            rate = operations(load, count, window) / seconds(load, work)
-            metric = f"{CHUNKS}, {case}"
-            result = f"; predicted {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
-            yield {
-                "metric": metric,
-                "value": rate / limit,
-                "unit": "of a product's rate",
-                "against": f"{rate / 1e12:.4g} of {limit / 1e12:.4g} TFLOP/s{result}",
-            }
-    print("chunks in bf16 with other options:", flush=True)
-    sweep_chunks(load, swept[0])
-
-
-def measure_decode(load: AttentionLoad) -> Iterator[dict[str, Any]]:
-    """Rows that decode, in all dtypes of a cache."""
-    limit, plain = copied(load), 0.0
-    sweeps = {}
-    for name, dtype in FORMATS.items():
-        keys, values = cache(load, dtype), cache(load, dtype)
-        work = attention(load, keys, values)
-        duration = seconds(load, work)
-        plain = plain or duration
-        rate = (size(keys) + size(values)) / duration
-        metric = f"{ATTENTION}, {name}"
-        result = f"predicted {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
-        against = f"a copy's {limit / 1e9:.4g} GB/s; {plain / duration:.2f} x bf16; {result}"
-        yield {
-            "metric": metric,
-            "value": rate / limit,
-            "unit": "of a copy's speed",
-            "against": against,
-        }
-        sweeps[name] = work
-    for model, shape in load.latents.items():
-        for name, dtype in FORMATS.items():
-            latents = cache(load, dtype, 1, shape[2] + shape[3])
-            duration = seconds(load, latent_attention(load, latents, shape))
-            yield {
-                "metric": f"latent attention of {model}, {name}",
-                "value": size(latents) / duration / limit,
-                "unit": "of a copy's speed",
-                "against": f"a copy's {limit / 1e9:.4g} GB/s; {duration * 1e6:.0f} us",
-            }
-    for name in SWEPT:
-        print(f"{name} with other options:", flush=True)
-        sweep(load, sweeps[name])
+def measure(load: AttentionLoad) -> Iterator[Figure]:
+    """All figures, the most valuable first."""
+    for part in (decodes_of, chunks_of, mixed_rows, latents_of):
+        yield from part(load)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("gpu_attention", description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--device", choices=("cuda", "emulation"), default="cuda")
-    options = parser.parse_args()
-    emulated = options.device == "emulation"
-    if not emulated and not torch.cuda.is_available():
-        print("gpu_attention: there is no CUDA device here, so there is nothing to measure")
-        return 1
-    rows = []
-    for row in measure(EMULATED if emulated else ON_GPU):
-        print(f"{row['metric']}: {row['value']:.3g} {row['unit']}  {row['against']}", flush=True)
-        rows.append(row)
-        if not emulated:
-            write("gpu_attention", rows, options.out)
-    return 0
+    options = parser("gpu_attention", __doc__)
+    options.add_argument("--sweep", action="store_true", help="try other compile options")
+    chosen = options.parse_args()
+    load = SMALL if EMULATED else ON_GPU
+    if chosen.sweep:
+        sweep(load)
+        return 0
+    return run("gpu_attention", chosen, measure(load))
 
 
 if __name__ == "__main__":

@@ -1,38 +1,54 @@
-"""The engine on a GPU, compared with predictions and with the GPU's bandwidth and FLOP limits.
+"""The engine on a GPU, with random weights in bfloat16.
 
-    python -m tandem.benchmarks.node.gpu_engine [--out DIR] [--device emulation]
+    python -m tandem.benchmarks.node.gpu_engine [--shape Qwen3-0.6B] [--out DIR]
+        [--device emulation]
 
-Two shapes with random weights: Qwen3-0.6B and Llama-3-8B, in bfloat16. ``step`` is one step of a
-rank in this process, without a head; ``API`` is ``tandem.Engine`` with scheduler and rank process,
-greedy. A table of the slowest kernels of one step follows. A copy and a matrix product are measured
-first and give the limits: for decoding, the bytes of weights and KV that a step reads over the
-bandwidth of the copy; for prefill, the FLOP rate of the product. ``--device emulation`` runs a tiny
-shape on the CPU as a smoke test; it measures nothing.
+``step`` is one step of a rank in this process, without a head: rows that decode, replayed from a
+graph and planned on top of the step before, as the engine does; or a prompt. ``between steps`` is
+how long the GPU has nothing to do between two steps, under the profiler, which also prints a step's
+slowest kernels. ``API`` is ``tandem.Engine`` with scheduler and rank process, greedy, prompts
+included. A step's share is that of its roofline: the bytes of weights and KV that it reads, over
+the speed of this run's copy, or the FLOP of a prompt, over the rate of this run's product.
+
+The shapes are Qwen3-0.6B, Llama-3-8B, and 12 of the 48 layers of Qwen3-30B-A3B.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import json
-import shutil
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
-from tandem.benchmarks.engine.against_transformers import CONFIG as QWEN
-from tandem.benchmarks.support.gpu_predictions import PREDICTIONS
-from tandem.benchmarks.support.report import RESULTS, write
+from tandem.benchmarks.engine.against_transformers import CONFIG as QWEN_CONFIG
+from tandem.benchmarks.support.gpu_figures import Figure, figure, limits_of_run, parser, run
+from tandem.benchmarks.support.gpu_predictions import EXPERTS, LLAMA, QWEN
+from tandem.benchmarks.support.gpu_timing import DEVICE, EMULATED, limits, release
+from tandem.benchmarks.support.random_model import write_tokenizer
+from tandem.shared.engine.plan import (
+    PLACEHOLDER,
+    RankSampling,
+    SamplerSpec,
+    SequenceStep,
+    StepPlan,
+)
+from tandem.shared.engine.rank.graphs import Capture, cuda_capture
+from tandem.shared.engine.rank.runner import ModelRunner
 
-LLAMA: dict[str, Any] = {
+CONTEXT_LIMIT = 16384
+LLAMA_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 128256,
@@ -47,7 +63,23 @@ LLAMA: dict[str, Any] = {
     "hidden_act": "silu",
     "dtype": "bfloat16",
 }
-SMALL = {
+EXPERTS_CONFIG: dict[str, Any] = QWEN_CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}
+SMALL_CONFIG = {
     "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -56,50 +88,48 @@ SMALL = {
     "num_key_value_heads": 4,
     "head_dim": 16,
 }
-CONTEXT_LIMIT = 16384
+SMALL_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 BLOCK = 16
-WARM_UP = 3
-# Number of kernels in a profile.
+# Kernels in a profile; steps of a measurement and of a profile.
 LISTED = 10
-# Tokens of a generation through the API: the difference of two lengths is decoding alone.
-SHORT, LONG = 16, 144
-
-
-@dataclass(frozen=True)
-class RowLoad:
-    """Workload of a shape: decoding rows and their context, or prompts and their length."""
-
-    decodes: tuple[tuple[int, int], ...]
-    prompts: tuple[int, ...]
-    device: str
-    matrix: int
-    buffer_bytes: int
-    rounds: int
-
-
-ON_GPU = RowLoad(((1, 128), (32, 1024), (256, 600)), (2048, 8192), "cuda", 8192, 4 << 30, 20)
-EMULATED = RowLoad(((1, 20), (4, 40)), (32,), "cpu", 128, 1 << 20, 1)
+STEPS, PROFILED, REPEATS = (2, 2, 1) if EMULATED else (25, 10, 5)
+GREEDY = RankSampling(temperature=0.0)
 
 
 @dataclass(frozen=True)
 class GpuShape:
-    """A model's config, and the bytes and FLOP of one of its steps."""
+    """A model's config; rows that decode and their context; lengths of prompts; and rows, prompt
+    and generated tokens through the API."""
 
     name: str
     config: dict[str, Any]
+    decodes: tuple[tuple[int, int], ...]
+    prompts: tuple[int, ...] = ()
+    api: tuple[tuple[int, int, int], ...] = ()
 
     @property
-    def layer_parameters(self) -> int:
+    def is_mixture(self) -> bool:
+        return "num_experts" in self.config
+
+    @property
+    def attention_parameters(self) -> int:
         c = self.config
-        attention = (2 * c["num_attention_heads"] + 2 * c["num_key_value_heads"]) * c["head_dim"]
-        per_layer = c["hidden_size"] * (attention + 3 * c["intermediate_size"])
-        return int(per_layer * c["num_hidden_layers"])
+        heads = (2 * c["num_attention_heads"] + 2 * c["num_key_value_heads"]) * c["head_dim"]
+        return int(c["hidden_size"] * heads * c["num_hidden_layers"])
 
-    @property
-    def weight_bytes(self) -> int:
+    def feed_forward_parameters(self, rows: int) -> float:
+        """Those read in a step of so many rows, which choose experts evenly."""
+        c, layers = self.config, self.config["num_hidden_layers"]
+        if not self.is_mixture:
+            return float(3 * c["hidden_size"] * c["intermediate_size"] * layers)
+        count, chosen = c["num_experts"], c["num_experts_per_tok"]
+        read = count * (1 - (1 - chosen / count) ** rows)
+        return float(3 * c["hidden_size"] * c["moe_intermediate_size"] * layers * read)
+
+    def weight_bytes(self, rows: int) -> float:
         """Bytes of weights read by a decode step: all layers and the LM head."""
         head = self.config["vocab_size"] * self.config["hidden_size"]
-        return 2 * (self.layer_parameters + head)
+        return 2 * (self.attention_parameters + self.feed_forward_parameters(rows) + head)
 
     @property
     def kv_bytes(self) -> int:
@@ -107,221 +137,278 @@ class GpuShape:
         c = self.config
         return int(4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
 
+    def decode_bytes(self, rows: int, context: int) -> float:
+        return self.weight_bytes(rows) + rows * context * self.kv_bytes
 
-def shapes(small: bool) -> list[GpuShape]:
-    changes = SMALL if small else {}
-    limit = {"max_position_embeddings": CONTEXT_LIMIT}
-    every = {"Qwen3-0.6B": QWEN, "Llama-3-8B": LLAMA}
-    return [GpuShape(name, config | limit | changes) for name, config in every.items()]
+    def prompt_operations(self, tokens: int) -> float:
+        """Those of the products of a prompt, in a model without experts."""
+        c = self.config
+        heads = c["num_hidden_layers"] * c["num_attention_heads"] * c["head_dim"]
+        weights = self.attention_parameters + self.feed_forward_parameters(1)
+        return 2 * tokens * weights + 2 * heads * tokens**2
+
+    def small(self) -> GpuShape:
+        """As many kinds of work, in a moment."""
+        config = self.config | SMALL_CONFIG | (SMALL_EXPERTS if self.is_mixture else {})
+        api = tuple((2, 20, 4) for _ in self.api[:1])
+        return GpuShape(self.name, config, ((1, 20), (3, 40)), self.prompts and (32,), api)
 
 
-def folder_of(shape: GpuShape, root: Path) -> Path:
-    """A model folder whose weights are generated on load."""
-    from tandem.shared.builtin_model import builtin_model_path
+ROWS = ((1, 128), (64, 600), (256, 600))
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        GpuShape(
+            QWEN,
+            QWEN_CONFIG,
+            ROWS,
+            (2048, 8192),
+            ((1, 128, 256), (64, 536, 128), (256, 64, 1024)),
+        ),
+        GpuShape(LLAMA, LLAMA_CONFIG, ROWS, (2048, 8192), ((1, 128, 128), (256, 536, 128))),
+        GpuShape(EXPERTS, EXPERTS_CONFIG, ((1, 1024), (32, 1024))),
+    )
+}
 
-    folder = root / shape.name
+
+def write_shape(shape: GpuShape, folder: Path) -> Path:
+    """A model folder whose weights are generated on load, and whose tokens are all words."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(shape.config))
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(builtin_model_path() / file, folder)
+    config = shape.config | {"max_position_embeddings": CONTEXT_LIMIT}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, config["vocab_size"])
     return folder
-
-
-def settle(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def median_seconds(work: Callable[[], Any], device: str, rounds: int) -> float:
-    for _ in range(WARM_UP):
-        work()
-    settle(device)
-    elapsed = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        settle(device)
-        elapsed.append(time.perf_counter() - start)
-    return statistics.median(elapsed)
-
-
-# ---- what the device can do --------------------------------------------------------------------
-
-
-def limits(load: RowLoad) -> tuple[float, float]:
-    """Bytes a second of a copy, read and written, and FLOP a second of a bfloat16 product."""
-    source = torch.ones(load.buffer_bytes, dtype=torch.uint8, device=load.device)
-    target = torch.empty_like(source)
-    copied = (
-        2
-        * load.buffer_bytes
-        / median_seconds(lambda: target.copy_(source), load.device, load.rounds)
-    )
-    wide = torch.randn(2, load.matrix, load.matrix, device=load.device).bfloat16()
-    product = (
-        2 * load.matrix**3 / median_seconds(lambda: wide[0] @ wide[1], load.device, load.rounds)
-    )
-    return copied, product
 
 
 # ---- one rank's steps --------------------------------------------------------------------------
 
 
-def step_seconds(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
-    """Yield the name and the duration of each kind of step."""
-    from tandem.tests.support.runners import build_runner
+def build(shape: GpuShape, folder: Path) -> ModelRunner:
+    """A rank's runner, whose cache is full of random KV."""
+    tokens = max([rows * (context + BLOCK) for rows, context in shape.decodes] + [*shape.prompts])
+    blocks = tokens // BLOCK + max(rows for rows, _ in shape.decodes) + 1
+    options: dict[str, Any] = {"num_blocks": blocks, "block_size": BLOCK, "load_format": "dummy"}
+    if EMULATED:
+        from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 
-    rows, context = max(load.decodes, key=lambda each: each[0] * each[1])
-    blocks = max(rows * (context // BLOCK + 2), max(load.prompts) // BLOCK + 1)
-    with torch.inference_mode():
-        runner = build_runner(
-            folder, device=load.device, num_blocks=blocks, block_size=BLOCK, load_format="dummy"
-        )
-    for rows, context in load.decodes:
-        step = _step(runner, rows, context, 1)
-        yield f"decode {rows} x {context}", median_seconds(step, load.device, load.rounds)
-    for length in load.prompts:
-        step = _step(runner, 1, 0, length)
-        yield f"prefill {length}", median_seconds(step, load.device, load.rounds)
-    print(profile(_step(runner, *load.decodes[-1], 1), load.device), flush=True)
+        use_kernels(setattr)
+        runner = emulated_runner(folder, **options)
+    else:
+        from tandem.tests.support.runners import build_runner
 
-
-def _step(runner: Any, rows: int, start: int, count: int) -> Callable[[], Any]:
-    """A step in which each row computes ``count`` tokens after a context of ``start``. Repeatable:
-    it writes the same slots again."""
-    from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
-
-    each = (start + count) // BLOCK + 1
-    sequences = [
-        SequenceStep(row, [7] * count, start, list(range(row * each, (row + 1) * each)), True)
-        for row in range(rows)
-    ]
-    greedy = RankSampling(temperature=0.0)
-    runner.execute(StepPlan(0, [], [SamplerSpec(row, greedy, 0) for row in range(rows)]))
-    return lambda: runner.execute(StepPlan(1, sequences, []))
+        runner = build_runner(folder, device=DEVICE, **options)
+    for layer in runner.cache.layers:
+        for side in layer:
+            side.normal_()
+    return runner
 
 
-def profile(step: Callable[[], Any], device: str) -> str:
-    """The slowest kernels in one step of the largest batch, and the GPU's idle time."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
+def capture() -> Capture:
+    if not EMULATED:
+        return cuda_capture()
+    from tandem.tests.support.graph_emulator import emulated_capture
 
-    on_gpu = device == "cuda"
-    step()
-    settle(device)
-    # Only kernels on a GPU: recording the launches would slow them down.
-    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
+    return emulated_capture
+
+
+def captured(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
+    """The time and the memory of the graphs of all steps that are measured."""
+    free, _ = torch.cuda.mem_get_info()
+    start = time.perf_counter()
+    runner.capture_graphs(capture(), max_rows=max(rows for rows, _ in shape.decodes))
+    torch.cuda.synchronize()
+    yield figure(f"{shape.name}: capture of graphs", time.perf_counter() - start, "s")
+    used = (free - torch.cuda.mem_get_info()[0]) / (1 << 20)
+    yield figure(f"{shape.name}: memory of graphs", used, "MiB")
+
+
+class Decoding:
+    """Steps in which the same rows decode, each planned on top of the one before. They write the
+    same slots again, so that all steps are alike."""
+
+    def __init__(self, runner: ModelRunner, rows: int, context: int) -> None:
+        self._runner, self._rows, self._context = runner, rows, context
+        each = context // BLOCK + 1
+        order = torch.randperm(rows * each).tolist()
+        first = [
+            SequenceStep(row, [1 + row], context, order[row * each : (row + 1) * each], True)
+            for row in range(rows)
+        ]
+        specs = [SamplerSpec(row, GREEDY, row) for row in range(rows)]
+        self._number = 1
+        result = runner.execute(StepPlan(1, first, specs))
+        assert not result.failed, result.failed
+
+    def plan(self) -> StepPlan:
+        self._number += 1
+        rows = [
+            SequenceStep(row, [PLACEHOLDER], self._context, [], True) for row in range(self._rows)
+        ]
+        return StepPlan(self._number, rows, ahead=True)
+
+    def run(self, count: int) -> tuple[float, float]:
+        """Seconds of a step, and of its launch on the host; one step is launched ahead."""
+        runner, launching = self._runner, 0.0
+        step = runner.launch(self.plan())
         start = time.perf_counter()
-        step()
-        settle(device)
-        elapsed = (time.perf_counter() - start) * 1e6
+        for _ in range(count):
+            before = time.perf_counter()
+            following = runner.launch(self.plan())
+            launching += time.perf_counter() - before
+            runner.collect(step)
+            step = following
+        elapsed = time.perf_counter() - start
+        runner.collect(step)
+        return elapsed / count, launching / count
+
+    def end(self) -> None:
+        self._runner.execute(StepPlan(self._number + 1, [], removed=list(range(self._rows))))
+
+
+def decoded(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
+    """Steps of rows that decode, and what the GPU does in the largest."""
+    for rows, context in shape.decodes:
+        steps = Decoding(runner, rows, context)
+        steps.run(3)
+        timings = [steps.run(STEPS) for _ in range(REPEATS)]
+        step, launch = (statistics.median(each) for each in zip(*timings, strict=True))
+        share = shape.decode_bytes(rows, context) / limits().copy / step
+        name = f"{shape.name} decode {rows} x {context}"
+        yield figure(f"{name}: step", step * 1e3, "ms", share)
+        yield figure(f"{name}: launch on the host", launch * 1e3, "ms")
+        if shape.is_mixture:
+            yield figure(f"{name}: of the roofline", share, "", share)
+        spans, table = profile(steps)
+        yield figure(f"{name}: between steps", 1e6 * longest_gap(spans), "us")
+        if rows == max(each for each, _ in shape.decodes):
+            print(table, flush=True)
+        steps.end()
+
+
+def prefilled(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
+    """Whole prompts in one step."""
+    for length in shape.prompts:
+        table = torch.randperm(-(-length // BLOCK)).tolist()
+        tokens = torch.randint(0, shape.config["vocab_size"], (length,)).tolist()
+        plan = StepPlan(1, [SequenceStep(0, tokens, 0, table, True)], [SamplerSpec(0, GREEDY, 0)])
+        durations = []
+        for _ in range(2 + REPEATS):
+            start = time.perf_counter()
+            result = runner.execute(plan)
+            durations.append(time.perf_counter() - start)
+            assert not result.failed, result.failed
+        step = statistics.median(durations[1:])
+        share = shape.prompt_operations(length) / limits().product / step
+        yield figure(f"{shape.name} prefill {length}: step", step * 1e3, "ms", share)
+        yield figure(f"{shape.name} prefill {length}: of a product", share, "", share)
+    runner.execute(StepPlan(2, [], removed=[0]))
+
+
+Span = tuple[float, float]
+
+
+def profile(steps: Decoding) -> tuple[list[Span], str]:
+    """When kernels ran in some steps, in seconds, and the slowest of them."""
+    # Only kernels on a GPU: recording the launches would slow them down.
+    activity = ProfilerActivity.CPU if EMULATED else ProfilerActivity.CUDA
+    with profiler(activities=[activity]) as record:
+        start = time.perf_counter()
+        steps.run(PROFILED - 1)
+        torch.cuda.synchronize()
+        elapsed = (time.perf_counter() - start) * 1e6 / PROFILED
 
     def of(event: Any) -> float:
-        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+        time_total = event.self_cpu_time_total if EMULATED else event.self_device_time_total
+        return float(time_total) / PROFILED
 
     kernels = sorted(record.key_averages(), key=of, reverse=True)
     busy = sum(map(of, kernels))
-    lines = [
-        f"one step under the profiler: {elapsed:.0f} us, {elapsed - busy:.0f} of it between kernels"
+    lines = [f"a step under the profiler: {elapsed:.0f} us, the GPU is busy for {busy:.0f}"]
+    lines += [
+        f"{of(each):8.1f} us {each.count / PROFILED:6.1f}x  {each.key[:90]}"
+        for each in kernels[:LISTED]
     ]
-    lines += [f"{of(each):8.0f} us  {each.count:5}x  {each.key[:90]}" for each in kernels[:LISTED]]
-    return "\n".join(lines)
+    where = DeviceType.CPU if EMULATED else DeviceType.CUDA
+    times = [event.time_range for event in record.events() if event.device_type == where]
+    return [(each.start / 1e6, each.end / 1e6) for each in times], "\n".join(lines)
+
+
+def longest_gap(spans: list[Span]) -> float:
+    """The usual longest time without a kernel in a step: the median of as many longest gaps as
+    there are steps, less one."""
+    gaps, end = [], None
+    for first, last in sorted(spans):
+        if end is not None:
+            gaps.append(max(0.0, first - end))
+        end = last if end is None else max(end, last)
+    return statistics.median(sorted(gaps)[1 - PROFILED :]) if gaps else 0.0
 
 
 # ---- the Python API ----------------------------------------------------------------------------
 
 
-def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
+def api_rates(shape: GpuShape, folder: Path) -> Iterator[Figure]:
     """Tokens a second through ``tandem.Engine``."""
     from tandem import Engine, EngineConfig, SamplingParams
 
-    max_rows = max(rows for rows, _ in load.decodes)
     config = EngineConfig(
         model=str(folder),
         load_format="dummy",
-        device=load.device,
-        max_num_seqs=max_rows,
-        max_model_len=max(*load.prompts, *(context + LONG for _, context in load.decodes)) + 2,
+        device=DEVICE.type,
+        max_num_seqs=max(rows for rows, _, _ in shape.api),
+        max_model_len=max(prompt + tokens for _, prompt, tokens in shape.api) + 2,
         enable_prefix_caching=False,
     )
     with Engine(config) as engine:
 
         def seconds(rows: int, length: int, tokens: int) -> float:
-            prompts = [[1 + row % 99, *range(length - 1)] for row in range(rows)]
-            wrapped = [[token % 255 for token in prompt] for prompt in prompts]
+            vocabulary = shape.config["vocab_size"]
+            prompts = torch.randint(0, vocabulary, (rows, length)).tolist()
             params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
             start = time.perf_counter()
-            engine.generate_sync(wrapped, params)
+            engine.generate_sync(prompts, params)
             return time.perf_counter() - start
 
-        seconds(max_rows, 8, 4)
-        for length in load.prompts:
-            elapsed = statistics.median(seconds(1, length, 1) for _ in range(3))
-            yield f"prefill {length}", length / elapsed
-        for rows, context in load.decodes:
-            length = max(2, context - LONG // 2)
-            elapsed = seconds(rows, length, LONG) - seconds(rows, length, SHORT)
-            yield f"decode {rows} x {context}", rows * (LONG - SHORT) / elapsed
+        seconds(shape.api[-1][0], 8, 4)
+        for rows, prompt, tokens in shape.api:
+            elapsed = seconds(rows, prompt, tokens)
+            context = prompt + tokens // 2
+            least = tokens * shape.decode_bytes(rows, context) / limits().copy
+            rate = rows * tokens / elapsed
+            yield figure(f"{shape.name} {rows} x {tokens}: API", rate, "tok/s", least / elapsed)
 
 
 # ---- the run -----------------------------------------------------------------------------------
 
 
-def measure(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
-    """Yield rows for ``report.write`` as they are measured."""
-    copied, product = limits(load)
-    yield _row("copy on the GPU, read and written", copied / 1e12, "TB/s")
-    yield _row("bfloat16 product of 8192 x 8192", product / 1e12, "TFLOP/s")
+def measure(shape: GpuShape) -> Iterator[Figure]:
+    """All figures of a shape."""
+    yield from limits_of_run()
     with tempfile.TemporaryDirectory() as root:
-        for shape in shapes(small)[: 1 if small else None]:
-            folder = folder_of(shape, Path(root))
-            limit = {
-                **{
-                    f"decode {rows} x {context}": rows
-                    / ((shape.weight_bytes + rows * context * shape.kv_bytes) / copied)
-                    for rows, context in load.decodes
-                },
-                **{f"prefill {n}": product / (2 * shape.layer_parameters) for n in load.prompts},
-            }
-            for name, seconds in step_seconds(folder, load):
-                yield _row(f"{shape.name} {name}: step", seconds * 1e3, "ms")
-            if load.device == "cuda":
-                gc.collect()
-                torch.cuda.empty_cache()  # the API's rank is another process
-            if find_spec("msgspec") is None:
-                print(f"{shape.name}: not measured through the API: needs msgspec")
-                continue
-            for name, rate in api_rates(folder, load):
-                yield _row(f"{shape.name} {name}: API", rate, "tok/s", limit[name])
-
-
-def _row(metric: str, value: float, unit: str, limit: float | None = None) -> dict[str, Any]:
-    row: dict[str, Any] = {"metric": metric, "value": value, "unit": unit}
-    parts = [] if limit is None else [f"limit of {limit:.0f} {unit}"]
-    if metric in PREDICTIONS:
-        parts.append(f"predicted {PREDICTIONS[metric]}")
-    if limit is not None:
-        row["ratio"] = value / limit
-    return row | {"against": ", ".join(parts)}
+        folder = write_shape(shape, Path(root, "model"))
+        with torch.inference_mode():
+            start = time.perf_counter()
+            runner = build(shape, folder)
+            torch.cuda.synchronize()
+            taken = time.perf_counter() - start
+            yield figure(f"{shape.name}: load and trials of kernels", taken, "s")
+            for part in (captured, decoded, prefilled):
+                yield from part(shape, runner)
+            del runner
+        release()  # the API's rank is another process
+        if shape.api and find_spec("msgspec") is None:
+            print(f"{shape.name}: not measured through the API: needs msgspec")
+        elif shape.api:
+            yield from api_rates(shape, folder)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("gpu_engine", description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--device", choices=("cuda", "emulation"), default="cuda")
-    options = parser.parse_args()
-    emulated = options.device == "emulation"
-    if not emulated and not torch.cuda.is_available():
-        print("gpu_engine: there is no CUDA device here, so there is nothing to measure")
-        return 1
-    rows = []
-    for row in measure(EMULATED if emulated else ON_GPU, emulated):
-        print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {row['against']}", flush=True)
-        rows.append(row)
-        # Printed at once, so that a failure or a time limit loses no earlier result.
-        if not emulated:
-            write("gpu_engine", rows, options.out)
-    return 0
+    options = parser("gpu_engine", __doc__)
+    options.add_argument("--shape", choices=SHAPES, default=QWEN)
+    chosen = options.parse_args()
+    shape = SHAPES[chosen.shape].small() if EMULATED else SHAPES[chosen.shape]
+    name = re.sub(r"[^\w.-]+", "_", shape.name)
+    return run(f"gpu_engine_{name}", chosen, measure(shape))
 
 
 if __name__ == "__main__":

@@ -11,26 +11,27 @@ the bytes of the experts selected by the rows count. Several processes compile t
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-if "emulation" in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import torch.nn.functional as F
 
-from tandem.benchmarks.support.report import RESULTS, write
+from tandem.benchmarks.support.gpu_figures import Figure, figure, limits_of_run, parser, run
+from tandem.benchmarks.support.gpu_timing import (
+    DEVICE,
+    EMULATED,
+    UNCACHED_BYTES,
+    graph_seconds,
+    limits,
+)
 from tandem.kernels.block_formats import BLOCK_FORMATS, BlockFormat, group_format
 from tandem.kernels.gpu import quantized_trial, scaled_linear
 from tandem.kernels.gpu.grouped_experts import StackedWeights, TritonExperts
@@ -59,7 +60,6 @@ OF_EXPERTS = (BF16, "Q4_0", "Q4_K", "MXFP4")
 class ProductLoad:
     """Shapes, rows, and how often each case is timed."""
 
-    device: str
     outputs: int
     inputs: int
     # Total bytes of the copies of a weight.
@@ -70,73 +70,28 @@ class ProductLoad:
     chosen: int
     expert_shape: tuple[int, int]
     expert_rows: tuple[int, ...]
-    rounds: int
 
 
 ON_GPU = ProductLoad(
-    *("cuda", 14336, 4096, 1 << 28, (1, 8, 16, 32, 64), (512, 2048)),
-    *(128, 8, (768, 2048), (1, 8, 32, 512), 9),
+    *(14336, 4096, UNCACHED_BYTES, (1, 8, 16, 32, 64), (512, 2048)),
+    *(128, 8, (768, 2048), (1, 8, 32, 512)),
 )
-EMULATED = ProductLoad("cpu", 32, 256, 1 << 12, (3,), (), 4, 2, (32, 256), (2,), 1)
+SMALL = ProductLoad(32, 256, 1 << 12, (3,), (), 4, 2, (32, 256), (2,))
 
 
-def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
-    """Median time of one graph replay of ``work``."""
-    work()
-    if load.device == "cpu":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = work()
-    samples = []
-    for number in range(load.rounds + 2):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        if number >= 2:
-            samples.append(first.elapsed_time(last) / 1e3)
-    del output
-    return statistics.median(samples)
-
-
-def eager_seconds(load: ProductLoad, work: Callable[[], Any], count: int = 50) -> float:
+def eager_seconds(work: Callable[[], Any], count: int) -> float:
     """Time of a function whose kernels are launched one by one from Python."""
-    count = count if load.device == "cuda" else 1
     work()
-    _settle(load)
+    torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(count):
         work()
-    _settle(load)
+    torch.cuda.synchronize()
     return (time.perf_counter() - start) / count
 
 
-def _settle(load: ProductLoad) -> None:
-    if load.device == "cuda":
-        torch.cuda.synchronize()
-
-
-def copied(load: ProductLoad) -> float:
-    """Bandwidth of a copy in bytes a second, reads and writes counted."""
-    source = torch.empty(1 << (30 if load.device == "cuda" else 20), dtype=torch.uint8)
-    source = source.to(load.device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    _settle(load)
-    start = time.perf_counter()
-    for _ in range(10):
-        target.copy_(source)
-    _settle(load)
-    return 20 * source.nbytes / (time.perf_counter() - start)
-
-
-def dtype_of(load: ProductLoad) -> torch.dtype:
-    return torch.bfloat16 if load.device == "cuda" else torch.float16
+# Triton's interpreter computes with it, and not with bfloat16.
+DTYPE = torch.float16 if EMULATED else torch.bfloat16
 
 
 # ---- the sides -----------------------------------------------------------------------------------
@@ -148,7 +103,7 @@ def packed(load: ProductLoad, name: str, outputs: int, inputs: int) -> PackedCod
     kind = KINDS[name]
     few = min(outputs, 512)
     some = random_weight(kind, few, inputs // kind.values).blocks.repeat(outputs // few, 1)
-    return pack(QuantizedWeight(kind, some.to(load.device)))
+    return pack(QuantizedWeight(kind, some.to(DEVICE)))
 
 
 def bytes_of(weight: PackedCodes) -> int:
@@ -179,13 +134,13 @@ def linears(load: ProductLoad, name: str) -> tuple[list[Callable[[torch.Tensor],
 
     shape = load.outputs, load.inputs
     if name == BF16:
-        plain = torch.randn(shape, device=load.device, dtype=dtype_of(load))
+        plain = torch.randn(shape, device=DEVICE, dtype=DTYPE)
         count = -(-load.uncached // plain.nbytes)
         weights = [plain.clone() for _ in range(count)]
         return [lambda x, w=w: F.linear(x, w) for w in weights], plain.nbytes  # type: ignore[misc]
     if name == SCALED:
-        codes = torch.randn(shape, device=load.device).to(torch.float8_e4m3fn)
-        scales = torch.rand(load.outputs, 1, device=load.device).expand(-1, load.inputs // 128)
+        codes = torch.randn(shape, device=DEVICE).to(torch.float8_e4m3fn)
+        scales = torch.rand(load.outputs, 1, device=DEVICE).expand(-1, load.inputs // 128)
         count = -(-load.uncached // codes.nbytes)
         each = [GroupedCodes(codes.clone(), scales.contiguous(), None, 128) for _ in range(count)]
         return [scaled_linear.ScaledLinear(one, "rows", None) for one in each], codes.nbytes
@@ -202,9 +157,7 @@ def experts_of(load: ProductLoad, name: str) -> tuple[TritonExperts, int]:
     for outputs, inputs in ((2 * width, hidden), (hidden, width)):
         if name == BF16:
             shape = load.experts, outputs, inputs
-            run: torch.Tensor | PackedCodes = torch.randn(
-                shape, device=load.device, dtype=dtype_of(load)
-            )
+            run: torch.Tensor | PackedCodes = torch.randn(shape, device=DEVICE, dtype=DTYPE)
             size += 2 * outputs * inputs
         else:
             one = packed(load, name, outputs, inputs)
@@ -217,48 +170,36 @@ def experts_of(load: ProductLoad, name: str) -> tuple[TritonExperts, int]:
 # ---- the run -------------------------------------------------------------------------------------
 
 
-def products(load: ProductLoad, copy: float, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield rows of quantised products for ``report.write`` as they are measured."""
-    plain: dict[int, float] = {}
+def products(load: ProductLoad, names: list[str]) -> Iterator[Figure]:
+    """Products of one weight with so many rows."""
     for name in names:
-        if name == SCALED and not scaled_linear.works("rows", torch.device(load.device), True):
+        if name == SCALED and not scaled_linear.works("rows", DEVICE, True):
             continue
         sides, size = linears(load, name)
         for rows in (*load.rows, *load.wide):
             if rows in load.wide and name not in (BF16, SCALED, "Q4_0", "Q4_K"):
                 continue
-            x = torch.randn(rows, load.inputs, device=load.device, dtype=dtype_of(load))
-            duration = seconds(load, lambda sides=sides, x=x: [side(x) for side in sides])  # type: ignore[misc]
-            duration /= len(sides)
-            plain.setdefault(rows, duration)
-            yield {
-                "metric": f"product {name}, {rows} rows",
-                "value": duration * 1e6,
-                "unit": "us",
-                "ratio": size / duration / copy,
-                "against": f"a copy of {size / 1e6:.1f} MB; {plain[rows] / duration:.2f} x bf16",
-            }
+            x = torch.randn(rows, load.inputs, device=DEVICE, dtype=DTYPE)
+            duration = graph_seconds([partial(side, x) for side in sides])
+            share = size / duration / limits().copy
+            yield figure(f"product {name}, {rows} rows", duration * 1e6, "us", share)
 
 
-def mixtures(load: ProductLoad, copy: float) -> Iterator[dict[str, Any]]:
-    """Yield rows of expert layers, as ``products`` does."""
-    for name in OF_EXPERTS if load.device == "cuda" else ("Q4_0",):
+def mixtures(load: ProductLoad) -> Iterator[Figure]:
+    """Layers of experts."""
+    for name in ("Q4_0",) if EMULATED else OF_EXPERTS:
         experts, size = experts_of(load, name)
         for rows in load.expert_rows:
-            x = torch.randn(rows, load.expert_shape[1], device=load.device, dtype=dtype_of(load))
-            scores = torch.rand(rows, load.experts, device=load.device)
+            x = torch.randn(rows, load.expert_shape[1], device=DEVICE, dtype=DTYPE)
+            scores = torch.rand(rows, load.experts, device=DEVICE)
             weights, selected = scores.topk(load.chosen)
             out = torch.zeros_like(x)
             work = lambda e=experts, a=(x, weights, selected, out): e(*a)  # noqa: E731
-            duration, eager = seconds(load, work), eager_seconds(load, work)
+            duration, eager = graph_seconds([work]), eager_seconds(work, 1 if EMULATED else 50)
             read = len(selected.unique()) * size
-            yield {
-                "metric": f"experts {name}, {rows} rows",
-                "value": duration * 1e6,
-                "unit": "us",
-                "ratio": read / duration / copy,
-                "against": f"a copy of {read / 1e6:.1f} MB; {eager * 1e6:.0f} us from Python",
-            }
+            share = read / duration / limits().copy
+            yield figure(f"experts {name}, {rows} rows", duration * 1e6, "us", share)
+            yield figure(f"experts {name}, {rows} rows, from Python", eager * 1e6, "us")
 
 
 def _compile(case: tuple[str, int]) -> str:
@@ -283,36 +224,19 @@ def compile_all() -> None:
     print(f"{len(cases)} kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def measure(load: ProductLoad) -> Iterator[dict[str, Any]]:
-    """All rows."""
-    copy = copied(load)
-    yield {"metric": "copy, read and written", "value": copy / 1e12, "unit": "TB/s"}
-    names = [BF16, *KINDS, SCALED] if load.device == "cuda" else ["Q4_0"]
-    yield from products(load, copy, names)
-    yield from mixtures(load, copy)
+def measure(load: ProductLoad) -> Iterator[Figure]:
+    """All figures."""
+    yield from limits_of_run()
+    yield from products(load, ["Q4_0"] if EMULATED else [BF16, *KINDS, SCALED])
+    yield from mixtures(load)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("gpu_products", description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--device", choices=("cuda", "emulation"), default="cuda")
-    options = parser.parse_args()
-    emulated = options.device == "emulation"
-    if not emulated and not torch.cuda.is_available():
-        print("gpu_products: there is no CUDA device here, so there is nothing to measure")
-        return 1
-    if not emulated:
+    options = parser("gpu_products", __doc__).parse_args()
+    if torch.cuda.is_available():
         compile_all()
-    rows = []
     with torch.inference_mode():
-        for row in measure(EMULATED if emulated else ON_GPU):
-            share = f"{row['ratio']:.2f} of a copy, " if "ratio" in row else ""
-            text = f"{share}{row.get('against', '')}"
-            print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {text}", flush=True)
-            rows.append(row)
-            if not emulated:
-                write("gpu_products", rows, options.out)
-    return 0
+        return run("gpu_products", options, measure(SMALL if EMULATED else ON_GPU))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from tandem.benchmarks.node.gpu_engine import folder_of, shapes
+from tandem.benchmarks.node.gpu_engine import SHAPES, write_shape
+from tandem.benchmarks.support.gpu_predictions import QWEN
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.kernels.attention_metadata import SequenceMetadata, decode_metadata
 from tandem.shared.engine.messages import CODEC, ExecuteStep, StepDone
@@ -153,13 +154,13 @@ def measure(runner: ModelRunner, rows: int, context: int, rounds: int) -> list[d
 def main() -> None:
     options = benchmark_parser(__doc__, rounds=200).parse_args()
     rows: list[dict[str, Any]] = []
-    shape = shapes(small=False)[0]
+    shape = SHAPES[QWEN]
     with (
         tempfile.TemporaryDirectory() as folder,
         on_gpu(90, lambda *_, **__: None),
         torch.inference_mode(),
     ):
-        model = folder_of(shape, Path(folder))
+        model = write_shape(shape, Path(folder, "model"))
         for count, context in LOADS:
             runner = build_runner(
                 model, dtype="bfloat16", device=META, num_blocks=64, load_format="dummy"

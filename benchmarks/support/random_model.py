@@ -79,7 +79,7 @@ def write_random_model(folder: Path, shape: Shape) -> int:
     (folder / "config.json").write_text(json.dumps(_config(shape)))
     weights = _weights(shape)
     save_file(weights, folder / "model.safetensors")
-    _write_tokenizer(folder, shape.vocab)
+    write_tokenizer(folder, shape.vocab)
     return sum(weight.numel() for weight in weights.values())
 
 
@@ -138,7 +138,8 @@ def _weights(shape: Shape) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """One whose tokens are words, each of its own."""
     import tokenizers
 
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

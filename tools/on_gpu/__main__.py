@@ -4,16 +4,17 @@
 
 The first part probes the machine, and parts that it does not support are skipped. Each part is a
 process with a time limit, and a failure does not stop the run. The most valuable parts come first,
-and together they take at most ``--seconds``. Their output is forwarded immediately. ``DIR`` gets
-three files, rewritten after each part and on SIGTERM: ``GPU.md`` with figures next to predictions,
-``on_gpu.json`` with the outcomes, and ``all.tgz`` with the parts' output. A table is printed at the
-end. From a checkout that is not installed:
+and together they take at most ``--seconds``; the last line is the command for those that had no
+time. Output is forwarded immediately. ``DIR`` gets three files, rewritten after each part and on
+SIGTERM: ``GPU.md`` with figures beside bars and predictions, ``on_gpu.json`` with the outcomes, and
+``all.tgz`` with the parts' output. The table is printed at the end. From a checkout that is not
+installed:
 
     mkdir -p P && ln -s "$PWD" P/tandem && PYTHONPATH=P python -m tandem.tools.on_gpu --out DIR
 
 Parts whose packages are missing are skipped, with the reason. For a machine without network access,
 ``--wheels 3.12``, run elsewhere, prints the command that downloads the packages and their
-dependencies for that version of Python.
+dependencies for that version of Python, and what has to be carried there.
 
 ``--device emulation`` runs the parts without a GPU as a smoke test; it measures nothing.
 """
@@ -28,6 +29,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,10 +45,13 @@ from types import FrameType
 from typing import IO, Any
 
 from tandem.benchmarks.support import gpu_predictions as predictions
-from tandem.benchmarks.support.gpu_predictions import CARRIER
+from tandem.benchmarks.support.gpu_predictions import EXPERTS, LLAMA, QWEN
+from tandem.tests.support.emulation import ENVIRONMENT as EMULATION
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(__file__).with_name("packages.txt")
+WHEELS = ".whl"
+MIB = 1 << 20
 DEVICES = ("cuda", "emulation")
 _PYTEST = ("pytest", "torch")
 _PLANE = ("zmq", "msgpack", "xxhash")
@@ -55,6 +60,7 @@ _CLUSTER = (
     "msgspec",
     *("fastapi", "grpc", "uvicorn", "httptools", "prometheus_client", "rich", "pydantic"),
     *("transformers", "pytest_asyncio", "llguidance", "limits", "cryptography", "click", "yaml"),
+    "python_multipart",
 )
 # Distributions whose name is not that of their module.
 _DISTRIBUTIONS = {
@@ -63,6 +69,7 @@ _DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "prometheus_client": "prometheus-client",
     "pytest_asyncio": "pytest-asyncio",
+    "python_multipart": "python-multipart",
     "xdist": "pytest-xdist",
 }
 # Generated stubs require these at the versions installed here.
@@ -75,6 +82,8 @@ _PLATFORMS = tuple(
 RESERVE_SECONDS = 5.0
 # Minimum time left to start a part.
 MIN_SECONDS = 8.0
+# How many times its limit a part may take in emulation.
+EMULATED_TIMES = 4
 # As in ranks, so that results are the same.
 ENVIRONMENT = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
@@ -87,7 +96,8 @@ ENVIRONMENT = {
 class GpuPart:
     """One process: a module and its arguments, with ``{out}``, ``{device}`` and ``{root}`` as
     placeholders. ``needs`` are the required packages, ``probes`` the required probes of the first
-    part. ``under`` is a program that runs the interpreter."""
+    part. ``under`` is a program that runs the interpreter on a GPU; ``emulated`` are more arguments
+    for an emulated one."""
 
     name: str
     module: str
@@ -96,6 +106,7 @@ class GpuPart:
     seconds: float
     probes: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
+    emulated: tuple[str, ...] = ()
 
 
 def tests(
@@ -106,67 +117,107 @@ def tests(
     probes: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
     under: tuple[str, ...] = (),
+    emulated: tuple[str, ...] = (),
 ) -> GpuPart:
     """A part that runs test files. Warnings are no errors here, because library versions differ,
     and missing plugins leave settings unknown to pytest."""
     usual = ("-q", "-c", "{root}/pyproject.toml", "-p", "no:cacheprovider", "-W", "default")
     paths = tuple(f"{{root}}/{file}" for file in files)
     arguments = (*usual, *options, *paths)
-    return GpuPart(name, "pytest", arguments, (*_PYTEST, *needs), seconds, probes, under)
+    needs = (*_PYTEST, *needs)
+    return GpuPart(name, "pytest", arguments, needs, seconds, probes, under, emulated)
 
 
 def benchmark(
-    name: str, module: str, *needs: str, seconds: float, probes: tuple[str, ...] = ()
+    name: str,
+    module: str,
+    *needs: str,
+    seconds: float,
+    probes: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> GpuPart:
     """A part that runs a benchmark."""
-    arguments = ("--out", "{out}", "--device", "{device}")
+    arguments = ("--out", "{out}", "--device", "{device}", *options)
     return GpuPart(name, f"tandem.{module}", arguments, ("torch", *needs), seconds, probes)
 
 
 _KERNELS = (
     "tests/kernels/test_paged_decode.py",
     "tests/kernels/test_chunk_attention.py",
+    "tests/kernels/test_fused.py",
+    "tests/kernels/test_step_inputs.py",
+    "tests/kernels/test_latent_on_gpu.py",
     "tests/kernels/test_quantized_on_gpu.py",
     "tests/kernels/test_experts_on_gpu.py",
     "tests/kernels/test_scaled_linear.py",
+    "tests/kernels/test_routing_on_gpu.py",
     "tests/shared/engine/rank/test_gpu_sampler.py",
 )
 _IPC = ("memfd", "ipc")
+_TRITON = ("triton",)
+# Tests of what is tried at a start, which launch each kernel once.
+_TRIALS = ("-k", "trial or tries")
+
+
+def engine(name: str, shape: str, *, seconds: float) -> GpuPart:
+    """The engine with a model of this shape."""
+    module, needs = "benchmarks.node.gpu_engine", ("triton", "safetensors", "tokenizers")
+    options = ("--shape", shape)
+    return benchmark(name, module, *needs, seconds=seconds, probes=_TRITON, options=options)
+
+
+# Most valuable first: what is wrong, then how fast one engine is, then several together, then what
+# was measured before.
 PARTS = (
     benchmark("machine", "tools.on_gpu.machine", seconds=45),
     tests(
         "kernels",
+        *_KERNELS,
         "tests/kernels/test_row_sums.py",
         "tests/kernels/test_frame_copy.py",
-        "tests/kernels/test_fused.py",
-        *_KERNELS,
         needs=("triton", "xdist", "gguf"),
-        probes=("triton",),
+        probes=_TRITON,
         options=("-n", "8"),
-        seconds=90,
+        emulated=_TRIALS,
+        seconds=100,
     ),
     tests(
         "models",
         "tests/shared/models/test_on_device.py",
         needs=("triton", "transformers", "safetensors", "msgspec", "xdist"),
-        probes=("triton",),
+        probes=_TRITON,
         options=("-n", "8"),
         seconds=100,
     ),
-    benchmark("products", "benchmarks.node.gpu_products", "triton", seconds=70, probes=("triton",)),
-    benchmark(
-        "engine",
-        "benchmarks.node.gpu_engine",
-        "triton",
-        "safetensors",
-        seconds=180,
-        probes=("triton",),
+    benchmark("fused", "benchmarks.node.gpu_fused", "triton", seconds=60, probes=_TRITON),
+    engine("engine 0.6B", QWEN, seconds=130),
+    engine("engine 8B", LLAMA, seconds=110),
+    benchmark("attention", "benchmarks.node.gpu_attention", "triton", seconds=60, probes=_TRITON),
+    engine("engine experts", EXPERTS, seconds=60),
+    benchmark("handoff", "benchmarks.handoff_cuda_ipc", *_PLANE, seconds=45, probes=_IPC),
+    tests(
+        "cluster",
+        "tests/end_to_end/parity/test_cuda_ipc.py",
+        needs=_CLUSTER,
+        probes=(*_IPC, "triton"),
+        seconds=60,
     ),
-    tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py", seconds=60),
+    benchmark("serving", "benchmarks.gpu_serving", *_CLUSTER, seconds=130, probes=_TRITON),
+    tests(
+        "sanitizer",
+        *_KERNELS,
+        needs=("triton",),
+        probes=_TRITON,
+        options=_TRIALS,
+        emulated=("--collect-only",),  # as "kernels"
+        seconds=60,
+        under=("compute-sanitizer", "--error-exitcode", "9"),
+    ),
+    tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py", seconds=30),
     tests(
         "device",
         "tests/shared/handoff/carriers/test_gpu.py",
-        needs=("msgpack", "xxhash"),
+        needs=_PLANE,
         seconds=20,
     ),
     tests(
@@ -177,31 +228,21 @@ PARTS = (
         probes=_IPC,
         seconds=45,
     ),
-    benchmark("handoff", "benchmarks.handoff_cuda_ipc", *_PLANE, seconds=45, probes=_IPC),
-    tests(
-        "cluster",
-        "tests/end_to_end/parity/test_cuda_ipc.py",
-        needs=_CLUSTER,
-        probes=(*_IPC, "triton"),
-        seconds=90,
-    ),
     benchmark(
-        "attention", "benchmarks.node.gpu_attention", "triton", seconds=80, probes=("triton",)
-    ),
-    tests(
-        "sanitizer",
-        *_KERNELS,
-        needs=("triton",),
-        probes=("triton",),
-        options=("-k", "trial or tries"),
+        "sweep",
+        "benchmarks.node.gpu_attention",
+        "triton",
         seconds=60,
-        under=("compute-sanitizer", "--error-exitcode", "9"),
+        probes=_TRITON,
+        options=("--sweep",),
     ),
+    benchmark("products", "benchmarks.node.gpu_products", "triton", seconds=110, probes=_TRITON),
 )
 
 
 PASSED, FAILED, TOO_LONG, ENDED, NOT_RUN = "passed", "failed", "too long", "ended", "not run"
 BAD = (FAILED, TOO_LONG, ENDED)
+NO_TIME = "no time is left"
 
 
 @dataclass(frozen=True)
@@ -260,9 +301,10 @@ class Run:
         if reason := self._unfit(part):
             return Outcome(part.name, NOT_RUN, 0.0, reason)
         remaining = self._end - time.monotonic()
-        if remaining < min(part.seconds, MIN_SECONDS):
-            return Outcome(part.name, NOT_RUN, 0.0, "no time is left")
-        limit, start = min(part.seconds, remaining), time.monotonic()
+        allowed = part.seconds * (EMULATED_TIMES if self._device == "emulation" else 1)
+        if remaining < min(allowed, MIN_SECONDS):
+            return Outcome(part.name, NOT_RUN, 0.0, NO_TIME)
+        limit, start = min(allowed, remaining), time.monotonic()
         status = self._process(part, limit)
         elapsed, last = time.monotonic() - start, self._last_line(part)
         if status is None:
@@ -274,25 +316,31 @@ class Run:
     def _unfit(self, part: GpuPart) -> str:
         if absent := missing(part.needs):
             return f"first: pip install {' '.join(absent)}"
-        if part.under and (self._device == "emulation" or which(part.under[0]) is None):
+        if self._under(part) and which(part.under[0]) is None:
             return f"there is no {part.under[0]}"
         results = self._json("machine.json") or {}
         failed = [name for name in part.probes if results.get(name) is False]
         return f"the machine does not allow it: {', '.join(failed)}" if failed else ""
 
+    def _under(self, part: GpuPart) -> tuple[str, ...]:
+        return () if self._device == "emulation" else part.under
+
     def _process(self, part: GpuPart, limit: float) -> int | None:
         """Run the process; returns its exit status, or ``None`` at the time limit."""
         values = {"out": self._folder, "device": self._device, "root": ROOT}
+        emulated = self._device == "emulation"
         arguments = [each.format(**values) for each in part.arguments]
+        arguments += part.emulated if emulated else ()
+        emulation = {EMULATION: "1"} if emulated else {}
         deadline = time.monotonic() + limit
         with self._log(part).open("wb") as log:
             process = subprocess.Popen(
-                [*part.under, sys.executable, "-m", part.module, *arguments],
+                [*self._under(part), sys.executable, "-m", part.module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=ENVIRONMENT | os.environ,
+                env=ENVIRONMENT | os.environ | emulation,
             )
             try:
                 assert process.stdout is not None
@@ -316,15 +364,22 @@ class Run:
         _replace(self._out / "all.tgz", packed.getvalue())
 
     def report(self) -> str:
-        """Figures beside predictions, and the outcomes."""
-        values = {}
-        for name in ("gpu_engine", "gpu_attention", "handoff_cuda_ipc"):
-            for row in self._json(f"{name}.json") or ():
-                values[row["metric"]] = row["value"]
-                if row["metric"] == CARRIER.partition(",")[0]:
-                    values[CARRIER] = row["ratio"]
-        products = predictions.products_table(self._json("gpu_products.json") or ())
-        return f"{predictions.table(values)}{products}\n```\n{table(self.outcomes)}```\n"
+        """Figures beside bars and predictions, and the outcomes."""
+        files = (self._folder / f"{name}.json" for name in self._figures())
+        rows = [row for file in files for row in json.loads(file.read_text())]
+        measured = {row["metric"]: row for row in rows}  # limits are of the last process
+        device = next((row["device"] for row in rows), "nothing")
+        figures = predictions.table(list(measured.values()), device)
+        return f"{figures}\n```\n{table(self.outcomes)}```\n"
+
+    def _figures(self) -> list[str]:
+        """The names of the files with figures, in the order of the parts."""
+        files = [file for file in self._folder.glob("gpu_*.json") if file.stat().st_size]
+        return [file.stem for file in sorted(files, key=lambda file: file.stat().st_mtime)]
+
+    def rest(self) -> list[str]:
+        """The parts that had no time."""
+        return [each.part for each in self.outcomes if each.detail == NO_TIME]
 
     def _json(self, name: str) -> Any:
         file = self._folder / name
@@ -437,10 +492,29 @@ def download(parts: Sequence[GpuPart], python: str) -> str:
         f"python3 -m pip download --no-deps --only-binary=:all: --python-version {python}",
         "--implementation cp",
         *_PLATFORMS,
-        "-d WHEELS",
+        f"-d {WHEELS}",
         *lacking(parts, python),
     ]
     return " ".join(lines)
+
+
+def carried() -> str:
+    """What has to be copied to the machine: the checkout without what git ignores, of which nothing
+    is needed there, and the packages."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others"]
+    listed = subprocess.run(
+        [*command, "--exclude-standard"], capture_output=True, text=True, check=True
+    )
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    checkout = sum(file.stat().st_size for file in files if file.is_file())
+    wheels = sum(file.stat().st_size for file in (ROOT / WHEELS).glob("*.whl"))
+    return (
+        f"To carry: the files that git does not ignore, {checkout / MIB:.0f} MiB, and {WHEELS}/, "
+        f"{wheels / MIB:.0f} MiB so far. There:\n"
+        f"python3 -m pip install -q --no-index --no-deps --target /tmp/site {WHEELS}/*.whl && "
+        f'mkdir -p /tmp/P && ln -sfn "$PWD" /tmp/P/tandem && '
+        f"PYTHONPATH=/tmp/site:/tmp/P python3 -m tandem.tools.on_gpu --out DIR"
+    )
 
 
 def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PARTS) -> int:
@@ -457,6 +531,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
     selected = [part for part in parts if part.name in (options.only or names)]
     if options.wheels:
         print(download(selected, options.wheels))
+        print(carried())
         return 0
     if options.out is None:
         parser.error("--out: which folder?")
@@ -474,6 +549,9 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PART
         finally:
             signal.signal(signal.SIGTERM, before)
         print(run.report(), flush=True)
+        if run.rest():
+            rest = shlex.join(run.rest())
+            print(f"next: python -m tandem.tools.on_gpu --out DIR --only {rest}", flush=True)
     if not here:
         print("on_gpu: there is no CUDA device here; see --device emulation", file=sys.stderr)
         return 1

@@ -9,12 +9,15 @@ import torch
 
 from tandem.tests.end_to_end.support.clients import prompt
 from tandem.tests.end_to_end.support.cluster import node_metric, running
+from tandem.tests.support.emulation import EMULATED
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+HERE = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(not HERE and not EMULATED, reason="no CUDA device")
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 LENGTHS = (2, 17, 64, 400)
-ON_GPU = ("--device=cuda", "--num-gpu-blocks-override=256")
+ON_GPU = (f"--device={'cuda' if HERE else 'cpu'}", "--num-gpu-blocks-override=256")
+CARRIER = "cuda_ipc" if HERE else "shared_memory"
 
 
 def test_what_was_prefilled_elsewhere_on_the_gpu_is_continued_alike(
@@ -26,13 +29,13 @@ def test_what_was_prefilled_elsewhere_on_the_gpu_is_continued_alike(
         (tmp_path / folder).mkdir()
         with running(tmp_path / folder, tiny_model) as cluster:
             cluster.start_router()
-            carrier = f"--carrier={'cuda_ipc' if len(kinds) == 2 else 'auto'}"
+            carrier = f"--carrier={CARRIER if len(kinds) == 2 else 'auto'}"
             nodes = cluster.start_nodes(*((kind, *ON_GPU, carrier) for kind in kinds))
             cluster.wait_nodes(decode=1, prefill=len(kinds) - 1)
             choices = cluster.complete(batch, **FIELDS)["choices"]
             outputs.append([choice["token_ids"] for choice in choices])
             if len(kinds) == 2:
-                committed = 'tandem_transfers_total{carrier="cuda_ipc",outcome="committed"}'
+                committed = f'tandem_transfers_total{{carrier="{CARRIER}",outcome="committed"}}'
                 assert node_metric(nodes[1], committed) == len(batch)
                 cluster.wait_idle(*nodes)
     assert outputs[0] == outputs[1]

@@ -11,31 +11,58 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
-from tandem.shared.engine.rank.graphs import cuda_capture
+from tandem.shared.engine.rank.graphs import Capture, cuda_capture
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.emulated_gpu import (
+    emulated_runner,
+    use_cuda_stand_ins,
+    use_kernels,
+)
+from tandem.tests.support.emulation import EMULATED
 from tandem.tests.support.packed_kv import packed_bytes
 from tandem.tests.support.runners import build_runner
 from tandem.tests.support.step_plans import Streams, drawn
 
 HERE = torch.cuda.is_available()
-GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not HERE, reason="none"))]
+NO_GPU = pytest.mark.skipif(not HERE and not EMULATED, reason="no CUDA device")
+GPU = [pytest.param("cuda", marks=NO_GPU)]
+# One of each kind is enough to see the code run.
+FEW = 1 if EMULATED and not HERE else None
 EVERY = [*tiny_models.MODELS, *tiny_models.WRAPPED] if HERE else ["qwen3"]
-NAMES = pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3"])
+NAMES = pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3"][:FEW])
 FORMATS = pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
-    [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8"), ("bfloat16", "int8")],
+    [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8"), ("bfloat16", "int8")][:FEW],
 )
 PROMPTS = [list(range(5)), [9] * 300, [7, 8] * 50]
-STEPS, CHUNK, BLOCK = 6, 64, 16
+STEPS, CHUNK, BLOCK, LAUNCHES = 6, 64, 16, 100
+if FEW:
+    PROMPTS, STEPS, CHUNK, LAUNCHES = [[1, 2], [9] * 12], 2, 8, 3
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same code, on a GPU that is emulated."""
+    if EMULATED and not HERE:
+        use_kernels(monkeypatch.setattr)
+        use_cuda_stand_ins(monkeypatch.setattr)
+
+
+def capture() -> Capture:
+    if HERE:
+        return cuda_capture()
+    from tandem.tests.support.graph_emulator import emulated_capture
+
+    return emulated_capture
 
 
 def greedy_tokens(runner: ModelRunner) -> list[list[int]]:
     """Greedy tokens of all prompts in one batch: prefilled in chunks, some while others decode."""
     tokens = [list(prompt) for prompt in PROMPTS]
     computed = [0] * len(tokens)
-    tables = [list(range(first, first + 40))[::-1] for first in range(0, 120, 40)]
+    tables = [list(range(first, first + 40))[::-1] for first in range(0, 120, 40)][: len(tokens)]
     specs = [SamplerSpec(i, RankSampling(temperature=0.0), 0) for i in range(len(tokens))]
     step = 0
     while any(len(all_) < len(p) + STEPS for all_, p in zip(tokens, PROMPTS, strict=True)):
@@ -60,16 +87,10 @@ def runner_on(
     isq: str | None = None,
     **more: Any,
 ) -> ModelRunner:
-    return build_runner(
-        folder,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        device=device,
-        block_size=BLOCK,
-        num_blocks=120,
-        isq=isq,
-        **more,
-    )
+    options: dict[str, Any] = {"block_size": BLOCK, "num_blocks": 120, "isq": isq, **more}
+    if device == "cuda" and not HERE:
+        return emulated_runner(folder, **options)
+    return build_runner(folder, dtype=dtype, kv_dtype=kv_dtype, device=device, **options)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -88,17 +109,17 @@ def test_graphs_draw_what_their_kernels_draw_alone(
     """Bit for bit, since a sequence's numbers depend on no other row."""
     folder = tiny_models.cached(name, tmp_path)
     eager, captured = (runner_on(device, folder, dtype, kv_dtype) for _ in range(2))
-    captured.capture_graphs(cuda_capture(), max_rows=3)
+    captured.capture_graphs(capture(), max_rows=3)
     assert captured.graphs is not None
-    for plan in Streams(3, block_size=BLOCK, max_rows=3).plans(40):
+    for plan in Streams(3, block_size=BLOCK, max_rows=3).plans(min(40, LAUNCHES)):
         assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
 
 
 @pytest.mark.parametrize("device", GPU)
 def test_launches_wait_for_nothing(tmp_path: Path, device: str) -> None:
     runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), "bfloat16")
-    runner.capture_graphs(cuda_capture(), max_rows=3)
-    before, *plans = Streams(3, block_size=BLOCK, max_rows=3).plans(100)
+    runner.capture_graphs(capture(), max_rows=3)
+    before, *plans = Streams(3, block_size=BLOCK, max_rows=3).plans(LAUNCHES)
     runner.execute(before)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -121,8 +142,8 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
     return logits.float().cpu()
 
 
-@pytest.mark.parametrize("isq", [None, "q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "fp8"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("isq", [None, "q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "fp8"][:FEW])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gpt_oss"][:FEW])
 @pytest.mark.parametrize("device", GPU)
 def test_products_of_a_model_are_those_of_the_reference(
     tmp_path: Path, name: str, isq: str | None, device: str
@@ -136,8 +157,8 @@ def test_products_of_a_model_are_those_of_the_reference(
     ours = logits_of(runner_on(device, tmp_path, "bfloat16", isq=isq)) - exact
     reference = runner_on(device, tmp_path, "bfloat16", isq=isq, operators=Operators())
     theirs = logits_of(reference) - exact
-    # Of most rows: rounding sends some to other experts.
-    assert ours.std(1).median() < 2 * theirs.std(1).median()
+    # Of most rows: rounding sends some to other experts. An emulated GPU computes in float32.
+    assert ours.std(1).median() < 2 * theirs.std(1).median() + 1e-5
 
 
 def test_greedy_tokens_are_the_same_again_without_a_gpu(tmp_path: Path) -> None:
@@ -171,7 +192,7 @@ def test_decode_and_chunks_are_batched(
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype", "isq"), [("gemma2", "fp8", None), ("qwen3_moe", "auto", "q8_0")]
+    ("name", "kv_dtype", "isq"), [("gemma2", "fp8", None), ("qwen3_moe", "auto", "q8_0")][:FEW]
 )
 @pytest.mark.parametrize("device", GPU)
 def test_no_step_compiles_a_kernel(
@@ -201,7 +222,7 @@ def test_a_forward_pass_never_waits_for_the_device(tmp_path: Path, device: str) 
         runner.model.logits(runner.model.forward(batch, runner.cache.kv))
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for _ in range(100):
+            for _ in range(LAUNCHES):
                 runner.model.logits(runner.model.forward(batch, runner.cache.kv))
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -217,7 +238,7 @@ def test_kv_leaves_a_cache_and_enters_another_of_the_same_device(
     for side in full.layers[0]:
         side.copy_(torch.randn(side.shape).clamp(-9, 9))
     there, here = list(range(0, 60, 3)), list(range(119, 99, -1))
-    for place in ("cpu", device):
+    for place in ("cpu", full.device):
         buffer = torch.zeros(packed_bytes(full, 0, 300), dtype=torch.uint8, device=place)
         full.pack(0, there, 5, 305, buffer)
         empty.scatter(0, here, 5, 305, buffer)

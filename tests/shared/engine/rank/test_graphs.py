@@ -10,47 +10,31 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, step_inputs_trial
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.engine.plan import (
     RankSampling,
     SamplerSpec,
     SequenceStep,
     StepPlan,
 )
-from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.graphs import graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.shared.engine.rank.step_inputs import StepInputs
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 from tandem.tests.support.runners import build_runner
 from tandem.tests.support.step_plans import NUM_BLOCKS, Streams, drawn
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import paged_decode
 from tandem.tests.support.graph_emulator import CaptureError, emulated_capture
 
 BLOCK = 4
 MAX_ROWS = 3
-TRIALS = (
-    (decode_trial, "works"),
-    (fused_trial, "norm_works"),
-    (fused_trial, "activation_works"),
-    (fused_trial, "rope_works"),
-    (step_inputs_trial, "works"),
-    (chunk_trial, "works"),
-)
 
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's kernels on a CPU, as it interprets them."""
-    for module, name in TRIALS:
-        monkeypatch.setattr(module, name, lambda *_, **__: True)
-    monkeypatch.setattr(paged_decode, "processors", lambda device: 1)  # programs are slow here
-    monkeypatch.setattr(StepInputs, "_on_cpu", StepInputs._on_gpu)
+    use_kernels(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def runner_of(folder: Path) -> ModelRunner:
-    """A runner on a CPU that computes all of a step as on a GPU."""
-    runner = build_runner(
-        folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS, operators=GpuOperators()
-    )
-    runner.slots.tables = torch.zeros_like(runner.slots.tables)  # no longer the host's
-    runner.sampler = GpuSampler(runner.model.spec.vocab_size, runner.slots.last_tokens)
-    return runner
+    return emulated_runner(folder, block_size=BLOCK, num_blocks=NUM_BLOCKS)
 
 
 def test_sizes_of_graphs() -> None:
@@ -90,15 +68,12 @@ def test_a_replay_is_what_its_kernels_give_alone(folder: Path) -> None:
             assert torch.equal(component, other), "padding was written to the cache"
 
 
-def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path) -> None:
     """Chunks beside decoding rows, by the kernels of a GPU and by torch."""
     on_gpu = runner_of(folder)
-    monkeypatch.undo()
     on_cpu = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS)
     plans = list(Streams(5, block_size=BLOCK, max_rows=MAX_ROWS).plans(6))
     expected = [drawn(on_cpu.execute(plan)) for plan in plans]
-    monkeypatch.setattr(paged_decode, "processors", lambda device: 1)
-    monkeypatch.setattr(StepInputs, "_on_cpu", StepInputs._on_gpu)
     assert [drawn(on_gpu.execute(plan)) for plan in plans] == expected
     assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
 
