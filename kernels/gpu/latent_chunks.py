@@ -138,6 +138,24 @@ def latent_chunks(
     )
 
 
+@triton.jit
+def _heads_and_rows(
+    offs_m: tl.tensor,
+    first: tl.tensor,
+    num_rows: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Each tile row's head and row of its chunk, and whether it is there; others are as the
+    last."""
+    head, of_chunk = tl.program_id(0) * GROUP + offs_m % GROUP, first + offs_m // GROUP
+    real = (of_chunk < num_rows) & (head < HEADS)
+    if BLOCK_M % GROUP != 0:
+        real = real & (offs_m < BLOCK_M // GROUP * GROUP)
+    return head, tl.minimum(of_chunk, num_rows - 1), real
+
+
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "step_rows"])
 def _attend_latent_chunks(
     q_THD: tl.tensor,
@@ -185,12 +203,7 @@ def _attend_latent_chunks(
     first = (number - first_row // ROWS - low) * ROWS
     if first >= 0 and first < num_rows:
         offs_m, offs_c, offs_r = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
-        head = tl.program_id(0) * GROUP + offs_m % GROUP
-        real = (first + offs_m // GROUP < num_rows) & (head < HEADS)
-        if BLOCK_M % GROUP != 0:
-            real = real & (offs_m < ROWS * GROUP)
-        # Rows that are not there are as the last.
-        of_chunk = tl.minimum(first + offs_m // GROUP, num_rows - 1)
+        head, of_chunk, real = _heads_and_rows(offs_m, first, num_rows, HEADS, GROUP, BLOCK_M)
         row, seen_to = first_row.to(tl.int64) + of_chunk, start + of_chunk + 1
         # The tokens that any row sees, and those that all see.
         end, all_to = tl.max(seen_to, axis=0), tl.min(seen_to, axis=0)
@@ -245,7 +258,10 @@ def _attend_latent_chunks(
         if IS_INT8:
             value_scale = widest / _FP16_SHARE
         sums = acc / l_i[:, None] * value_scale
-        # Read once more, since places would take registers of the loop.
-        row = tl.load(entry, volatile=True).to(tl.int64) + of_chunk
+        # Read once more, since the places of rows would take registers of the loop.
+        offs_m += tl.load(entry, volatile=True) - first_row
+        head, of_chunk, real = _heads_and_rows(offs_m, first, num_rows, HEADS, GROUP, BLOCK_M)
+        c_mask = real[:, None] & (offs_c < LATENT_DIM)[None, :]
+        row = first_row.to(tl.int64) + of_chunk
         c_offs = (head.to(tl.int64) * step_rows + row)[:, None] * LATENT_DIM + offs_c[None, :]
         tl.store(sums_HTC + c_offs, sums.to(sums_HTC.dtype.element_ty), mask=c_mask)

@@ -278,13 +278,17 @@ def test_experts_take_as_many_launches_however_many_there_are(
     assert counts[0] == counts[1] <= 22 * len(marks) + 7
 
 
+@pytest.fixture
+def latents_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stores", "decodes", "takes_chunks"):
+        monkeypatch.setattr(latent_trial, name, lambda *_, **__: True)
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_latents_take_as_many_launches_however_many_sequences_there_are(
-    model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
+    model_root: Path, latents_by_triton: None, kv_dtype: str
 ) -> None:
     """And wait for nothing."""
-    for name in ("stores", "decodes"):
-        monkeypatch.setattr(latent_trial, name, lambda *_, **__: True)
     folder = tiny_models.cached("deepseek_v3_dense", model_root)
     counts = []
     for rows in (3, 12):
@@ -293,6 +297,25 @@ def test_latents_take_as_many_launches_however_many_sequences_there_are(
         assert [name for name in work.kernels if name in own] == own * len(marks)
         counts.append(len(work.kernels))
     assert counts[0] == counts[1] <= 17 * len(marks) + 8
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
+def test_chunks_over_latents_take_as_many_launches_however_many_there_are(
+    model_root: Path, latents_by_triton: None, kv_dtype: str
+) -> None:
+    """And wait for nothing, also behind a prefix and beside rows that decode."""
+    folder = tiny_models.cached("deepseek_v3_dense", model_root)
+    chunk, decode = (7, 9), (40, 1)
+    steps = [step(folder, kv_dtype, each) for each in ([chunk], [chunk] * 5, [chunk, decode] * 3)]
+    one, many, mixed = (work for work, _ in steps)
+    (_, marks), *_ = steps
+    own = ["_store_latents", "_attend_latent_chunks"]
+    assert one.kernels == many.kernels
+    assert [name for name in one.kernels if name in own] == own * len(marks)
+    assert len(one.kernels) <= 16 * len(marks) + 8
+    both = [name for name in mixed.kernels if "latent" in name]
+    assert both == [own[0], "_attend_latents", "_combine_latents", own[1]] * len(marks)
+    assert one.uploads == many.uploads == mixed.uploads == 1
 
 
 @pytest.mark.parametrize(
