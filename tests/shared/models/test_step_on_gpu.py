@@ -26,7 +26,14 @@ from tandem.kernels.attention_metadata import (
     ChunkMetadata,
     DecodeMetadata,
 )
-from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, grouped_experts, latent_trial
+from tandem.kernels.gpu import (
+    chunk_trial,
+    decode_trial,
+    fused_trial,
+    grouped_experts,
+    latent_trial,
+    routing_trial,
+)
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
@@ -299,6 +306,34 @@ def test_latents_take_as_many_launches_however_many_sequences_there_are(
     assert counts[0] == counts[1] <= 17 * len(marks) + 8
 
 
+@pytest.mark.parametrize(
+    ("name", "experts", "changes"),
+    [
+        ("qwen3_moe", "num_experts", {"moe_intermediate_size": 32}),
+        ("gpt_oss", "num_local_experts", {"intermediate_size": 32, "hidden_size": 64}),
+        ("deepseek_v3", "n_routed_experts", {"moe_intermediate_size": 32, "hidden_size": 64}),
+    ],
+)
+def test_prompts_of_experts_take_as_many_launches_however_many_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    latents_by_triton: None,
+    name: str,
+    experts: str,
+    changes: dict[str, Any],
+) -> None:
+    """Neither more experts nor more sequences take more, and the host waits for nothing."""
+    for trial in (grouped_experts, routing_trial):
+        monkeypatch.setattr(trial, "works", lambda *_: True)
+    kernels = []
+    for count in (8, 24):
+        folder = tmp_path / str(count)
+        tiny_models.build(name, folder, **changes | {experts: count})
+        kernels += [step(folder, "auto", [(7, 9)] * chunks)[0].kernels for chunks in (1, 6)]
+    assert all(each == kernels[0] for each in kernels)
+    assert {"_choose", "_plan", "_multiply_plain", "_add_weighted"} <= set(kernels[0])
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
 def test_chunks_over_latents_take_as_many_launches_however_many_there_are(
     model_root: Path, latents_by_triton: None, kv_dtype: str
@@ -387,7 +422,7 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     assert isinstance(runner.sampler, GpuSampler)
     assert runner.batched_decode
     for layer in runner.model.layers:
-        assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
+        assert layer.attention.batched_decode and layer.attention.batched_chunks
     assert cudnn == [False]
 
 
