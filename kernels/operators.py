@@ -313,6 +313,10 @@ class Operators:
         ``rope_and_cache_latent``."""
         return False
 
+    def prepare_latent_chunks(self, config: LatentConfig) -> bool:
+        """Like ``prepare_batched_chunks``, for ``latent_attention``."""
+        return False
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,

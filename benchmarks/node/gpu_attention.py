@@ -174,7 +174,7 @@ def latent_attention(
     up = random(heads, nope + value, width) * width**-0.5
     k_up, v_up = up.split([nope, value], dim=1)
     out, scale = q.new_empty(len(lengths), heads, value), (nope + rope) ** -0.5
-    return lambda: latent_trial.decode_latents(q, latents, k_up, v_up, decodes, scale, out)
+    return lambda: latent_trial.attend_latents(q, latents, k_up, v_up, decodes, None, scale, out)
 
 
 def size(cached: CachedKV) -> int:

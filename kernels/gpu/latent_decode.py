@@ -183,6 +183,47 @@ def _from_fp8(words: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def latents_at(
+    latents: tl.tensor,
+    slot: tl.tensor,
+    inside: tl.tensor,
+    dtype: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    CONVERTS_FP8: tl.constexpr,
+    IS_INT8: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The latents in some slots, [slots, C], and their rotated parts, [slots, R]: zero where no
+    token is inside, and codes widened to ``dtype``."""
+    WIDTH: tl.constexpr = LATENT_DIM + ROPE_DIM
+    first = slot[:, None].to(tl.int64)
+    if IS_INT8 or CONVERTS_FP8:  # in words of four
+        c_words, r_words = tl.arange(0, BLOCK_C // 4), tl.arange(0, BLOCK_R // 4)
+        place = latents + first * (WIDTH // 4)
+        there = inside[:, None] & (c_words < LATENT_DIM // 4)[None, :]
+        k_c = tl.load(place + c_words[None, :], mask=there, other=0)
+        there = inside[:, None] & (r_words < ROPE_DIM // 4)[None, :]
+        k_r = tl.load(place + LATENT_DIM // 4 + r_words[None, :], mask=there, other=0)
+        if IS_INT8:
+            k_c, k_r = from_int8(k_c).to(dtype), from_int8(k_r).to(dtype)
+        else:
+            k_c, k_r = _from_fp8(k_c).to(dtype), _from_fp8(k_r).to(dtype)
+    else:
+        offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
+        place = latents + first * WIDTH
+        there = inside[:, None] & (offs_c < LATENT_DIM)[None, :]
+        k_c = tl.load(place + offs_c[None, :], mask=there, other=0)
+        there = inside[:, None] & (offs_r < ROPE_DIM)[None, :]
+        k_r = tl.load(place + LATENT_DIM + offs_r[None, :], mask=there, other=0)
+        if IS_FP8:
+            k_c, k_r = widened(k_c).to(dtype), widened(k_r).to(dtype)
+    return k_c, k_r
+
+
+@triton.jit
 def _split(
     length: tl.tensor, max_splits: tl.tensor, MIN_SPLIT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -254,31 +295,24 @@ def _attend_latents(
         l_i = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
         acc_scale = 1e-30
-        WIDTH: tl.constexpr = LATENT_DIM + ROPE_DIM
         for tile in range(begin, end, BLOCK_N):
             token = tile + tl.arange(0, BLOCK_N)
             inside = token < end
-            block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
             slot = block * BLOCK_SIZE + token % BLOCK_SIZE
-            if IS_INT8 or CONVERTS_FP8:  # in words of four
-                c_words, r_words = tl.arange(0, BLOCK_C // 4), tl.arange(0, BLOCK_R // 4)
-                place = latents + slot[:, None] * (WIDTH // 4)
-                there = inside[:, None] & (c_words < LATENT_DIM // 4)[None, :]
-                k_c = tl.load(place + c_words[None, :], mask=there, other=0)
-                there = inside[:, None] & (r_words < ROPE_DIM // 4)[None, :]
-                k_r = tl.load(place + LATENT_DIM // 4 + r_words[None, :], mask=there, other=0)
-                if IS_INT8:
-                    k_c, k_r = from_int8(k_c).to(q_c.dtype), from_int8(k_r).to(q_c.dtype)
-                else:
-                    k_c, k_r = _from_fp8(k_c).to(q_c.dtype), _from_fp8(k_r).to(q_c.dtype)
-            else:
-                place = latents + slot[:, None] * WIDTH
-                there = inside[:, None] & (offs_c < LATENT_DIM)[None, :]
-                k_c = tl.load(place + offs_c[None, :], mask=there, other=0)
-                there = inside[:, None] & (offs_r < ROPE_DIM)[None, :]
-                k_r = tl.load(place + LATENT_DIM + offs_r[None, :], mask=there, other=0)
-                if IS_FP8:
-                    k_c, k_r = widened(k_c).to(q_c.dtype), widened(k_r).to(q_c.dtype)
+            k_c, k_r = latents_at(
+                latents,
+                slot,
+                inside,
+                q_c.dtype,
+                LATENT_DIM,
+                BLOCK_C,
+                ROPE_DIM,
+                BLOCK_R,
+                IS_FP8,
+                CONVERTS_FP8,
+                IS_INT8,
+            )
             qk = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
             qk = tl.dot(q_r, tl.trans(k_r), qk, input_precision="ieee") * scales
             if IS_INT8:

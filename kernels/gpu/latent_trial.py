@@ -6,11 +6,19 @@ Shapes as in ``latent_decode.py``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 
-from ..attention_metadata import DecodeMetadata, LatentConfig, SequenceMetadata, decode_metadata
+from ..attention_metadata import (
+    ChunkMetadata,
+    DecodeMetadata,
+    LatentConfig,
+    SequenceMetadata,
+    chunk_metadata,
+    decode_metadata,
+)
 from ..errors import KernelUnavailableError
 from ..operators import Operators
 from ..reference.latent import absorbed_attention
@@ -22,24 +30,31 @@ log = logging.getLogger("tandem.kernels")
 
 # Codes of one byte are read in words.
 _WORD = 4
+# Of each chunk that is tried: the position of its first row, and its rows.
+_CHUNKS = ((0, 37), (300, 3), (150, 70))
 
 
-def decode_latents(
+def attend_latents(
     q_THD: torch.Tensor,
     latents: CachedKV,
     k_up_HNC: torch.Tensor,
     v_up_HVC: torch.Tensor,
-    decodes: DecodeMetadata,
+    decodes: DecodeMetadata | None,
+    chunks: ChunkMetadata | None,
     scale: float,
     out_THV: torch.Tensor,
 ) -> None:
-    """Fill the decoding rows of ``out``; other rows are undefined."""
+    """Fill the decoding rows of ``out`` and those of chunks; other rows are undefined."""
+    from .latent_chunks import latent_chunks
     from .latent_decode import latent_decode
 
     wide_HTC = torch.bmm(q_THD[..., : k_up_HNC.shape[1]].transpose(0, 1), k_up_HNC)
-    sums_HTC = torch.empty_like(wide_HTC)
-    latent_decode(q_THD, wide_HTC, latents, decodes, scale, sums_HTC)
-    torch.bmm(sums_HTC, v_up_HVC.mT, out=out_THV.transpose(0, 1))
+    # Sums take the place of the queries, of which each program reads those that it replaces.
+    if decodes is not None:
+        latent_decode(q_THD, wide_HTC, latents, decodes, scale, wide_HTC)
+    if chunks is not None:
+        latent_chunks(q_THD, wide_HTC, latents, chunks, scale, wide_HTC)
+    torch.bmm(wide_HTC, v_up_HVC.mT, out=out_THV.transpose(0, 1))
 
 
 def store_latents(
@@ -75,9 +90,21 @@ def decodes(config: LatentConfig, *, required: bool = False) -> bool:
 @cache
 def decode_problem(config: LatentConfig) -> str:
     """The reason why the decode kernel cannot be used on this GPU; empty if it can."""
-    if odd := config.cache_dtype.itemsize == 1 and _odd_size(config):
-        return f"latents of one byte need sizes that are a multiple of {_WORD}, not {odd}"
-    return trials.problem(lambda: trials.too_far(decode_error(config), limit(config)))
+    return trials.problem(
+        lambda: _odd_size(config) or trials.too_far(decode_error(config), limit(config))
+    )
+
+
+@cache
+def takes_chunks(config: LatentConfig) -> bool:
+    """True if the kernel for chunks compiles and is correct on this device; logs the reason if
+    not."""
+    if config.device.type == "cpu":
+        return False
+    return trials.passes(
+        lambda: _odd_size(config) or trials.too_far(chunk_error(config), limit(config)),
+        "torch attends for chunks over latents one by one, because of Triton",
+    )
 
 
 @cache
@@ -92,10 +119,13 @@ def stores(config: LatentConfig) -> bool:
     )
 
 
-def _odd_size(config: LatentConfig) -> int:
-    """A size that is not a multiple of a word; 0 if there is none."""
+def _odd_size(config: LatentConfig) -> str:
+    """The problem with a size that is not a multiple of a word; empty if there is none."""
     sizes = config.latent_dim, config.rope_dim
-    return next((size for size in sizes if size % _WORD), 0)
+    odd = next((size for size in sizes if size % _WORD), 0)
+    if not odd or config.cache_dtype.itemsize > 1:
+        return ""
+    return f"latents of one byte need sizes that are a multiple of {_WORD}, not {odd}"
 
 
 def limit(config: LatentConfig) -> float:
@@ -104,31 +134,39 @@ def limit(config: LatentConfig) -> float:
 
 
 def decode_error(config: LatentConfig) -> float:
-    """The largest difference from the reference, for rows with one split and with several, and for
-    padding."""
+    """The largest difference from the reference, for rows with one split and with several."""
     from .latent_decode import MIN_SPLIT
 
-    lengths = 1, 19, 2 * MIN_SPLIT + 100
+    return _attention_error(config, [(0, 1), (18, 1), (2 * MIN_SPLIT + 99, 1)])
+
+
+def chunk_error(config: LatentConfig) -> float:
+    """The largest difference from the reference, for chunks."""
+    return _attention_error(config, _CHUNKS)
+
+
+def _attention_error(config: LatentConfig, spans: Sequence[tuple[int, int]]) -> float:
+    """The largest difference from the reference, for sequences with a first position and rows
+    each."""
     size, device, random = config.block_size, config.device, torch.Generator().manual_seed(0)
-    blocks = list(range(-(-max(lengths) // size)))[::-1]
+    blocks = list(range(-(-max(start + rows for start, rows in spans) // size)))[::-1]
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=random).to(device)
 
     width, heads = config.latent_dim, config.heads
     latents = _cached(numbers(1, len(blocks) * size, width + config.rope_dim), config.cache_dtype)
-    q_THD = numbers(len(lengths), heads, config.nope_dim + config.rope_dim).to(config.dtype)
     up_HXC = numbers(heads, config.nope_dim + config.value_dim, width).to(config.dtype)
     k_up, v_up = (up_HXC / width**0.5).split([config.nope_dim, config.value_dim], dim=1)
-    sequences = [
-        SequenceMetadata(slice(row, row + 1), length - 1, blocks, size)
-        for row, length in enumerate(lengths)
-    ]
-    rows = decode_metadata(sequences, device)
-    assert rows is not None
+    sequences, end = list[SequenceMetadata](), 0
+    for start, rows in spans:
+        sequences.append(SequenceMetadata(slice(end, end + rows), start, blocks, size))
+        end += rows
+    q_THD = numbers(end, heads, config.nope_dim + config.rope_dim).to(config.dtype)
+    decodes, chunks = decode_metadata(sequences, device), chunk_metadata(sequences, device)
     scale = q_THD.shape[2] ** -0.5
-    out = q_THD.new_empty(len(lengths), heads, config.value_dim)
-    decode_latents(q_THD, latents, k_up, v_up, rows, scale, out)
+    out = q_THD.new_empty(end, heads, config.value_dim)
+    attend_latents(q_THD, latents, k_up, v_up, decodes, chunks, scale, out)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = absorbed_attention(q_THD, latents, k_up, v_up, sequences, scale)

@@ -88,7 +88,7 @@ class GpuOperators(Operators):
 
     decode_kernel = staticmethod(decode_trial.triton_decode)
     chunk_kernel = staticmethod(chunk_trial.triton_chunks)
-    decode_latents = staticmethod(latent_trial.decode_latents)
+    attend_latents = staticmethod(latent_trial.attend_latents)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
@@ -255,6 +255,9 @@ class GpuOperators(Operators):
         self._stores_latents = latent_trial.stores(config) and self._stores_latents is not False
         return latent_trial.decodes(config, required=self._triton_required)
 
+    def prepare_latent_chunks(self, config: LatentConfig) -> bool:
+        return latent_trial.takes_chunks(config)
+
     def rope_and_cache_latent(
         self,
         q_THD: torch.Tensor,
@@ -281,20 +284,23 @@ class GpuOperators(Operators):
         metadata: AttentionMetadata,
         scale: float,
     ) -> torch.Tensor:
-        """Chunks are left to torch, one by one."""
-        decodes = metadata.decodes
-        if decodes is None:
+        decodes, chunks = metadata.decodes, metadata.chunks
+        if decodes is None and chunks is None:
             return super().latent_attention(q_THD, latents, k_up_HNC, v_up_HVC, metadata, scale)
+        others = [
+            sequence
+            for sequence in metadata.sequences
+            if (chunks if sequence.num_rows > 1 else decodes) is None
+        ]
         out = q_THD.new_empty(q_THD.shape[0], *v_up_HVC.shape[:2])
-        chunks = [sequence for sequence in metadata.sequences if sequence.num_rows > 1]
-        # The rows up to the last that decodes, without the long chunk behind them.
+        # Without the rows at the end that torch attends for, such as those of a long chunk.
         end = len(out)
-        for chunk in reversed(chunks):
-            end = chunk.rows.start if chunk.rows.stop == end else end
+        for other in reversed(others):
+            end = other.rows.start if other.rows.stop == end else end
         inputs = latents, k_up_HNC, v_up_HVC
-        self.decode_latents(q_THD[:end], *inputs, decodes, scale, out[:end])
-        if chunks:
-            latent_attention(q_THD, *inputs, chunks, scale, out=out)
+        self.attend_latents(q_THD[:end], *inputs, decodes, chunks, scale, out[:end])
+        if others:
+            latent_attention(q_THD, *inputs, others, scale, out=out)
         return out
 
 

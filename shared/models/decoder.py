@@ -600,12 +600,18 @@ class Decoder:
         return any(attention.batched_decode for attention in attentions)
 
     def prepare_batched_chunks(self, cache: Sequence[LayerKV], block_size: int) -> None:
-        """Compile the kernels that attend for all chunks at once; latent attention has none."""
-        prepared = functools.cache(self.place.operators.prepare_batched_chunks)
+        """Compile the kernels that attend for all chunks at once."""
+        operators = self.place.operators
+
+        @functools.cache
+        def prepared(config: AttentionConfig | LatentConfig) -> bool:
+            if isinstance(config, LatentConfig):
+                return operators.prepare_latent_chunks(config)
+            return operators.prepare_batched_chunks(config)
+
         for layer, memories in zip(self.layers, self._memories, strict=True):
             attention = layer.attention
-            if isinstance(attention, Attention):
-                attention.batched_chunks = prepared(attention.config(cache[memories], block_size))
+            attention.batched_chunks = prepared(attention.config(cache[memories], block_size))
 
 
 def _all_decode(batch: ForwardBatch) -> bool:

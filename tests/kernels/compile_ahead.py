@@ -53,6 +53,7 @@ from tandem.kernels.gpu import (
     chunk_attention,
     frame_copy,
     grouped_product,
+    latent_chunks,
     latent_decode,
     latent_store,
     norm,
@@ -105,6 +106,7 @@ PROGRAMS = {
     "_rope_store": 6,
     "_choose": 5,
     "_attend_latents": 2,
+    "_attend_latent_chunks": 2,
     "_combine_latents": 8,
     "_store_latents": 8,
     "_set": 8,
@@ -115,6 +117,8 @@ PROGRAMS = {
     "_weigh": 8,
     "_draw": 6,
 }
+# Those whose loops take the tensor cores longer than memory.
+CHUNKS = ("_attend_chunks", "_attend_latent_chunks")
 # Those that read and write the layer's activations 16 bytes a thread.
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # Those whose programs read in whole vectors.
@@ -125,6 +129,8 @@ WIDE = {"_measure", "_histogram", "_keep", "_weigh"}
 SMALL_STACK = 16
 # Queries of latents take most registers while latents of int8 are widened.
 LATENT_STACK = 64
+# Latents of a byte for chunks do on Blackwell, where sums are moved to registers and back.
+LATENT_CHUNKS_STACK = 256
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # operations of its tensor cores in 16 bits, and instructions that a processor issues in one.
 COUNTED = 90
@@ -147,6 +153,8 @@ SLOW = (
     ("attend_chunks Llama-3-8B", 1.2),
     ("attend_chunks Gemma-2-9B", 1.4),
     ("attend_chunks", 1.7),
+    ("attend_latent_chunks int8", 1.26),
+    ("attend_latent_chunks", 1.0),
     ("attend_latents int8", 0.7),
     ("attend_latents float32", 0.61),
     ("multiply IQ1_S", 1.9),
@@ -208,7 +216,7 @@ class Compiled:
     slots: float
 
     def __str__(self) -> str:
-        limit = "the tensor cores" if self.kernel == "_attend_chunks" else "memory"
+        limit = "the tensor cores" if self.kernel in CHUNKS else "memory"
         counted = f", {self.slots:.2f} slots a clock of {limit}" if self.slots else ""
         return (
             f"{self.registers} registers, {self.stack} B stack, {self.local} B local, "
@@ -293,8 +301,10 @@ def _cache(dtype: torch.dtype, kv_heads: int, dim: int) -> CachedKV:
 def latent_attention(
     model: str, q_dtype: torch.dtype, cache_dtype: torch.dtype, heads: int
 ) -> Case:
-    """Attention of a decoding row to latents of DeepSeek's sizes, and their write to the cache."""
+    """Attention of a decoding row and of a chunk to latents of DeepSeek's sizes, and their write to
+    the cache."""
     nope, rope, width = 128, 64, 512
+    operations: dict[str, float] = {}
 
     def launch() -> None:
         empty = partial(torch.empty, device=META)
@@ -308,11 +318,24 @@ def latent_attention(
         kv, slots = empty(1, width + rope, dtype=q_dtype), empty(1, dtype=torch.int64)
         weight, angles = empty(width, dtype=q_dtype), empty(1, 1, rope)
         latent_store.rope_and_cache_latent(q, kv, weight, 1e-6, (angles, angles), latents, slots)
+        metadata = chunk_metadata([SequenceMetadata(slice(0, 40), 0, [0, 1, 2], 16)], META)
+        assert metadata is not None
+        q, wide = (
+            empty(40, heads, nope + rope, dtype=q_dtype),
+            empty(heads, 40, width, dtype=q_dtype),
+        )
+        latent_chunks.latent_chunks(q, wide, latents, metadata, 0.1, wide)
+        fixed = latent_chunks.constants(  # which depend on the GPU to compile for
+            q_dtype, cache_dtype, heads, nope, rope, width, 16
+        )
+        if q_dtype != torch.float32:
+            tile = fixed["BLOCK_M"] * fixed["BLOCK_N"]
+            operations["_attend_latent_chunks"] = 2.0 * tile * (2 * width + rope)
 
     constants, _ = latent_decode.constants(q_dtype, cache_dtype, heads, nope, rope, width, 16)
     token = (width + rope) * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     name = f"{model} {_short(q_dtype)} {_short(cache_dtype)}"
-    return Case(name, launch, {"_attend_latents": constants["BLOCK_N"] * token})
+    return Case(name, launch, {"_attend_latents": constants["BLOCK_N"] * token}, operations)
 
 
 def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
@@ -721,6 +744,8 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     words = set(name.split())
     if usage.kernel == "_attend_latents" and "int8" in words:
         max_stack: float = LATENT_STACK
+    elif usage.kernel == "_attend_latent_chunks" and words & {"int8", "fp8"}:
+        max_stack = LATENT_CHUNKS_STACK if generation >= 100 or OLDEST else SMALL_STACK
     else:
         small = words & {"float32", "int8", "fp8"} or usage.kernel in ("_multiply", "_edit")
         max_stack = SMALL_STACK * SHUFFLED if small else 0
@@ -729,7 +754,7 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
         wrong.append(f"more than {max_registers} registers a thread")
-    wide = usage.kernel == "_attend_chunks" and generation >= 90
+    wide = usage.kernel in CHUNKS and generation >= 90
     max_shared = WIDE_SHARED_BYTES if wide else SHARED_BYTES
     if usage.shared > max_shared:
         wrong.append(f"more than {max_shared} bytes of shared memory")
@@ -742,14 +767,15 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     if usage.kernel in WIDE and usage.vectors < usage.moved:
         wrong.append("reads less than 16 bytes at a time")
     # Latents of fp8 are not where it is widened by bits, in the order of bytes.
-    copies = usage.kernel == "_attend" or (usage.kernel == "_attend_latents" and "fp8" not in words)
+    of_latents = usage.kernel in ("_attend_latents", "_attend_latent_chunks")
+    copies = usage.kernel == "_attend" or (of_latents and "fp8" not in words)
     copies = copies or (usage.kernel == "_attend_chunks" and "float32" not in words)
     if copies and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     if wide and not usage.async_products and "float32" not in words:
         wrong.append("does not multiply asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
-    shuffled = usage.kernel in ("_multiply", "_attend_latents") or words & {"int8", "latent"}
+    shuffled = usage.kernel == "_multiply" or of_latents or words & {"int8", "latent"}
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes or products of its loop")
     return wrong

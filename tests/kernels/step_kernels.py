@@ -67,6 +67,7 @@ TRIALS = (
     step_inputs_trial.works,
     routing_trial._works,
     latent_trial.decode_problem,
+    latent_trial.takes_chunks,
     latent_trial.stores,
     sampler_choice.works,
 )

@@ -121,7 +121,7 @@ class LatentCase:
     def run(self, decodes: DecodeMetadata | None = None) -> torch.Tensor:
         out = self.q.new_full((*self.q.shape[:2], self.v_up.shape[1]), 77.0)
         inputs = self.q, self.latents, self.k_up, self.v_up
-        latent_trial.decode_latents(*inputs, decodes or self.decodes(), SCALE, out)
+        latent_trial.attend_latents(*inputs, decodes or self.decodes(), None, SCALE, out)
         return out
 
     def expected(self) -> torch.Tensor:

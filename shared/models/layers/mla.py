@@ -42,8 +42,9 @@ class LatentAttention(Part):
         self.spec = spec
         self.heads = len(heads)
         self.activations = place.activations
-        # Set once a kernel for all decoding rows has been prepared.
+        # Set once a kernel for all decoding rows has been prepared, and one for all chunks.
         self.batched_decode = False
+        self.batched_chunks = False
 
     def project(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
@@ -65,7 +66,9 @@ class LatentAttention(Part):
         ((latents,),) = memories
         k_up, v_up = self.kv_up.halves
         scale = self.spec.softmax_scale
-        metadata = batch.attention.batched_for(decodes=self.batched_decode, chunks=False)
+        metadata = batch.attention.batched_for(
+            decodes=self.batched_decode, chunks=self.batched_chunks
+        )
         out = self.operators.latent_attention(q, latents, k_up, v_up, metadata, scale)
         return self.o(out.reshape(q.shape[0], -1))
 

@@ -188,7 +188,7 @@ def test_decode_and_chunks_are_batched(
     runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kv_dtype)
     assert runner.batched_decode
     for layer in runner.model.layers:
-        assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
+        assert layer.attention.batched_decode and layer.attention.batched_chunks
 
 
 @pytest.mark.parametrize(

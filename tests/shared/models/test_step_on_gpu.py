@@ -33,6 +33,7 @@ from tandem.kernels.gpu import (
     fused_trial,
     grouped_experts,
     latent_trial,
+    routing_trial,
 )
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
@@ -309,13 +310,17 @@ def test_experts_take_as_many_launches_however_many_there_are(
     assert counts[0] == counts[1] <= 22 * len(marks) + 7
 
 
+@pytest.fixture
+def latents_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stores", "decodes", "takes_chunks"):
+        monkeypatch.setattr(latent_trial, name, lambda *_, **__: True)
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_latents_take_as_many_launches_however_many_sequences_there_are(
-    model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
+    model_root: Path, latents_by_triton: None, kv_dtype: str
 ) -> None:
     """And wait for nothing."""
-    for name in ("stores", "decodes"):
-        monkeypatch.setattr(latent_trial, name, lambda *_, **__: True)
     folder = tiny_models.cached("deepseek_v3_dense", model_root)
     counts = []
     for rows in (3, 12):
@@ -324,6 +329,53 @@ def test_latents_take_as_many_launches_however_many_sequences_there_are(
         assert [name for name in work.kernels if name in own] == own * len(marks)
         counts.append(len(work.kernels))
     assert counts[0] == counts[1] <= 17 * len(marks) + 8
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "changes"),
+    [
+        ("qwen3_moe", "num_experts", {"moe_intermediate_size": 32}),
+        ("gpt_oss", "num_local_experts", {"intermediate_size": 32, "hidden_size": 64}),
+        ("deepseek_v3", "n_routed_experts", {"moe_intermediate_size": 32, "hidden_size": 64}),
+    ],
+)
+def test_prompts_of_experts_take_as_many_launches_however_many_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    latents_by_triton: None,
+    name: str,
+    experts: str,
+    changes: dict[str, Any],
+) -> None:
+    """Neither more experts nor more sequences take more, and the host waits for nothing."""
+    for trial in (grouped_experts, routing_trial):
+        monkeypatch.setattr(trial, "works", lambda *_: True)
+    kernels = []
+    for count in (8, 24):
+        folder = tmp_path / str(count)
+        tiny_models.build(name, folder, **changes | {experts: count})
+        kernels += [step(folder, "auto", [(7, 9)] * chunks)[0].kernels for chunks in (1, 6)]
+    assert all(each == kernels[0] for each in kernels)
+    assert {"_choose", "_plan", "_multiply_plain", "_add_weighted"} <= set(kernels[0])
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
+def test_chunks_over_latents_take_as_many_launches_however_many_there_are(
+    model_root: Path, latents_by_triton: None, kv_dtype: str
+) -> None:
+    """And wait for nothing, also behind a prefix and beside rows that decode."""
+    folder = tiny_models.cached("deepseek_v3_dense", model_root)
+    chunk, decode = (7, 9), (40, 1)
+    steps = [step(folder, kv_dtype, each) for each in ([chunk], [chunk] * 5, [chunk, decode] * 3)]
+    one, many, mixed = (work for work, _ in steps)
+    (_, marks), *_ = steps
+    own = ["_store_latents", "_attend_latent_chunks"]
+    assert one.kernels == many.kernels
+    assert [name for name in one.kernels if name in own] == own * len(marks)
+    assert len(one.kernels) <= 16 * len(marks) + 8
+    both = [name for name in mixed.kernels if "latent" in name]
+    assert both == [own[0], "_attend_latents", "_combine_latents", own[1]] * len(marks)
+    assert one.uploads == many.uploads == mixed.uploads == 1
 
 
 @pytest.mark.parametrize(
@@ -426,7 +478,7 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     assert isinstance(runner.sampler, GpuSampler)
     assert runner.batched_decode
     for layer in runner.model.layers:
-        assert layer.attention.batched_decode and layer.attention.batched_chunks  # type: ignore[union-attr]
+        assert layer.attention.batched_decode and layer.attention.batched_chunks
     assert cudnn == [False]
 
 

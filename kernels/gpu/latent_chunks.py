@@ -1,0 +1,267 @@
+"""Triton attention of chunks over a paged cache of latents, all chunks of a step in one launch.
+
+    q [T, H, N + R], wide [H, T, C], latents [1, slots, C + R]   ->   sums [H, T, C]
+
+Queries and sums are as in ``latent_decode.py``: a token's key for all heads is its latent, and its
+value the first C numbers of it. So the heads of a row, and those of its neighbours, make one tile;
+a program attends with one tile, and reads each block of latents once, for keys and values. Blocks
+are attended one after the other, and a program finds its chunk, as in ``chunk_attention.py``.
+
+Scores and sums are fp32; products are in the cache's dtype, or in q's if the cache has one byte a
+value.
+
+T rows of a step, H query heads, C dimensions of a latent, N of a query without position, R of its
+rotated part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.target_info import current_target
+
+from ..attention_metadata import ChunkMetadata
+from ..fp8 import FP8
+from ..scaled import INT8, CachedKV
+from .cached_kv import LOG2_E, converts_fp8, parts, whole_scale
+from .latent_decode import latents_at
+
+_MIN_DOT = 16
+# Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
+# tensor cores do not read queries from shared memory, those take them too, and so do codes that are
+# widened by bits. float32 is multiplied without tensor cores, from registers.
+_TILE, _TILE_WIDE, _TILE_HOPPER = (32, 32), (64, 32), (64, 64)
+_TILE_BITS, _TILE_FP32 = (16, 32), (16, 16)
+# Lower than every score, and finite, so that its difference from itself is zero.
+_LOWEST = tl.constexpr(-3.4e38)
+# What a share of the values is at most in fp16, whose smallest is then 2e-12 of it.
+_FP16_SHARE = tl.constexpr(32768.0)
+
+
+def constants(
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    heads: int,
+    nope_dim: int,
+    rope_dim: int,
+    latent_dim: int,
+    block_size: int,
+) -> dict[str, Any]:
+    """Compile-time constants of ``_attend_latent_chunks``, and its options of compilation."""
+    rows, tokens = _tile(q_dtype, cache_dtype)
+    head_blocks = triton.cdiv(heads, rows)
+    return {
+        "HEADS": heads,
+        "GROUP": triton.cdiv(heads, head_blocks),
+        "LATENT_DIM": latent_dim,
+        "BLOCK_C": max(_MIN_DOT, triton.next_power_of_2(latent_dim)),
+        "NOPE_DIM": nope_dim,
+        "ROPE_DIM": rope_dim,
+        "BLOCK_R": max(_MIN_DOT, triton.next_power_of_2(rope_dim)),
+        "BLOCK_SIZE": block_size,
+        "BLOCK_M": rows,
+        "BLOCK_N": tokens,
+        "IS_FP8": cache_dtype == FP8,
+        "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
+        "IS_INT8": cache_dtype == INT8,
+        "num_warps": 8,
+        "num_stages": 2,
+    }
+
+
+def _tile(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> tuple[int, int]:
+    """Rows and tokens of a tile on the GPU to compile for."""
+    target = current_target()
+    generation = target.arch if target is not None and target.backend == "cuda" else 0
+    if q_dtype == torch.float32:
+        return _TILE_FP32
+    if cache_dtype == FP8 and not converts_fp8():
+        return _TILE_BITS
+    if 90 <= generation < 120:  # over 200 KiB of shared memory for a program
+        return _TILE_HOPPER if generation < 100 else _TILE_WIDE
+    return _TILE
+
+
+def latent_chunks(
+    q_THD: torch.Tensor,
+    wide_HTC: torch.Tensor,
+    latents: CachedKV,
+    chunks: ChunkMetadata,
+    scale: float,
+    sums_HTC: torch.Tensor,
+) -> None:
+    """Fill the chunks' rows of ``sums``, which may be ``wide`` itself."""
+    values, token_scales = parts(latents)
+    heads, rows, latent_dim = wide_HTC.shape
+    q_dim, rope_dim = q_THD.shape[2], values.shape[2] - latent_dim
+    assert values.shape[0] == 1 and values.is_contiguous() and token_scales.is_contiguous()
+    assert wide_HTC.is_contiguous() and sums_HTC.is_contiguous()
+    assert q_THD.shape[:2] == (rows, heads) and sums_HTC.shape == wide_HTC.shape
+    assert 0 < rope_dim < q_dim, (q_THD.shape, values.shape)
+    assert q_THD.stride()[1:] == (q_dim, 1) and scale > 0, q_THD.stride()
+    assert chunks.chunks.dtype == chunks.tables.dtype == torch.int32
+    if latents.dtype.itemsize > 1:
+        q_THD, wide_HTC = q_THD.to(latents.dtype), wide_HTC.to(latents.dtype)
+    fixed = constants(
+        q_THD.dtype,
+        latents.dtype,
+        heads,
+        q_dim - rope_dim,
+        rope_dim,
+        latent_dim,
+        chunks.block_size,
+    )
+    if fixed["IS_INT8"] or fixed["CONVERTS_FP8"]:  # read in words
+        values = values.view(torch.int32)
+    count, head_blocks = len(chunks.chunks), triton.cdiv(heads, fixed["GROUP"])
+    # As many as there may be, however the rows are divided between chunks.
+    row_blocks = rows // (fixed["BLOCK_M"] // fixed["GROUP"]) + count
+    factor = whole_scale(latents)
+    _attend_latent_chunks[(head_blocks, row_blocks)](
+        q_THD,
+        wide_HTC,
+        values,
+        token_scales,
+        chunks.chunks,
+        chunks.tables,
+        sums_HTC,
+        scale * factor * LOG2_E.value,
+        factor,
+        count,
+        chunks.tables.stride(0),
+        q_THD.stride(0),
+        rows,
+        **fixed,
+    )
+
+
+@triton.jit
+def _heads_and_rows(
+    offs_m: tl.tensor,
+    first: tl.tensor,
+    num_rows: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Each tile row's head and row of its chunk, and whether it is there; others are as the
+    last."""
+    head, of_chunk = tl.program_id(0) * GROUP + offs_m % GROUP, first + offs_m // GROUP
+    real = (of_chunk < num_rows) & (head < HEADS)
+    if BLOCK_M % GROUP != 0:
+        real = real & (offs_m < BLOCK_M // GROUP * GROUP)
+    return head, tl.minimum(of_chunk, num_rows - 1), real
+
+
+@triton.jit(do_not_specialize=["count", "table_stride", "q_row", "step_rows"])
+def _attend_latent_chunks(
+    q_THD: tl.tensor,
+    wide_HTC: tl.tensor,
+    latents: tl.tensor,
+    token_scales: tl.tensor,
+    chunks: tl.tensor,
+    tables: tl.tensor,
+    sums_HTC: tl.tensor,
+    scale: tl.tensor,
+    value_scale: tl.tensor,
+    count: tl.tensor,
+    table_stride: tl.tensor,
+    q_row: tl.tensor,
+    step_rows: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    NOPE_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    CONVERTS_FP8: tl.constexpr,
+    IS_INT8: tl.constexpr,
+) -> None:
+    """Attend with some rows of one chunk, for some of their heads."""
+    ROWS: tl.constexpr = BLOCK_M // GROUP
+    # The last rows of a chunk see most tokens and begin first.
+    number = tl.num_programs(1) - 1 - tl.program_id(1)
+    # Chunk c has the row blocks from (its first row) // ROWS + c on.
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(chunks + middle * 4) // ROWS + middle <= number:
+            low = middle
+        else:
+            high = middle
+    entry = chunks + low * 4
+    first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
+    table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
+    first = (number - first_row // ROWS - low) * ROWS
+    if first >= 0 and first < num_rows:
+        offs_m, offs_c, offs_r = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
+        head, of_chunk, real = _heads_and_rows(offs_m, first, num_rows, HEADS, GROUP, BLOCK_M)
+        row, seen_to = first_row.to(tl.int64) + of_chunk, start + of_chunk + 1
+        # The tokens that any row sees, and those that all see.
+        end, all_to = tl.max(seen_to, axis=0), tl.min(seen_to, axis=0)
+        c_mask = real[:, None] & (offs_c < LATENT_DIM)[None, :]
+        c_offs = (head.to(tl.int64) * step_rows + row)[:, None] * LATENT_DIM + offs_c[None, :]
+        q_c = tl.load(wide_HTC + c_offs, mask=c_mask, other=0.0)
+        r_mask = real[:, None] & (offs_r < ROPE_DIM)[None, :]
+        r_offs = row * q_row + head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
+        q_r = tl.load(q_THD + r_offs[:, None] + offs_r[None, :], mask=r_mask, other=0.0)
+        m_i = tl.full([BLOCK_M], _LOWEST, tl.float32)
+        l_i = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+        widest = 1e-30
+        for tile in range(0, end, BLOCK_N):
+            token = tile + tl.arange(0, BLOCK_N)
+            inside = token < end
+            block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
+            slot = block * BLOCK_SIZE + token % BLOCK_SIZE
+            k_c, k_r = latents_at(
+                latents,
+                slot,
+                inside,
+                q_c.dtype,
+                LATENT_DIM,
+                BLOCK_C,
+                ROPE_DIM,
+                BLOCK_R,
+                IS_FP8,
+                CONVERTS_FP8,
+                IS_INT8,
+            )
+            qk = tl.dot(q_r, tl.trans(k_r), input_precision="ieee")
+            qk = tl.dot(q_c, tl.trans(k_c), qk, input_precision="ieee")
+            if IS_INT8:
+                token_scale = tl.load(token_scales + slot, mask=inside, other=0.0)
+                qk = qk * token_scale[None, :]
+            if tile + BLOCK_N > all_to:
+                qk = tl.where(token[None, :] < seen_to[:, None], qk, float("-inf"))
+            m_new = tl.maximum(m_i, tl.max(qk, axis=1) * scale)
+            p = tl.exp2(qk * scale - m_new[:, None])
+            alpha = tl.exp2(m_i - m_new)
+            l_i = l_i * alpha + tl.sum(p, axis=1)
+            if IS_INT8:
+                # Sums are relative to the largest scale up to here, so that products fit fp16.
+                wider = tl.maximum(widest, tl.max(token_scale, axis=0))
+                p = p * (token_scale * (_FP16_SHARE / wider))[None, :]
+                alpha = alpha * (widest / wider)
+                widest = wider
+            acc = acc * alpha[:, None]
+            acc = tl.dot(p.to(k_c.dtype), k_c, acc, input_precision="ieee")
+            m_i = m_new
+        if IS_INT8:
+            value_scale = widest / _FP16_SHARE
+        sums = acc / l_i[:, None] * value_scale
+        # Read once more, since the places of rows would take registers of the loop.
+        offs_m += tl.load(entry, volatile=True) - first_row
+        head, of_chunk, real = _heads_and_rows(offs_m, first, num_rows, HEADS, GROUP, BLOCK_M)
+        c_mask = real[:, None] & (offs_c < LATENT_DIM)[None, :]
+        row = first_row.to(tl.int64) + of_chunk
+        c_offs = (head.to(tl.int64) * step_rows + row)[:, None] * LATENT_DIM + offs_c[None, :]
+        tl.store(sums_HTC + c_offs, sums.to(sums_HTC.dtype.element_ty), mask=c_mask)
