@@ -46,7 +46,7 @@ from .messages import (
     ToRank,
 )
 from .other_hosts import Host, OtherHosts, RemoteProcess
-from .plan import SlotLimits, StepFailure, StepPlan, StepResult, TokenMasks
+from .plan import SlotLimits, StepFailure, StepLimits, StepPlan, StepResult, TokenMasks
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -178,14 +178,14 @@ class MultiprocessExecutor:
             self._send(self._ranks[-1], OpenDevice(replace(each, rendezvous=rendezvous)))
         return [(await self._loading(rank, DeviceOpened)).device for rank in self._ranks]
 
-    async def load(self, formats: LoadFormats) -> list[RankMemory]:
-        """Load the weights, in dtypes that suit the devices.
+    async def load(self, formats: LoadFormats, limits: StepLimits) -> list[RankMemory]:
+        """Load the weights, in dtypes that suit the devices, and measure a GPU's steps.
 
         Raises ``ModelError`` or ``StartupError`` with the message of a rank that cannot.
         """
         for rank in self._ranks:
-            self._send(rank, LoadModel(formats))
-        return [(await self._loading(rank, ModelLoaded)).memory for rank in self._ranks]
+            self._send(rank, LoadModel(formats, limits))
+        return [reply.memory for reply in await self._all_loading(ModelLoaded)]
 
     async def allocate(self, num_blocks: int, limits: SlotLimits) -> list[RankEndpoints]:
         """Give every rank its cache; returns the endpoints of the ranks' data planes, if any.
@@ -194,7 +194,7 @@ class MultiprocessExecutor:
         """
         for rank in self._ranks:
             self._send(rank, AllocateCache(num_blocks, limits))
-        ready = [await self._loading(rank, CacheAllocated) for rank in self._ranks]
+        ready = await self._all_loading(CacheAllocated)
         if self._lost_reason:  # after its reply
             raise StartupError(self._lost_reason)
         self._serving = True
@@ -372,6 +372,16 @@ class MultiprocessExecutor:
                     else f"{describe_exit(status)}; its log has the cause"
                 )
         return "closed its channel; its log has the cause"
+
+    async def _all_loading(self, kind: type[T]) -> list[T]:
+        """The reply of each rank. The first that fails ends the wait: the others may hang in a
+        collective that it left."""
+        waits = [asyncio.create_task(self._loading(rank, kind)) for rank in self._ranks]
+        try:
+            return await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _loading(self, rank: Rank, kind: type[T]) -> T:
         try:

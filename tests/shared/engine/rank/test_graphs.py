@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.graphs import graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.step_inputs import StepInputs
+from tandem.shared.engine.rank.step_profile import graph_bytes
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -77,7 +79,7 @@ def test_sizes_of_graphs() -> None:
 
 def test_a_replay_is_what_its_kernels_give_alone(folder: Path) -> None:
     eager, captured = runner_of(folder), runner_of(folder)
-    captured.capture_graphs(emulated_capture, max_rows=MAX_ROWS)
+    captured.capture_graphs(emulated_capture, graph_sizes(MAX_ROWS))
     assert captured.graphs is not None
     replayed = 0
     for plan in Streams(3, block_size=BLOCK, max_rows=MAX_ROWS).plans(12):
@@ -105,20 +107,40 @@ def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path, monkeypatch: pytest.Monke
 
 def test_a_replay_announces_every_layer(folder: Path) -> None:
     runner = runner_of(folder)
-    runner.capture_graphs(emulated_capture, max_rows=1)
+    runner.capture_graphs(emulated_capture, graph_sizes(1))
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0)
     layers: list[int] = []
     runner.execute(StepPlan(1, [SequenceStep(1, [5], 0, [0], True)], [spec]), layers.append)
     assert layers == list(range(len(runner.model.layers)))
 
 
-def test_a_capture_that_fails_ends_the_start_with_a_remedy(folder: Path) -> None:
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_capture_that_fails_ends_the_start_with_a_remedy(folder: Path, memory: bool) -> None:
     def capture(forward: object) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has")
+        if memory:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has")
+        raise RuntimeError("operation not permitted when stream is capturing\n")
 
-    runner = runner_of(folder)
-    with pytest.raises(StartupError, match=r"Tried to allocate 2 GiB; use --enforce-eager, or"):
-        runner.capture_graphs(capture, max_rows=1)
+    message = r"is capturing; use --enforce-eager$"
+    if memory:
+        message = r"2 GiB; lower --gpu-memory-utilization or --max-num-seqs, or use --enforce-eager"
+    with pytest.raises(StartupError, match=message):
+        runner_of(folder).capture_graphs(capture, graph_sizes(1))
+
+
+def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None:
+    """The largest takes 100 MiB with what the others use too, each of the others 5."""
+    runner, mib = runner_of(folder), 1 << 20
+    free = iter([900 * mib, 800 * mib, 795 * mib, 790 * mib])
+    memory = Mock(free=lambda: next(free))
+    sizes = graph_sizes(20)
+    assert graph_bytes(runner, 20, memory, emulated_capture) == (100 + 5 * (len(sizes) - 1)) * mib
+    assert not list(free), "three are captured"
+    assert graph_bytes(runner, 20, memory, None) == 0
+    memory.free = lambda: 0  # where others allocate, nothing can be told
+    assert graph_bytes(runner, 1, memory, emulated_capture) > 0
+    runner.batched_decode = False
+    assert graph_bytes(runner, 20, memory, emulated_capture) == 0
 
 
 @pytest.mark.parametrize(
