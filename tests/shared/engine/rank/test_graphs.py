@@ -4,6 +4,7 @@ what the same kernels give when they are launched one by one."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from tandem.shared.engine.plan import (
     SequenceStep,
     StepPlan,
 )
+from tandem.shared.engine.rank import gpu_sampler
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.graphs import graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -103,6 +105,33 @@ def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(StepInputs, "_on_cpu", StepInputs._on_gpu)
     assert [drawn(on_gpu.execute(plan)) for plan in plans] == expected
     assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
+
+
+def test_a_step_without_memory_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sequences are sent again, as the head does, and draw what they would have drawn."""
+    spec = SamplerSpec(1, RankSampling(repetition_penalty=1.3, top_p=0.9, logprobs=2), 3, [5, 6])
+    first = StepPlan(1, [SequenceStep(1, [5, 6], 0, [0], True)], [spec])
+    second = StepPlan(2, [SequenceStep(1, [7], 2, [], True)])
+    failing = runner_of(folder)
+    expected = [drawn(failing.execute(plan)) for plan in (first, second)]
+    again = replace(first, removed=[1])
+    failing.capture_graphs(emulated_capture, graph_sizes(1))
+    for owner, name in (
+        (StepInputs, "_upload"),
+        (gpu_sampler, "send_changes"),
+        (gpu_sampler, "raw_logprobs"),
+        (gpu_sampler, "to_host"),
+        (gpu_sampler.sampling, "draw_tokens"),
+        (GpuSampler, "collect"),
+    ):
+        for plan in (again, second):  # the second one by a graph
+            with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+                patch.setattr(owner, name, Mock(side_effect=torch.OutOfMemoryError("full")))
+                failing.execute(plan)
+    assert [drawn(failing.execute(plan)) for plan in (again, second)] == expected
+    assert len(failing.slots._free) == len(failing.slots.host_tables) - 1
 
 
 def test_a_replay_announces_every_layer(folder: Path) -> None:
