@@ -79,6 +79,12 @@ class LoadedModel:
             ) from None
         try:
             return runner_of(self.model, cache, self.tp, limits)
+        except KernelUnavailableError as error:
+            raise StartupError(
+                f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
+                f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
+                f"(no noexec); or use --decode-kernel torch, which is slow in large batches"
+            ) from None
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
@@ -86,12 +92,6 @@ class LoadedModel:
                 f"beside the KV cache there is no memory for {limits.sequences} sequences: "
                 f"{(str(error).splitlines() or [''])[0]}; lower --kv-fraction, "
                 f"--gpu-memory-utilization or --max-num-seqs"
-            ) from None
-        except KernelUnavailableError as error:
-            raise StartupError(
-                f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
-                f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
-                f"(no noexec); or use --decode-kernel torch, which is slow in large batches"
             ) from None
 
 

@@ -54,9 +54,10 @@ def spec_of(
 ) -> DecoderSpec:
     """``attention``: heads, KV heads and dimension; ``experts``: how many, and those of a token."""
     base = read_spec(builtin_model_path())
-    mlp: DenseSpec | MoESpec = DenseSpec(intermediate=width)
+    dense = DenseSpec(intermediate=width)
+    mlp: DenseSpec | MoESpec = dense
     if experts[0]:
-        mlp = MoESpec(router=RouterSpec(experts=experts[0], top_k=experts[1]), expert=mlp)
+        mlp = MoESpec(router=RouterSpec(experts=experts[0], top_k=experts[1]), expert=dense)
     if isinstance(attention, tuple):
         heads, kv_heads, dim = attention
         attends: AttentionSpec | MLASpec = AttentionSpec(

@@ -38,7 +38,6 @@ class FakeMemory:
 
     def __init__(self) -> None:
         self.releases = 0
-        self.stepped = False
 
     def release(self) -> None:
         self.releases += 1
