@@ -15,7 +15,16 @@ from ..shared.engine.device import choose_device
 from ..shared.engine.formats import formats_for
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
-from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
+from ..shared.kv.planning import (
+    CPU,
+    CUDA,
+    NodeDevice,
+    RankDevice,
+    RankMemory,
+    check_context,
+    library_bytes,
+)
+from ..shared.kv.step_estimate import estimated_step_bytes
 from ..shared.models.config_files import ModelConfig
 from ..shared.models.registry import spec_of
 from ..shared.models.spec import (
@@ -181,8 +190,17 @@ def _fit(
         sizes = parameter_sizes(source, spec, dtype, ranks, config.isq)
         weights = sum(each.nbytes for each in sizes)
         node = NodeDevice((device,) * ranks)
-        free = device.free_bytes - weights
-        room = node.cache_bytes([RankMemory(max(0, free), weights, 0)] * ranks)
+        free, step = device.free_bytes - weights, 0
+        if not node.on_cpu:
+            step = estimated_step_bytes(
+                spec,
+                tokens=config.max_num_batched_tokens or node.token_budget,
+                sequences=config.max_num_seqs or node.max_num_seqs,
+                itemsize=4 if dtype == "float32" else 2,
+                ranks=ranks,
+            )
+        memory = RankMemory(max(0, free), weights + library_bytes(ranks), 0, step)
+        room = node.cache_bytes([memory] * ranks, node.gpu_share(config))
         tokens = int(room * node.cache_fraction) // token_bytes(kv_layout(spec, kv_dtype, 0, ranks))
         if free > 0 and tokens >= (config.max_model_len or 2):
             fits = ranks <= max_ranks

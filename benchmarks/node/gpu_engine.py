@@ -44,7 +44,7 @@ from tandem.shared.engine.plan import (
     SequenceStep,
     StepPlan,
 )
-from tandem.shared.engine.rank.graphs import Capture, cuda_capture
+from tandem.shared.engine.rank.graphs import Capture, cuda_capture, graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
 
 CONTEXT_LIMIT = 16384
@@ -215,7 +215,7 @@ def captured(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
     """The time and the memory of the graphs of all steps that are measured."""
     free, _ = torch.cuda.mem_get_info()
     start = time.perf_counter()
-    runner.capture_graphs(capture(), max_rows=max(rows for rows, _ in shape.decodes))
+    runner.capture_graphs(capture(), graph_sizes(max(rows for rows, _ in shape.decodes)))
     torch.cuda.synchronize()
     yield figure(f"{shape.name}: capture of graphs", time.perf_counter() - start, "s")
     used = (free - torch.cuda.mem_get_info()[0]) / (1 << 20)

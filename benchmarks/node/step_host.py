@@ -35,7 +35,7 @@ from tandem.shared.engine.plan import (
     StepPlan,
     StepResult,
 )
-from tandem.shared.engine.rank.graphs import MAX_ROWS, Capture
+from tandem.shared.engine.rank.graphs import MAX_ROWS, Capture, graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.slots import Slots
 from tandem.tests.kernels.launches import on_gpu
@@ -167,7 +167,7 @@ def main() -> None:
             )
             limits = SlotLimits(count, -(-(context + BLOCK) // BLOCK))
             runner.slots = runner.inputs._slots = Slots(limits, META)
-            runner.capture_graphs(empty_graphs(runner.model.spec.hidden_size), count)
+            runner.capture_graphs(empty_graphs(runner.model.spec.hidden_size), graph_sizes(count))
             prepared(runner, count, context)
             gc.collect()
             gc.freeze()

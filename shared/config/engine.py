@@ -123,16 +123,20 @@ class EngineConfig(HostsConfig):
     kv_fraction: float | None = option(
         None,
         "--kv-fraction",
-        "Share of the KV cache in the memory that is free after loading the weights (default: as "
-        "needed for --max-model-len x --max-num-seqs, at most 0.3 on CPUs and 0.9 on GPUs).",
+        "Share of the KV cache in the memory that weights and, on GPUs, steps leave free (default: "
+        "as needed for --max-model-len x --max-num-seqs, at most 0.3 on CPUs; GPUs: see "
+        "--gpu-memory-utilization).",
         minimum=0.0,
         maximum=1.0,
     )
     gpu_memory_utilization: float | None = option(
         None,
         "--gpu-memory-utilization",
-        "Share of each GPU's total memory for weights, activations and KV cache of this node; the "
-        "cache gets the remainder. Alternative to --kv-fraction; ignored on CPUs.",
+        "Share of each GPU's total memory for all that this node needs: weights, the largest step "
+        "(measured at the start), CUDA graphs, CUDA itself, and the KV cache, which gets the "
+        "remainder (default: 0.9, in equal parts for nodes that share a GPU; the cache then takes "
+        "no more than --max-model-len x --max-num-seqs). Alternative to --kv-fraction; ignored on "
+        "CPUs.",
         minimum=0.0,
         maximum=1.0,
     )

@@ -409,7 +409,8 @@ class EngineCore:
         outputs = self._scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
         log.warning("a step failed, and %d sequences with it: %s", len(outputs), error)
         self.counters.step_failed(error.cause, sequences=len(outputs))
-        self._consecutive_failures += len(outputs)
+        if error.cause != OUT_OF_MEMORY:  # smaller requests may still work
+            self._consecutive_failures += len(outputs)
         for output in outputs:
             self._hand_out(output)
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:

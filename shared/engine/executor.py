@@ -46,7 +46,7 @@ from .messages import (
     ToRank,
 )
 from .other_hosts import Host, OtherHosts, RemoteProcess
-from .plan import SlotLimits, StepFailure, StepPlan, StepResult, TokenMasks
+from .plan import SlotLimits, StepFailure, StepLimits, StepPlan, StepResult, TokenMasks
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -178,13 +178,13 @@ class MultiprocessExecutor:
             self._send(self._ranks[-1], OpenDevice(replace(each, rendezvous=rendezvous)))
         return [reply.device for reply in await self._loading(DeviceOpened)]
 
-    async def load(self, formats: LoadFormats) -> list[RankMemory]:
-        """Load the weights, in dtypes that suit the devices.
+    async def load(self, formats: LoadFormats, limits: StepLimits) -> list[RankMemory]:
+        """Load the weights, in dtypes that suit the devices, and measure a GPU's steps.
 
         Raises ``ModelError`` or ``StartupError`` with the message of a rank that cannot.
         """
         for rank in self._ranks:
-            self._send(rank, LoadModel(formats))
+            self._send(rank, LoadModel(formats, limits))
         return [reply.memory for reply in await self._loading(ModelLoaded)]
 
     async def allocate(self, num_blocks: int, limits: SlotLimits) -> list[RankEndpoints]:
@@ -375,7 +375,7 @@ class MultiprocessExecutor:
 
     async def _loading(self, kind: type[T]) -> list[T]:
         """The replies of all ranks. Raises the error of the rank that fails first, for which the
-        others may wait."""
+        others may wait, in a collective for instance."""
         tasks = [
             asyncio.create_task(self._reply(rank, kind, self._load_seconds)) for rank in self._ranks
         ]

@@ -16,7 +16,7 @@ from ..handoff.plane.messages import Command, Event
 from ..handoff.wire.codec import Codec
 from ..kv.planning import RankDevice, RankMemory
 from ..telemetry.logs import LogSettings
-from .plan import SlotLimits, StepFailure, StepPlan, StepResult, TokenMasks
+from .plan import SlotLimits, StepFailure, StepLimits, StepPlan, StepResult, TokenMasks
 
 MAX_MESSAGE_BYTES = 256 << 20
 
@@ -108,6 +108,7 @@ class OpenDevice:
 @dataclass(frozen=True, slots=True)
 class LoadModel:
     formats: LoadFormats
+    limits: StepLimits  # for which a GPU's memory is measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,16 @@ class SlotLimits:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that a step may have: ``tokens`` in all, ``sequences`` with the private ones, and
+    ``length`` of a sequence with its cached tokens."""
+
+    tokens: int
+    sequences: int
+    length: int
+
+
 # Private sequences, which test a peer, may run beside as many others as a node allows.
 PRIVATE_SEQS = 8
 

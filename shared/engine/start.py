@@ -16,7 +16,14 @@ from ..handoff.plane.messages import Event
 from ..host_port import is_loopback
 from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
-from ..kv.planning import NodeDevice, RankDevice, RankMemory, ResolvedEngine, resolve_engine
+from ..kv.planning import (
+    NodeDevice,
+    RankDevice,
+    RankMemory,
+    ResolvedEngine,
+    check_gpu_memory,
+    resolve_engine,
+)
 from ..models.fingerprint import model_fingerprint
 from ..models.spec import DecoderSpec, Scorer, Scoring, tensor_parallel_problem
 from ..process.threads import in_thread, share_of_cores
@@ -31,7 +38,7 @@ from .executor import MultiprocessExecutor
 from .formats import formats_for
 from .messages import DataPlaneSettings, HostJoins, RankSettings
 from .other_hosts import OtherHosts
-from .plan import PRIVATE_SEQS, SlotLimits
+from .plan import PRIVATE_SEQS, SlotLimits, StepLimits
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .scheduling.steps_in_flight import MAX_STEPS
@@ -177,7 +184,8 @@ async def start_engine(
         check_kinds(devices)
         device = NodeDevice(tuple(devices), config.nodes_per_device or 1, config.nnodes)
         formats = formats_for(config, spec, devices)
-        resolved = _resolve(config, spec, device, await ranks.load(formats))
+        memory = await ranks.load(formats, step_limits(config, spec, device))
+        resolved = _resolve(config, spec, device, memory)
         endpoints = await ranks.allocate(resolved.num_blocks, _slot_limits(resolved))
         fingerprint, _ = await reading
     except BaseException:
@@ -235,19 +243,33 @@ def _resolve(
     config: EngineConfig, spec: DecoderSpec, device: NodeDevice, memory: list[RankMemory]
 ) -> ResolvedEngine:
     """Plan a cache and steps that fit the ranks' memory."""
+    for index, each in enumerate(device.ranks):
+        log.info("rank %d runs on %s before the weights are loaded", index, each)
+    if not device.on_cpu:
+        for index, one in enumerate(memory):
+            log.info("rank %d takes %s", index, one)
+    check_gpu_memory(config, device, memory)
     resolved = resolve_engine(
         config,
         context=spec.max_position,
         bytes_per_block=max(rank.bytes_per_block for rank in memory),
-        free_bytes=device.cache_bytes(memory, config.gpu_memory_utilization),
+        free_bytes=device.cache_bytes(memory, device.gpu_share(config)),
         device=device,
     )
-    for index, each in enumerate(device.ranks):
-        log.info("rank %d runs on %s before the weights are loaded", index, each)
     slots = resolved.num_blocks * resolved.block_size
     budget = resolved.max_num_batched_tokens
     log.info("the KV cache holds %d tokens, a step computes at most %d", slots, budget)
     return resolved
+
+
+def step_limits(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> StepLimits:
+    """The largest steps that a head may plan, before it knows how long a sequence the cache
+    holds."""
+    return StepLimits(
+        config.max_num_batched_tokens or device.token_budget,
+        (config.max_num_seqs or device.max_num_seqs) + PRIVATE_SEQS,
+        config.max_model_len or spec.max_position,
+    )
 
 
 def _slot_limits(resolved: ResolvedEngine) -> SlotLimits:

@@ -6,6 +6,7 @@ ranks' reports. Explicit options override the defaults here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,10 @@ CUDA = "cuda"
 
 # GPU memory that CUDA and its libraries take for each process, and NCCL with several ranks: torch
 # counts neither.
-_CONTEXT_BYTES = 512 << 20
+CONTEXT_BYTES = 512 << 20
 _NCCL_BYTES = 1 << 30
-# Memory of a step besides weights and cache: a chunk's activations, sampling, and graphs.
-_STEP_BYTES = 3 << 30
+# The share of a GPU that its nodes use together. The rest is for what no profile sees.
+GPU_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,28 @@ class RankDevice:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """A rank's memory once its weights are loaded. ``free_bytes`` is free on the device;
-    ``used_bytes`` is for the rank itself, now or later, besides the cache."""
+    """A rank's memory once its weights are loaded. ``free_bytes`` is free on the device.
+
+    On a GPU, ``used_bytes`` is for weights, libraries and the data plane, ``step_bytes`` for the
+    largest step, and ``graph_bytes`` for CUDA graphs.
+    """
 
     free_bytes: int
     used_bytes: int
     bytes_per_block: int
+    step_bytes: int = 0
+    graph_bytes: int = 0
+
+    @property
+    def steps_bytes(self) -> int:
+        """What steps take, eager or replayed."""
+        return self.step_bytes + self.graph_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{_gib(self.used_bytes)} for weights and CUDA, {_gib(self.step_bytes)} for a step and "
+            f"{_gib(self.graph_bytes)} for CUDA graphs; {_gib(self.free_bytes)} are free"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +98,36 @@ class NodeDevice:
 
     @property
     def cache_fraction(self) -> float:
-        """The fraction of the shared memory that goes to caches."""
+        """The fraction of the memory that is left for caches which goes to them."""
         # A CPU's memory is the whole machine's, which has other uses too.
-        return min(0.3 * self.nodes, 0.6) if self.on_cpu else 0.9
+        return min(0.3 * self.nodes, 0.6) if self.on_cpu else 1.0
 
-    def cache_bytes(self, memory: Sequence[RankMemory], utilization: float | None = None) -> int:
+    def gpu_share(self, config: EngineConfig) -> float:
+        """The share of each GPU's memory that this node may use for everything."""
+        if config.gpu_memory_utilization is not None:
+            return config.gpu_memory_utilization
+        sized = config.kv_fraction is not None or config.num_blocks is not None
+        return (1.0 if sized else GPU_SHARE) / self.nodes
+
+    def cache_bytes(self, memory: Sequence[RankMemory], share: float = GPU_SHARE) -> int:
         """The maximum size of a cache, on the rank with the least memory.
 
-        ``utilization`` is the fraction of each GPU that the node may use, cache and all else;
-        without it, the nodes on a device get equal parts.
+        ``share`` is the node's share of each GPU, for the cache and all else. It does not depend on
+        other nodes that are starting at the same time, as free memory does.
         """
-        free = min(each.free_bytes for each in memory)
+        free = min(each.free_bytes - each.steps_bytes for each in memory)
         if self.on_cpu:
             return free * self.hosts // (len(memory) * self.nodes)
         parts = [
-            self._part(device, each, utilization)
+            int(device.total_bytes * share) - each.used_bytes - each.steps_bytes
             for device, each in zip(self.ranks, memory, strict=True)
         ]
         return max(0, min(free, *parts))
 
-    def _part(self, device: RankDevice, memory: RankMemory, utilization: float | None) -> int:
-        """The cache's share of this node's part of a GPU, independent of other nodes that are
-        starting at the same time."""
-        libraries = _CONTEXT_BYTES + (_NCCL_BYTES if len(self.ranks) > 1 else 0)
-        used = memory.used_bytes + libraries + _STEP_BYTES
-        share = 1 / self.nodes if utilization is None else utilization
-        return int(device.total_bytes * share) - used
+
+def library_bytes(ranks: int) -> int:
+    """GPU memory of a rank that torch does not count, where it cannot be measured."""
+    return CONTEXT_BYTES + (_NCCL_BYTES if ranks > 1 else 0)
 
 
 def bytes_per_block(
@@ -141,6 +162,37 @@ def check_context(config: EngineConfig, context: int) -> None:
         )
 
 
+def check_gpu_memory(
+    config: EngineConfig, device: NodeDevice, memory: Sequence[RankMemory]
+) -> None:
+    """Raise ``StartupError`` if a GPU has no room for weights, steps, and one sequence of
+    ``--max-model-len`` or a block; no-op on CPUs."""
+    if device.on_cpu:
+        return
+    share = device.gpu_share(config)
+    for gpu, each in zip(device.ranks, memory, strict=True):
+        least = -(-(config.max_model_len or 2) // config.block_size) * each.bytes_per_block
+        rest = f"a step {_gib(each.step_bytes)}, CUDA graphs {_gib(each.graph_bytes)}, and the "
+        rest += f"smallest KV cache {_gib(least)}"
+        smaller = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
+        needed = each.used_bytes + each.steps_bytes + least
+        if needed > gpu.total_bytes * share:
+            works = math.ceil(100 * needed / gpu.total_bytes) / 100
+            remedy = f"use {works:g} or more, or {smaller}"
+            if works > 1 / device.nodes:
+                remedy = f"split the model over more GPUs (--d), quantise it (--isq), or {smaller}"
+            raise StartupError(
+                f"--gpu-memory-utilization {share:g} is {_gib(int(gpu.total_bytes * share))} of "
+                f"{gpu.name}, but the weights and CUDA take {_gib(each.used_bytes)}, {rest}; "
+                f"{remedy}{_sharing(device)}"
+            )
+        if each.steps_bytes + least > each.free_bytes:
+            raise StartupError(
+                f"only {_gib(each.free_bytes)} of {gpu.name} are free beside the weights, but "
+                f"{rest}; stop what else uses the GPU, or {smaller}{_sharing(device)}"
+            )
+
+
 def resolve_engine(
     config: EngineConfig,
     *,
@@ -158,6 +210,8 @@ def resolve_engine(
     check_context(config, context)
     length = config.max_model_len or context
     share, fixed = _cache_share(config, device)
+    on_cpu = device.on_cpu or config.kv_fraction is not None
+    knob = "--kv-fraction" if on_cpu else "--gpu-memory-utilization"
     affordable = int(free_bytes * share) // bytes_per_block
     max_num_seqs = config.max_num_seqs or device.max_num_seqs
     full_blocks = -(-length // config.block_size) * max_num_seqs
@@ -174,7 +228,7 @@ def resolve_engine(
     if blocks * config.block_size < 2:
         raise StartupError(
             f"no memory for one KV block: a block takes {bytes_per_block} bytes and "
-            f"{int(free_bytes * share)} are allowed; raise --kv-fraction or free memory"
+            f"{int(free_bytes * share)} are allowed; raise {knob} or free memory"
             f"{_sharing(device)}"
         )
     slots = blocks * config.block_size
@@ -182,7 +236,7 @@ def resolve_engine(
         if config.max_model_len is not None:
             raise StartupError(
                 f"--max-model-len {length} needs {length} token slots, but {blocks} blocks of "
-                f"{config.block_size} give {slots}; lower it or raise --kv-fraction"
+                f"{config.block_size} give {slots}; lower it or raise {knob}"
                 f"{_sharing(device)}"
             )
         length = slots
@@ -204,6 +258,10 @@ def _cache_share(config: EngineConfig, device: NodeDevice) -> tuple[float, bool]
     if config.gpu_memory_utilization is not None and not device.on_cpu:
         return 1.0, True
     return device.cache_fraction, False
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
 
 
 def _sharing(device: NodeDevice) -> str:

@@ -24,9 +24,11 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError, StartupError, UsageError
 from tandem.shared.kv.planning import RankDevice
+from tandem.shared.kv.step_estimate import estimated_step_bytes
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.memory import resident_bytes
 from tandem.shared.weights.obtain import obtain_model
+from tandem.shared.weights.source import read_spec
 from tandem.tests.shared.text.vocabulary.test_files import every_kind
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
@@ -162,8 +164,10 @@ def test_whether_it_fits(root: Path) -> None:
     ]
     both = describe(folder, *GPUS)["fits"]
     assert [fit["fits"] for fit in both] == [True, True] and both[0]["tokens"] > 1000
-    # Half of the weights and libraries leave room, all of the weights do not.
-    card = RankDevice("cuda", "GPU 0", (8 << 30), memory - 1)
+    # Half of the weights leave room for a step, all of the weights do not.
+    itemsize = 4 if describe(folder, *GPUS)["dtype"] == "float32" else 2
+    step = estimated_step_bytes(read_spec(folder), tokens=8192, sequences=256, itemsize=itemsize)
+    card = RankDevice("cuda", "GPU 0", (8 << 30), memory + step - 1)
     assert [fit["ranks"] for fit in describe(folder, card, card)["fits"]] == [2, 2]
     assert describe(folder, card)["fits"][0]["fits"] is False
     assert describe(folder, *GPUS, device="cpu")["fits"][0]["device"] == "CPU"

@@ -38,11 +38,17 @@ class DecodeGraphs:
     """The captured forward passes of a model, by their number of rows."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, inputs: StepInputs, max_rows: int, capture: Capture
+        self,
+        model: Decoder,
+        cache: KVCache,
+        inputs: StepInputs,
+        sizes: Sequence[int],
+        capture: Capture,
     ) -> None:
-        """Capture all graphs, largest first, so that the others fit into its memory."""
+        """Capture graphs of ascending sizes, largest first, so that the others fit into its
+        memory."""
         self._inputs = inputs
-        self._sizes = graph_sizes(max_rows)
+        self._sizes = sizes
         self._static = StaticInputs.allocate(self._sizes[-1], cache.device)
         self._graphs: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
         for size in reversed(self._sizes):

@@ -17,7 +17,7 @@ from ...errors import StartupError
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
 from ...kv.layout import UNSCALED, WholeScales
-from ...kv.planning import CPU, CUDA, RankMemory, bytes_per_block
+from ...kv.planning import CPU, bytes_per_block
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
 from ...models.registry import spec_of
@@ -27,10 +27,9 @@ from ...weights.kv_scales import read_kv_scales
 from ...weights.source import open_source
 from ...weights.transfer import in_words
 from ..device import operators_for, usable_decode_kernel
-from ..device_memory import description, free_memory, report
+from ..device_memory import description, report
 from ..messages import LoadFormats, RankSettings
 from ..plan import SlotLimits
-from .device import data_plane_bytes
 from .group import meet
 from .runner import ModelRunner, lacks_memory, runner_of
 
@@ -75,7 +74,8 @@ class LoadedModel:
             size = num_blocks * self.bytes_per_block
             raise StartupError(
                 f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
-                f"{str(error).splitlines()[0]}; lower --kv-fraction"
+                f"{str(error).splitlines()[0]}; lower --kv-fraction or "
+                f"--gpu-memory-utilization"
             ) from None
         try:
             return runner_of(self.model, cache, self.tp, limits)
@@ -83,6 +83,14 @@ class LoadedModel:
             raise StartupError(
                 f"Triton's decode kernel cannot run on {description(self.device)}: {error}; use "
                 f"--decode-kernel torch, which is slow in large batches"
+            ) from None
+        except (RuntimeError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            raise StartupError(
+                f"beside the KV cache there is no memory for {limits.sequences} sequences: "
+                f"{(str(error).splitlines() or [''])[0]}; lower --kv-fraction, "
+                f"--gpu-memory-utilization or --max-num-seqs"
             ) from None
 
 
@@ -141,18 +149,6 @@ def _log_scales(kv_scales: WholeScales) -> None:
         log.info("KV is cached in fp8 with the checkpoint's scales")
     else:
         log.info("KV is cached in fp8 with scale 1: the checkpoint has no scales of K and V")
-
-
-def memory_of(model: LoadedModel, carrier: str) -> RankMemory:
-    """The rank's memory after loading the weights."""
-    device = model.device
-    plane = data_plane_bytes(carrier, device)
-    used = plane
-    if device.type == CUDA:
-        torch.cuda.empty_cache()  # frees the memory that only loading needed
-        used += torch.cuda.memory_reserved(device)
-    free = max(0, free_memory(device) - plane)
-    return RankMemory(free, used, model.bytes_per_block)
 
 
 def backing_of(cache: KVCache) -> Backing | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ModelError, TandemError
 from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
+from ...kv.planning import CUDA, RankDevice
 from ...process.imports import lasting_imports
 from ...process.queued_stderr import end_stderr, queue_stderr
 from ...telemetry.logs import setup_logging
@@ -71,6 +72,7 @@ class RankProcess:
         self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._settings: RankSettings
         self._device: torch.device
+        self._opened: RankDevice
         self._claim: int | None = None
         self._model: LoadedModel
         self._runner: ModelRunner
@@ -151,7 +153,7 @@ class RankProcess:
         with lasting_imports():
             from ....kernels.streams import use_compute_stream
             from ..device_memory import report
-            from . import loading  # noqa: F401  for the next request
+            from . import step_profile  # noqa: F401  for the next request
             from .device import open_device
             from .device_claim import claim
 
@@ -160,17 +162,21 @@ class RankProcess:
         self._device = open_device(request.settings)
         self._claim = claim(self._device, shared=request.settings.shares_device)
         use_compute_stream(self._device)
-        return DeviceOpened(report(self._device))
+        self._opened = report(self._device)
+        return DeviceOpened(self._opened)
 
     def _load(self, request: LoadModel) -> ModelLoaded:
-        from .loading import load_model, memory_of
+        from .loading import load_model
+        from .step_profile import CudaMemory, memory_of
 
-        self._model = load_model(self._settings, request.formats, self._device)
-        return ModelLoaded(memory_of(self._model, self._settings.carrier))
+        device, settings = self._device, self._settings
+        self._model = load_model(settings, request.formats, device)
+        memory = CudaMemory(device) if device.type == CUDA else None
+        return ModelLoaded(memory_of(self._model, settings, request.limits, self._opened, memory))
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
         from .device import bind_threads
-        from .graphs import cuda_capture
+        from .graphs import cuda_capture, graph_sizes
         from .loading import backing_of
 
         self._runner = self._model.runner(request.num_blocks, request.limits)
@@ -181,7 +187,7 @@ class RankProcess:
             self._collector = Collector(self._runner.collect, self._reply, _failure)
         if self._runner.cache.device.type == "cuda" and not self._settings.enforce_eager:
             # Before the data plane, whose use of the device a capture would forbid.
-            self._runner.capture_graphs(cuda_capture(), request.limits.sequences)
+            self._runner.capture_graphs(cuda_capture(), graph_sizes(request.limits.sequences))
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers
@@ -210,20 +216,22 @@ class RankProcess:
             if hand_over is not None:
                 hand_over(layer)
 
-        step: LaunchedStep | StepFailure
+        step: LaunchedStep | StepResult | StepFailure
         try:
             step = self._runner.launch(plan, computed)
+            if self._collector is None:
+                step = self._runner.collect(step)
         except Exception as error:
             step = _failure(plan.step, error)
         if isinstance(step, StepFailure):  # after the traceback, which referred to tensors, is gone
             self._runner.recover()
         counts = replace(self._runner.tp.collectives)  # before the next step adds its own
-        if self._collector is not None:
+        if isinstance(step, StepResult):
+            self._reply(step, counts)
+        elif self._collector is not None:
             self._collector.put(step, counts)
         elif isinstance(step, StepFailure):
             self._reply(step, counts)
-        else:
-            self._reply(self._runner.collect(step), counts)
 
     def _reply(self, outcome: StepResult | StepFailure, collectives: Collectives) -> None:
         result = failure = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Plain RuntimeErrors: of torch's on CPUs, of pinned memory, and of cuBLAS.
+# Plain RuntimeErrors: of torch's on CPUs; of pinned memory, Triton and NCCL; and of cuBLAS.
 _LACKS_MEMORY = (
     "can't allocate memory",
-    "CUDA error: out of memory",
+    "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
@@ -143,21 +143,24 @@ class ModelRunner:
         self._last_end = end
         return result
 
-    def capture_graphs(self, capture: Capture, max_rows: int) -> None:
-        """Capture graphs of decode steps of up to ``max_rows`` rows, if the model allows it."""
-        if not self.batched_decode or self.model.attends_one_by_one:
+    @property
+    def captures(self) -> bool:
+        """True if the model's decode steps can be captured in CUDA graphs."""
+        return self.batched_decode and not self.model.attends_one_by_one
+
+    def capture_graphs(self, capture: Capture, sizes: Sequence[int]) -> None:
+        """Capture graphs of decode steps of these numbers of rows, if the model allows it."""
+        if not self.captures:
             log.info("decode steps are launched kernel by kernel: a layer attends one by one")
             return
         try:
             with torch.inference_mode():
-                self.graphs = DecodeGraphs(self.model, self.cache, self.inputs, max_rows, capture)
+                self.graphs = DecodeGraphs(self.model, self.cache, self.inputs, sizes, capture)
         except Exception as error:  # Triton raises errors of many types
             first = _first_of(error)  # the last one may only say that the capture is invalid
             remedy = "use --enforce-eager"
             if lacks_memory(first):
-                remedy += (
-                    ", or leave more memory by a lower --gpu-memory-utilization or --max-num-seqs"
-                )
+                remedy = f"lower --gpu-memory-utilization or --max-num-seqs, or {remedy}"
             log.debug("a capture failed", exc_info=error)
             summary = " ".join(str(first).splitlines()[:1])
             raise StartupError(

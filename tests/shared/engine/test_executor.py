@@ -128,6 +128,29 @@ async def test_a_rank_that_cannot_start_is_reported_at_once_and_ends_with_the_ot
     assert "Traceback" not in capfd.readouterr().err
 
 
+LEAVING = """
+import time
+from tandem.shared.engine.rank import step_profile
+from tandem.shared.errors import StartupError
+
+def profiled(model, *_):
+    if model.tp.rank == 0:
+        time.sleep(600)
+    raise StartupError("a step does not fit")
+
+step_profile.memory_of = profiled
+"""
+
+
+async def test_a_rank_that_cannot_load_ends_the_start_while_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_first(monkeypatch, LEAVING)
+    with pytest.raises(StartupError, match=r"^a step does not fit$"):
+        async with asyncio.timeout(SECONDS):
+            await start_engine(replace(CONFIG, tensor_parallel_size=2), IDENTITY)
+
+
 async def test_ranks_listen_on_loopback_and_end_only_when_their_head_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -58,7 +58,42 @@ def poisoned(self, sequences, on_layer, result):
         raise error()
 
 runner.ModelRunner._run = poisoned
+
+# Places that have no memory in a step with such a token.
+from tandem.shared.engine.rank.sampler import Sampler
+from tandem.shared.engine.rank.step_inputs import StepInputs
+from tandem.shared.models.decoder import Decoder
+
+PLACES = {
+    51: (StepInputs, "batch"),
+    52: (Decoder, "forward"),
+    53: (Decoder, "logits"),
+    54: (Sampler, "sample"),
+    55: (runner.ModelRunner, "collect"),
+    56: (runner.ModelRunner, "_update_slots"),
+}
+launch, met = runner.ModelRunner.launch, set()
+
+def launched(self, plan, on_layer=None):
+    met.clear()
+    met.update(token for row in plan.sequences for token in row.tokens)
+    return launch(self, plan, on_layer)
+
+def full_at(token, owner, name):
+    function = getattr(owner, name)
+
+    def run_out(*arguments, **others):
+        if token in met:
+            raise full()
+        return function(*arguments, **others)
+
+    setattr(owner, name, run_out)
+
+for token, (owner, name) in PLACES.items():
+    full_at(token, owner, name)
+runner.ModelRunner.launch = launched
 """
+FULL_PLACES = range(51, 57)
 
 Output = asyncio.Queue[StepOutput]
 
@@ -135,6 +170,25 @@ async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
     assert good[0].outputs == by_itself.outputs
     assert counters.failed_steps[cause] >= 1
     assert counters.failed_sequences == before | {cause: 1, "not_finite": 0}
+    engine.core._scheduler.pool.check()
+    assert engine.core._scheduler.pool.counts().owned == 0
+
+
+@pytest.mark.parametrize("poison", FULL_PLACES)
+async def test_out_of_memory_anywhere_in_a_step_ends_only_the_request_that_asked_too_much(
+    monkeypatch: pytest.MonkeyPatch, alone: FailingNode, poison: int
+) -> None:
+    """However many ask for it."""
+    monkeypatch.setattr(core, "MAX_CONSECUTIVE_FAILURES", 2)
+    engine = alone.engine
+    before = await ask(engine, GOOD)
+    bad = [await ask(engine, poison) for _ in range(3)]
+    bad_one, good = await asyncio.gather(ask(engine, poison), ask(engine, GOOD, 9))
+    for each in (*bad, bad_one):
+        assert each.finish_reason is FinishReason.ERROR
+        assert each.error.startswith("OutOfMemoryError")
+    assert good.finish_reason is FinishReason.LENGTH and not alone.lost
+    assert (await ask(engine, GOOD)).outputs == before.outputs
     engine.core._scheduler.pool.check()
     assert engine.core._scheduler.pool.counts().owned == 0
 

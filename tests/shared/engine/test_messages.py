@@ -51,6 +51,7 @@ from tandem.shared.engine.plan import (
     SequenceStep,
     SlotLimits,
     StepFailure,
+    StepLimits,
     StepPlan,
     StepResult,
     TokenMasks,
@@ -106,7 +107,7 @@ HOST = HostJoins(
 MESSAGES: tuple[RankMessage, ...] = (
     OpenDevice(SETTINGS),
     OpenDevice(replace(SETTINGS, data_plane=None)),
-    LoadModel(LoadFormats("bfloat16", "float8_e4m3fn")),
+    LoadModel(LoadFormats("bfloat16", "float8_e4m3fn"), StepLimits(8192, 264, 1 << 20)),
     AllocateCache(1000, SlotLimits(64, 2048)),
     ExecuteStep(PLAN, [KVStream(2, (1 << 63) - 1, 0)]),
     TokenMasks(7, {2: b"\x00\xff", 3: b""}),

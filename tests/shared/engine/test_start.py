@@ -13,7 +13,7 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import start as engine
 from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettings, TokenMasks
-from tandem.shared.engine.plan import SlotLimits
+from tandem.shared.engine.plan import PRIVATE_SEQS, SlotLimits, StepLimits
 from tandem.shared.engine.start import (
     DataPlaneOptions,
     NodeIdentity,
@@ -61,9 +61,10 @@ class LoadingRanks:
         self.started = len(settings)
         return [self.device] * self.started
 
-    async def load(self, formats: LoadFormats) -> list[RankMemory]:
-        self.formats = formats
-        return [RankMemory(1 << 33, 1 << 30, 1 << 20)] * self.started
+    async def load(self, formats: LoadFormats, limits: StepLimits) -> list[RankMemory]:
+        self.formats, self.limits = formats, limits
+        step = 0 if self.device.kind == CPU else 1 << 30
+        return [RankMemory(1 << 33, 1 << 30, 1 << 20, step)] * self.started
 
     async def allocate(self, num_blocks: int, limits: SlotLimits) -> list[RankEndpoints]:
         return []
@@ -102,7 +103,7 @@ async def test_without_device_the_plan_follows_the_device_that_ranks_report(
         assert formats == LoadFormats(node.weight_format, node.kv_dtype)
         plans[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
     blocks = (1 << 33) // (1 << 20)
-    assert plans[CUDA] == ("float16", int(blocks * 0.9), 8192)
+    assert plans[CUDA] == ("float16", blocks - 1024, 8192)  # without a step's memory
     assert plans[CPU] == ("bfloat16", int(blocks * 0.3), 512)
 
 
@@ -112,8 +113,19 @@ async def test_options_win_over_what_a_device_suggests(
     options = {"kv_fraction": 0.5, "max_num_batched_tokens": 99, "dtype": "float32"}
     for kind in (CUDA, CPU):
         node, formats = await planned(monkeypatch, tmp_path, kind, **options)
-        assert (node.resolved.num_blocks, node.resolved.max_num_batched_tokens) == (4096, 99)
+        free = 8192 if kind == CPU else 8192 - 1024
+        assert (node.resolved.num_blocks, node.resolved.max_num_batched_tokens) == (free // 2, 99)
         assert formats == LoadFormats("float32", "float32")
+
+
+async def test_a_rank_learns_the_largest_steps_before_the_cache_is_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ranks = LoadingRanks(CUDA)
+    monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
+    config = EngineConfig(model=str(builtin_model_path()), load_format="dummy", max_num_seqs=3)
+    node = await start_engine(config, NodeIdentity("node", 1))
+    assert ranks.limits == StepLimits(8192, 3 + PRIVATE_SEQS, node.spec.max_position)
 
 
 async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warning(

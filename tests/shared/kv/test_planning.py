@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from tandem.shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.shared.config import EngineConfig
+from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.kv.planning import (
+    CPU,
+    CUDA,
+    NodeDevice,
+    RankDevice,
+    RankMemory,
+    check_gpu_memory,
+    library_bytes,
+)
 
 GIB = 1 << 30
 
@@ -13,12 +29,34 @@ def node(kind: str, *, ranks: int = 1, nodes: int = 1, total: int = 80 * GIB) ->
 
 def test_a_gpu_computes_more_tokens_a_step_and_gives_more_to_the_cache() -> None:
     gpu, cpu = node(CUDA), node(CPU)
-    assert (gpu.on_cpu, gpu.token_budget, gpu.cache_fraction) == (False, 8192, 0.9)
+    assert (gpu.on_cpu, gpu.token_budget, gpu.cache_fraction) == (False, 8192, 1.0)
     assert (cpu.on_cpu, cpu.token_budget, cpu.cache_fraction) == (True, 512, 0.3)
 
 
-def test_a_node_alone_on_its_gpu_may_have_what_is_free() -> None:
-    assert node(CUDA).cache_bytes([RankMemory(60 * GIB, 16 * GIB, 1)]) == 60 * GIB
+def test_the_share_of_a_gpu_is_that_of_the_option_or_what_nodes_leave_to_each_other() -> None:
+    gpu, shared = node(CUDA), node(CUDA, nodes=3)
+    assert (gpu.gpu_share(EngineConfig()), shared.gpu_share(EngineConfig())) == (0.9, 0.9 / 3)
+    assert shared.gpu_share(EngineConfig(gpu_memory_utilization=0.6)) == 0.6
+    # Whoever sizes the cache may have everything.
+    for sized in (EngineConfig(kv_fraction=0.5), EngineConfig(num_blocks=9)):
+        assert shared.gpu_share(sized) == 1 / 3
+
+
+@pytest.mark.parametrize("total", [24, 80, 141])
+@pytest.mark.parametrize("share", [0.3, 0.9, 1.0])
+def test_weights_steps_graphs_and_cache_stay_within_the_share(total: int, share: float) -> None:
+    gpu = node(CUDA, total=total * GIB)
+    for used, step, graphs in ((1, 1, 0), (5, 3, 1), (16, 2, 1), (60, 4, 1), (200, 1, 0)):
+        memory = RankMemory((total - used) * GIB, used * GIB, 1, step * GIB, graphs * GIB)
+        cache = gpu.cache_bytes([memory], share)
+        assert cache == max(0, int(total * GIB * share) - (used + step + graphs) * GIB)
+
+
+def test_what_others_use_is_not_planned_with() -> None:
+    """A share is the node's own, but the cache and a step must fit what is free."""
+    memory = RankMemory(5 * GIB, 16 * GIB, 1, 2 * GIB, GIB)
+    assert node(CUDA).cache_bytes([memory]) == 2 * GIB
+    assert node(CUDA).cache_bytes([replace(memory, free_bytes=2 * GIB)]) == 0
 
 
 def test_the_rank_with_the_least_memory_decides() -> None:
@@ -26,37 +64,73 @@ def test_the_rank_with_the_least_memory_decides() -> None:
     assert node(CUDA, ranks=2).cache_bytes(memory) == 40 * GIB
 
 
+def test_the_rank_with_the_largest_step_decides() -> None:
+    """Rank 0 samples, so that it usually takes most."""
+    memory = [RankMemory(60 * GIB, 16 * GIB, 1, step * GIB) for step in (5, 2)]
+    for ranks in (memory, memory[::-1]):
+        assert node(CUDA, ranks=2).cache_bytes(ranks) == (72 - 16 - 5) * GIB
+
+
 def test_nodes_on_one_gpu_plan_alike_however_far_the_others_are() -> None:
     """The first one sees no cache yet, the last one those of all others."""
-    gpu, weights = node(CUDA, nodes=2), 16 * GIB
-    first = gpu.cache_bytes([RankMemory(63 * GIB, weights, 1)])
-    cache = int(first * gpu.cache_fraction)
-    last = gpu.cache_bytes([RankMemory(80 * GIB - GIB - 2 * weights - cache, weights, 1)])
-    assert first == last == 40 * GIB - weights - 7 * GIB // 2  # a context, and room for a step
+    gpu, used, step = node(CUDA, nodes=2), 16 * GIB, 2 * GIB
+    share = gpu.gpu_share(EngineConfig())
+    first = gpu.cache_bytes([RankMemory(63 * GIB, used, 1, step)], share)
+    last = gpu.cache_bytes([RankMemory(80 * GIB - 2 * used - first, used, 1, step)], share)
+    assert first == last == 36 * GIB - used - step
 
 
 def test_ranks_that_talk_to_each_other_leave_room_for_nccl() -> None:
-    """With one rank of the node as with several, its own share of the device is what counts."""
-    memory = RankMemory(63 * GIB, 16 * GIB, 1)
-    alone = node(CUDA, nodes=2).cache_bytes([memory])
-    split = node(CUDA, ranks=2, nodes=2).cache_bytes([memory] * 2)
-    assert alone - split == GIB
+    assert library_bytes(2) - library_bytes(1) == GIB
 
 
-def test_a_share_of_the_whole_gpu_holds_weights_steps_and_cache() -> None:
-    """The share is this node's own, whatever other processes are on the GPU."""
-    memory = [RankMemory(60 * GIB, 16 * GIB, 1)]
-    for nodes in (1, 2):
-        cache = node(CUDA, nodes=nodes).cache_bytes(memory, 0.5)
-        assert cache == 40 * GIB - 16 * GIB - 7 * GIB // 2  # a context, and room for a step
-    assert node(CUDA).cache_bytes([RankMemory(3 * GIB, 16 * GIB, 1)], 0.5) == 3 * GIB
-    assert node(CUDA).cache_bytes(memory, 0.1) == 0
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, None),
+        ({"gpu_memory_utilization": 0.25}, None),
+        (
+            {"gpu_memory_utilization": 0.2},
+            r"^--gpu-memory-utilization 0\.2 is 16\.00 GiB of a device, but the weights and CUDA "
+            r"take 16\.00 GiB, a step 2\.00 GiB, CUDA graphs 0\.50 GiB, and the smallest KV cache "
+            r"0\.02 GiB; use 0\.24 or more, or lower --max-num-batched-tokens, .*-len$",
+        ),
+        ({"gpu_memory_utilization": 0.0}, "utilization 0 is 0.00 GiB .* use 0.24 or more"),
+        ({"max_model_len": 60000}, "KV cache 58.59 GiB; use 0.97 or more"),
+        ({"max_model_len": 70000}, "68.36 GiB; split the model over more GPUs"),
+        ({"kv_fraction": 0.1}, None),
+    ],
+)
+def test_a_share_that_is_too_small_is_told_with_one_that_works(
+    options: dict[str, Any], message: str | None
+) -> None:
+    config, gpu = EngineConfig(**options), node(CUDA)
+    memory = [RankMemory(63 * GIB, 16 * GIB, 16 << 20, 2 * GIB, GIB // 2)]
+    if message is None:
+        check_gpu_memory(config, gpu, memory)
+        return
+    with pytest.raises(StartupError, match=message) as raised:
+        check_gpu_memory(config, gpu, memory)
+    if works := re.search(r"use (\S+) or more", str(raised.value)):
+        enough = replace(config, gpu_memory_utilization=float(works[1]))
+        check_gpu_memory(enough, gpu, memory)
+        assert gpu.cache_bytes(memory, gpu.gpu_share(enough)) >= 16 << 20
 
 
-def test_memory_that_is_not_free_is_not_planned_with() -> None:
-    gpu = node(CUDA, nodes=2)
-    assert gpu.cache_bytes([RankMemory(2 * GIB, 16 * GIB, 1)]) == 2 * GIB
-    assert gpu.cache_bytes([RankMemory(2 * GIB, 50 * GIB, 1)]) == 0
+def test_a_gpu_that_others_have_filled_is_told() -> None:
+    memory = RankMemory(2 * GIB, 16 * GIB, 16 << 20, 2 * GIB)
+    with pytest.raises(
+        StartupError, match=r"only 2\.00 GiB of a device are free .* stop what else"
+    ):
+        check_gpu_memory(EngineConfig(), node(CUDA), [memory])
+    check_gpu_memory(EngineConfig(), node(CPU), [memory])
+    with pytest.raises(StartupError, match=r"fewer nodes .*--nodes-per-device is 3"):
+        check_gpu_memory(EngineConfig(), node(CUDA, nodes=3), [replace(memory, step_bytes=GIB * 9)])
+
+
+def test_more_than_a_whole_gpu_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--gpu-memory-utilization 1\.1 "):
+        EngineConfig(gpu_memory_utilization=1.1)
 
 
 def test_on_a_cpu_ranks_and_nodes_draw_on_one_memory() -> None:

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
-from tandem.shared.engine.rank.graphs import Capture, cuda_capture
+from tandem.shared.engine.rank.graphs import Capture, cuda_capture, graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
@@ -109,7 +109,7 @@ def test_graphs_draw_what_their_kernels_draw_alone(
     """Bit for bit, since a sequence's numbers depend on no other row."""
     folder = tiny_models.cached(name, tmp_path)
     eager, captured = (runner_on(device, folder, dtype, kv_dtype) for _ in range(2))
-    captured.capture_graphs(capture(), max_rows=3)
+    captured.capture_graphs(capture(), graph_sizes(3))
     assert captured.graphs is not None
     for plan in Streams(3, block_size=BLOCK, max_rows=3).plans(min(40, LAUNCHES)):
         assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
@@ -118,7 +118,7 @@ def test_graphs_draw_what_their_kernels_draw_alone(
 @pytest.mark.parametrize("device", GPU)
 def test_launches_wait_for_nothing(tmp_path: Path, device: str) -> None:
     runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), "bfloat16")
-    runner.capture_graphs(capture(), max_rows=3)
+    runner.capture_graphs(capture(), graph_sizes(3))
     before, *plans = Streams(3, block_size=BLOCK, max_rows=3).plans(LAUNCHES)
     runner.execute(before)
     torch.cuda.set_sync_debug_mode("error")

@@ -4,8 +4,10 @@ what the same kernels give when they are launched one by one."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,8 +18,12 @@ from tandem.shared.engine.plan import (
     SequenceStep,
     StepPlan,
 )
+from tandem.shared.engine.rank import gpu_sampler
+from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.graphs import graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.engine.rank.step_inputs import StepInputs
+from tandem.shared.engine.rank.step_profile import graph_bytes
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
@@ -55,7 +61,7 @@ def test_sizes_of_graphs() -> None:
 
 def test_a_replay_is_what_its_kernels_give_alone(folder: Path) -> None:
     eager, captured = runner_of(folder), runner_of(folder)
-    captured.capture_graphs(emulated_capture, max_rows=MAX_ROWS)
+    captured.capture_graphs(emulated_capture, graph_sizes(MAX_ROWS))
     assert captured.graphs is not None
     replayed = 0
     for plan in Streams(3, block_size=BLOCK, max_rows=MAX_ROWS).plans(12):
@@ -78,9 +84,36 @@ def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path) -> None:
     assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
 
 
+def test_a_step_without_memory_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sequences are sent again, as the head does, and draw what they would have drawn."""
+    spec = SamplerSpec(1, RankSampling(repetition_penalty=1.3, top_p=0.9, logprobs=2), 3, [5, 6])
+    first = StepPlan(1, [SequenceStep(1, [5, 6], 0, [0], True)], [spec])
+    second = StepPlan(2, [SequenceStep(1, [7], 2, [], True)])
+    failing = runner_of(folder)
+    expected = [drawn(failing.execute(plan)) for plan in (first, second)]
+    again = replace(first, removed=[1])
+    failing.capture_graphs(emulated_capture, graph_sizes(1))
+    for owner, name in (
+        (StepInputs, "_upload"),
+        (gpu_sampler, "send_changes"),
+        (gpu_sampler, "raw_logprobs"),
+        (gpu_sampler, "to_host"),
+        (gpu_sampler.sampling, "draw_tokens"),
+        (GpuSampler, "collect"),
+    ):
+        for plan in (again, second):  # the second one by a graph
+            with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+                patch.setattr(owner, name, Mock(side_effect=torch.OutOfMemoryError("full")))
+                failing.execute(plan)
+    assert [drawn(failing.execute(plan)) for plan in (again, second)] == expected
+    assert len(failing.slots._free) == len(failing.slots.host_tables) - 1
+
+
 def test_a_replay_announces_every_layer(folder: Path) -> None:
     runner = runner_of(folder)
-    runner.capture_graphs(emulated_capture, max_rows=1)
+    runner.capture_graphs(emulated_capture, graph_sizes(1))
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0)
     layers: list[int] = []
     runner.execute(StepPlan(1, [SequenceStep(1, [5], 0, [0], True)], [spec]), layers.append)
@@ -95,7 +128,7 @@ INVALID = RuntimeError("CUDA error: operation failed due to a previous error dur
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OUT_OF_MEMORY, "OutOfMemoryError: .* 2 GiB; use --enforce-eager, or leave more memory"),
+        (OUT_OF_MEMORY, "OutOfMemoryError: .* 2 GiB; lower --gpu-memory-utilization or "),
         (RuntimeError("operation not permitted\n"), "RuntimeError: .* permitted; .*-eager$"),
         (KeyError("num_warps"), "KeyError: 'num_warps'; use --enforce-eager$"),
     ],
@@ -114,7 +147,22 @@ def test_a_capture_that_fails_ends_the_start_with_a_remedy(
 
     runner = runner_of(folder)
     with pytest.raises(StartupError, match=rf"^the CUDA graphs .* captured: {words}"):
-        runner.capture_graphs(capture, max_rows=1)
+        runner.capture_graphs(capture, graph_sizes(1))
+
+
+def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None:
+    """The largest takes 100 MiB with what the others use too, each of the others 5."""
+    runner, mib = runner_of(folder), 1 << 20
+    free = iter([900 * mib, 800 * mib, 795 * mib, 790 * mib])
+    memory = Mock(free=lambda: next(free))
+    sizes = graph_sizes(20)
+    assert graph_bytes(runner, 20, memory, emulated_capture) == (100 + 5 * (len(sizes) - 1)) * mib
+    assert not list(free), "three are captured"
+    assert graph_bytes(runner, 20, memory, None) == 0
+    memory.free = lambda: 0  # where others allocate, nothing can be told
+    assert graph_bytes(runner, 1, memory, emulated_capture) > 0
+    runner.batched_decode = False
+    assert graph_bytes(runner, 20, memory, emulated_capture) == 0
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,19 @@ def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
         loaded.runner(4, SlotLimits(1, 4))
 
 
+def test_no_memory_for_slots_beside_the_cache_is_an_error_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has")
+
+    monkeypatch.setattr(loading, "runner_of", full)
+    model = load.load_model(tiny_models.cached("qwen3", tmp_path), load_format="dummy")
+    loaded = loading.LoadedModel(model, 16, torch.float32, TensorParallel())
+    with pytest.raises(StartupError, match=r"for 7 sequences: CUDA out of memory\.; lower"):
+        loaded.runner(4, SlotLimits(7, 4))
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "threads", "kernels", "expected"),
     [
