@@ -135,8 +135,9 @@ def profile(
     Raises ``StartupError`` if not even one step fits beside the weights.
     """
     memory.release()
-    fitting = memory.free() // model.bytes_per_block * model.block_size
-    length = max(2, min(limits.length, fitting))
+    # On average, since all ranks of a model must compute the same rows.
+    fitting = model.tp.agree([memory.free() // model.bytes_per_block])[0] // model.tp.size
+    length = max(2, min(limits.length, fitting * model.block_size))
     blocks = -(-length // model.block_size)
     try:
         runner = model.runner(_BLOCKS, SlotLimits(limits.sequences, blocks))
