@@ -61,6 +61,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tandem.rank")
 
+# A row of a step is a few objects, none of them in cycles. By default, 700 of them start a garbage
+# collection.
+COLLECTION_OBJECTS = 50_000
+
 
 class RankProcess:
     """Handles the head's requests, one at a time, in the main thread."""
@@ -196,6 +200,7 @@ class RankProcess:
         # Everything loaded so far stays, so the collector need not scan it between steps.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(COLLECTION_OBJECTS)
         return CacheAllocated(endpoints)
 
     def _step(self, request: ExecuteStep) -> None:
@@ -236,11 +241,11 @@ class RankProcess:
     def _layer_hook(self, request: ExecuteStep) -> Callable[[int], None] | None:
         """A hook that announces each computed layer to the data plane, if a transfer takes a row's
         KV."""
+        plane, computed_layers = self._plane, self._computed_layers
+        if not request.streams or plane is None:
+            return None
         streams = {stream.sequence_id: stream for stream in request.streams}
         rows = [row for row in request.plan.sequences if row.sequence_id in streams]
-        plane, computed_layers = self._plane, self._computed_layers
-        if not rows or plane is None:
-            return None
 
         def computed(layer: int) -> None:
             ready = [

@@ -150,7 +150,7 @@ class Sampler:
                 state.counts[token] += 1
             if state.params.bad_words:
                 state.recent.append(token)
-            sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, [])))
+            sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, ())))
         return sampled, failed
 
     def _finite(self, logits: torch.Tensor) -> list[bool]:
@@ -184,7 +184,7 @@ class Sampler:
 
 def _logprobs(
     raw: torch.Tensor, rows: list[int], tokens: list[int], states: list[_State]
-) -> dict[int, list[PositionLogprobs]]:
+) -> dict[int, tuple[PositionLogprobs]]:
     """Logprobs of the ``rows`` that request them, from their ``raw`` logits. All at once, because
     each call synchronises a GPU."""
     if not rows:
@@ -192,13 +192,13 @@ def _logprobs(
     counts = [states[row].params.logprobs or 0 for row in rows]
     positions = position_logprobs(raw, [tokens[row] for row in rows], max(counts))
     cut = [
-        [replace(one, packed_top=one.packed_top[: count * ENTRY_BYTES])]
+        (replace(one, packed_top=one.packed_top[: count * ENTRY_BYTES]),)
         for one, count in zip(positions, counts, strict=True)
     ]
     for number, row in enumerate(rows):
         if ids := states[row].params.logprob_token_ids:
             listed = logprobs_of(raw[number], list(dict.fromkeys((tokens[row], *ids))))
-            cut[number] = [replace(positions[number], packed_top=listed)]
+            cut[number] = (replace(positions[number], packed_top=listed),)
     return dict(zip(rows, cut, strict=True))
 
 

@@ -30,7 +30,7 @@ from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, grouped_e
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
-from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepColumns
 from tandem.shared.engine.rank import sampler_choice
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -199,7 +199,7 @@ def step(
             for i, (start, rows) in enumerate(sequences)
         ]
         with torch.inference_mode(), Uploads(work), Recorder(work):
-            batch = runner.inputs.batch(steps)
+            batch = runner.inputs.batch(StepColumns.of(steps))
             hidden = runner.model.forward(
                 batch, runner.cache.kv, lambda _: marks.append(len(work.kernels))
             )
