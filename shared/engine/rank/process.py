@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, TandemError
@@ -222,7 +221,7 @@ class RankProcess:
             step = _failure(plan.step, error)
         if isinstance(step, StepFailure):  # after the traceback, which referred to tensors, is gone
             self._runner.recover()
-        counts = replace(self._runner.tp.collectives)  # before the next step adds its own
+        counts = self._runner.tp.collectives.copy()  # before the next step adds its own
         if self._collector is not None:
             self._collector.put(step, counts)
         elif isinstance(step, StepFailure):

@@ -24,8 +24,10 @@ class Slots:
 
     def __init__(self, limits: SlotLimits, device: torch.device) -> None:
         self.host_tables = np.zeros((limits.sequences, limits.blocks), np.int32)
+        # Kept, because asking a tensor for its device takes microseconds.
+        self.on_cpu = device.type == "cpu"
         tables = torch.from_numpy(self.host_tables)
-        self.tables = tables if device.type == "cpu" else torch.zeros_like(tables, device=device)
+        self.tables = tables if self.on_cpu else torch.zeros_like(tables, device=device)
         self.host_last_tokens = np.zeros(limits.sequences, np.int32)
         self.last_tokens = torch.from_numpy(self.host_last_tokens).to(device)
         self._by_sequence: dict[int, int] = {}
@@ -40,10 +42,11 @@ class Slots:
 
     def set_last_tokens(self, tokens: Mapping[int, int]) -> None:
         """Set tokens that the host has drawn, by sequence."""
-        slots = [self._by_sequence[sequence_id] for sequence_id in tokens]
-        if self.last_tokens.device.type == "cpu":
-            self.host_last_tokens[slots] = [*tokens.values()]  # torch takes ten times as long
+        if self.on_cpu:
+            for sequence_id, token in tokens.items():
+                self.host_last_tokens[self._by_sequence[sequence_id]] = token
         else:
+            slots = [self._by_sequence[sequence_id] for sequence_id in tokens]
             values = torch.tensor([*tokens.values()], dtype=torch.int32)
             self.last_tokens[torch.tensor(slots)] = values.to(self.last_tokens.device)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,12 +32,13 @@ from .slots import Slots
 # Stands for the place of a padding row's KV, which is written nowhere.
 NO_SLOT = -1
 _NO_CHUNKS = np.empty((0, 4), np.int32)
+# Up to this many decoding rows are flattened one by one.
+_FEW = 16
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
 _ALIGNMENT = 4
 
 
-@dataclass(frozen=True, slots=True)
-class HostRows:
+class HostRows(NamedTuple):
     """A step's rows on the host, int64 unless said otherwise. ``table`` is the slot of each row's
     sequence, ``slots`` the place of its KV in the cache; tokens may be ``PLACEHOLDER``. ``decodes``
     [R, 3] and ``chunks`` [C, 4] are those of the attention metadata, int32.
@@ -52,11 +54,14 @@ class HostRows:
 
 def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size: int) -> HostRows:
     """Flatten the sequences of a plan, which have these slots."""
-    starts, owners = np.array(rows.start), np.array(row_slots)
-    tokens = np.array([*chain.from_iterable(rows.tokens)])
+    listed = [*chain.from_iterable(rows.tokens)]
+    if len(listed) == len(row_slots) <= _FEW:
+        return _few_decodes(listed, rows.start, row_slots, slots, block_size)
+    tokens = np.array(listed)
+    starts, owners = np.array([rows.start, row_slots])
     if len(tokens) == len(starts):
-        firsts, positions, table = np.arange(len(starts)), starts, owners
-        decodes, chunks = _columns(firsts, owners, starts + 1), _NO_CHUNKS
+        positions, table = starts, owners
+        decodes, chunks = _columns(np.arange(len(starts)), owners, starts + 1), _NO_CHUNKS
     else:
         sizes = np.array([*map(len, rows.tokens)])
         firsts = np.cumsum(sizes) - sizes
@@ -65,9 +70,28 @@ def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size:
         single = sizes == 1
         decodes = _columns(firsts, owners, starts + 1)[single]
         chunks = _columns(firsts, sizes, owners, starts)[~single]
-    blocks = slots.host_tables[table, positions // block_size]
-    cache_slots = blocks * np.int64(block_size) + positions % block_size
+    places, offsets = np.divmod(positions, block_size)
+    cache_slots = slots.host_tables[table, places] * np.int64(block_size) + offsets
     return HostRows(tokens, positions, cache_slots, table, decodes, chunks)
+
+
+def _few_decodes(
+    tokens: list[int],
+    starts: Sequence[int],
+    row_slots: list[int],
+    slots: Slots,
+    block_size: int,
+) -> HostRows:
+    """``host_rows`` of a few decoding rows: each call of numpy would take longer than one of them,
+    which counts where a step of a small model takes 0.2 ms."""
+    block = slots.host_tables.item
+    pairs = [*zip(row_slots, starts, strict=True)]
+    places = [
+        block(slot, start // block_size) * block_size + start % block_size for slot, start in pairs
+    ]
+    decodes = [(row, slot, start + 1) for row, (slot, start) in enumerate(pairs)]
+    columns = np.array([tokens, starts, places, row_slots])
+    return HostRows(*columns, np.array(decodes, np.int32), _NO_CHUNKS)
 
 
 def _columns(*columns: np.ndarray) -> np.ndarray:
@@ -141,7 +165,7 @@ class StepInputs:
             outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
         elif output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
-        build = self._on_cpu if self._device.type == "cpu" else self._on_gpu
+        build = self._on_cpu if self._slots.on_cpu else self._on_gpu
         return build(rows, host, outputs, changes, needs_logits)
 
     def _on_cpu(
@@ -253,7 +277,7 @@ class StepInputs:
     def _decodes(self, decodes: torch.Tensor, host: HostRows) -> DecodeMetadata | None:
         if not len(host.decodes):
             return None
-        longest = int(host.decodes[:, 2].max())
+        longest = max(host.decodes[:, 2].tolist())
         return DecodeMetadata(decodes, self._slots.tables, longest, self._block_size)
 
     def _chunks(self, chunks: torch.Tensor, host: HostRows) -> ChunkMetadata | None:
