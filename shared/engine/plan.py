@@ -140,6 +140,15 @@ class StepColumns(NamedTuple):
         """The columns of rows, of which there is at least one."""
         return cls(*zip(*rows, strict=True))
 
+    @property
+    def only_decode(self) -> bool:
+        """True if each row is one token that is followed by a draw."""
+        return (
+            all(self.sample)
+            and max(map(len, self.tokens)) == 1
+            and self.prompt_logprobs.count(None) == len(self.sample)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

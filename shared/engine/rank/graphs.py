@@ -53,14 +53,8 @@ class DecodeGraphs:
         return model.forward(self._inputs.static_batch(self._static, size), cache.kv)
 
     def takes(self, rows: StepColumns) -> bool:
-        """True if each row is one token that is followed by a draw, and a graph has enough rows."""
-        count = len(rows.sample)
-        return (
-            count <= self._sizes[-1]
-            and all(rows.sample)
-            and max(map(len, rows.tokens)) == 1
-            and rows.prompt_logprobs.count(None) == count
-        )
+        """True if a graph has as many rows as these, which ``only_decode``."""
+        return len(rows.sample) <= self._sizes[-1]
 
     def forward(self, rows: StepColumns) -> torch.Tensor:
         """The normalised hidden states of the rows, valid until the next call."""

@@ -189,19 +189,13 @@ class ModelRunner:
         step: LaunchedStep,
     ) -> None:
         columns = StepColumns.of(sequences)
-        if self.graphs is not None and self.graphs.takes(columns):
-            logits = self.model.logits(self.graphs.forward(columns))
-            self.model.announce_all(on_layer)
+        if columns.only_decode:
+            logits = self._decode(columns, on_layer)
             if logits is not None:
                 self._sample(columns, logits, step)
             return
         rows = output_rows(sequences)
         batch = self.inputs.batch(columns, rows.all, needs_logits=rows.needs_logits)
-        if len(rows.samples) == len(sequences):
-            logits = self.model.decode(batch, self.cache.kv, on_layer)
-            if logits is not None:
-                self._sample(columns, logits, step)
-                return
         hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
@@ -219,6 +213,20 @@ class ModelRunner:
             states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
             if self.tp.rank == 0:
                 step.states = states
+
+    def _decode(
+        self, rows: StepColumns, on_layer: Callable[[int], None] | None
+    ) -> torch.Tensor | None:
+        """The logits of rows that ``only_decode``, on rank 0."""
+        if self.graphs is not None and self.graphs.takes(rows):
+            logits = self.model.logits(self.graphs.forward(rows))
+            self.model.announce_all(on_layer)
+            return logits
+        batch = self.inputs.batch(rows)
+        logits = self.model.decode(batch, self.cache.kv, on_layer)
+        if logits is None:
+            logits = self.model.logits(self.model.forward(batch, self.cache.kv, on_layer))
+        return logits
 
     def _sample(self, rows: StepColumns, logits: torch.Tensor, step: LaunchedStep) -> None:
         masks = self.masks.take(step.result.step) if any(rows.masked) else {}

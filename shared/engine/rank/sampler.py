@@ -16,6 +16,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -160,8 +161,8 @@ class Sampler:
             return finite
         # torch would wake other threads, which takes several times as long.
         rows = logits.numpy()
-        ends = zip(rows.min(-1).tolist(), rows.max(-1).tolist(), strict=True)
-        return [isfinite(lowest) and isfinite(highest) for lowest, highest in ends]
+        lowest, highest = (each.reduce(rows, -1).tolist() for each in (np.minimum, np.maximum))
+        return [isfinite(low) and isfinite(high) for low, high in zip(lowest, highest, strict=True)]
 
     def _draw(self, logits: torch.Tensor, states: list[_State]) -> list[int]:
         # On a CPU, numpy's argmax takes a tenth of the time of torch's.

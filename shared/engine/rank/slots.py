@@ -73,11 +73,10 @@ class Slots:
         Returns the slots, and the entries that changed: slot, index of the first, blocks. Raises
         like ``assign``, and if a sequence has more blocks than the limits.
         """
-        known = [*map(self._by_sequence.get, rows.sequence_id)]
-        slots = [
-            self.assign(sequence_id) if slot is None else slot
-            for slot, sequence_id in zip(known, rows.sequence_id, strict=True)
-        ]
+        try:
+            slots = [*map(self._by_sequence.__getitem__, rows.sequence_id)]
+        except KeyError:  # some begin
+            slots = [*map(self.assign, rows.sequence_id)]
         changes = [
             change for change in zip(slots, rows.first_block, rows.blocks, strict=True) if change[2]
         ]

@@ -288,9 +288,9 @@ class StepInputs:
 
     def _sequences(self, host: HostRows) -> list[SequenceMetadata]:
         """The chunks, and if a layer attends one by one, also the decoding rows; in row order."""
-        spans = [(first, count, slot, start) for first, count, slot, start in host.chunks.tolist()]
+        spans = host.chunks.tolist()
         if self._one_by_one:
-            spans += [(first, 1, slot, end - 1) for first, slot, end in host.decodes.tolist()]
+            spans += [[first, 1, slot, end - 1] for first, slot, end in host.decodes.tolist()]
             spans.sort()
         tables = self._slots.host_tables
         return [
