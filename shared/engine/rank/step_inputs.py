@@ -90,8 +90,9 @@ def _few_decodes(
         block(slot, start // block_size) * block_size + start % block_size for slot, start in pairs
     ]
     decodes = [(row, slot, start + 1) for row, (slot, start) in enumerate(pairs)]
-    columns = np.array([tokens, starts, places, row_slots])
-    return HostRows(*columns, np.array(decodes, np.int32), _NO_CHUNKS)
+    numbers, positions, cache_slots, table = np.array([tokens, starts, places, row_slots])
+    rows = np.array(decodes, np.int32)
+    return HostRows(numbers, positions, cache_slots, table, rows, _NO_CHUNKS)
 
 
 def _columns(*columns: np.ndarray) -> np.ndarray:

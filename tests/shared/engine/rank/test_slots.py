@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import PLACEHOLDER, SequenceStep, SlotLimits, StepColumns
+from tandem.shared.engine.rank import step_inputs
 from tandem.shared.engine.rank.slots import Slots
 from tandem.shared.engine.rank.step_inputs import StepInputs, host_rows
 
@@ -66,6 +67,19 @@ def test_a_mixed_step() -> None:
     assert metadata.decodes.tables.data_ptr() == slots.tables.data_ptr()
     [chunk] = metadata.sequences
     assert (chunk.rows, chunk.start, list(chunk.block_table)) == (slice(0, 3), 2, [7, 5])
+
+
+def test_few_decoding_rows_are_flattened_like_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Slots(SlotLimits(9, 6), CPU)
+    rows = StepColumns.of(
+        [row(key, 1, 3 * key, list(range(7 * key, 7 * key + 6))) for key in range(8)]
+    )
+    row_slots, _ = slots.place(rows)
+    few = host_rows(rows, row_slots, slots, BLOCK)
+    monkeypatch.setattr(step_inputs, "_FEW", 0)
+    for mine, theirs in zip(few, host_rows(rows, row_slots, slots, BLOCK), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @given(data=st.data())
