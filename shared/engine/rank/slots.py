@@ -7,6 +7,7 @@ finds the rest on the device. N slots, B blocks of a table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import compress
 
 import numpy as np
 import torch
@@ -77,9 +78,8 @@ class Slots:
             slots = [*map(self._by_sequence.__getitem__, rows.sequence_id)]
         except KeyError:  # some begin
             slots = [*map(self.assign, rows.sequence_id)]
-        changes = [
-            change for change in zip(slots, rows.first_block, rows.blocks, strict=True) if change[2]
-        ]
+        entries = zip(slots, rows.first_block, rows.blocks, strict=True)
+        changes = [*compress(entries, rows.blocks)]
         limit = self.host_tables.shape[1]
         for slot, first, blocks in changes:
             end = first + len(blocks)
