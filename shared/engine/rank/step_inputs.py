@@ -289,6 +289,8 @@ class StepInputs:
 
     def _sequences(self, host: HostRows) -> list[SequenceMetadata]:
         """The chunks, and if a layer attends one by one, also the decoding rows; in row order."""
+        if not (self._one_by_one or len(host.chunks)):
+            return []
         spans = host.chunks.tolist()
         if self._one_by_one:
             spans += [[first, 1, slot, end - 1] for first, slot, end in host.decodes.tolist()]
@@ -301,6 +303,8 @@ class StepInputs:
 
     def _segments(self, rows: StepColumns, host: HostRows) -> torch.Tensor | None:
         """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
+        if not any(rows.pool):
+            return None
         seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
         if not any(seconds):
             return None
