@@ -84,12 +84,12 @@ class Rope:
         self._signs = self._signs.to(device)
         scaling = None if spec is None else spec.scaling
         self.attention_factor: float = getattr(scaling, "attention_factor", 1.0)
-        none = self._angles.new_empty(0, 1, len(self._angles))
+        dim = len(self._angles)
         # cos and sin of the first positions, [2, positions, 1, dim].
-        self._table = self._angles.new_empty(2, 0, 1, len(self._angles))
+        self._table = self._angles.new_empty(2, 0, 1, dim)
         # cos and sin of all positions, [2, positions, dim].
         self._whole: torch.Tensor | None = None
-        if 0 < 2 * positions * none.shape[2] * 4 <= _TABLE_BYTES:
+        if 0 < 2 * positions * dim * 4 <= _TABLE_BYTES:
             self._whole = torch.stack(self.cos_sin(torch.arange(positions, device=device)))[:, :, 0]
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
