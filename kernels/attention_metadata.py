@@ -99,7 +99,8 @@ class SequenceMetadata:
         """Tokens first to end, [K, end - first, D]: a view if the blocks are consecutive."""
         blocks = self.block_table
         if self._consecutive is None:
-            self._consecutive = bool((np.diff(blocks) == 1).all())
+            listed = np.asarray(blocks).tolist()
+            self._consecutive = listed == list(range(listed[0], listed[0] + len(listed)))
         if self._consecutive:
             base = int(blocks[0]) * self.block_size
             return cache_KND[:, base + first : base + end]

@@ -251,11 +251,12 @@ class Operators:
         """
         keys, values = cache
         kv_heads = keys.shape[0]
-        qk, v = qkv_TXD.split([qkv_TXD.shape[1] - kv_heads, kv_heads], dim=1)
+        # Without the checks of ``split``, which take as long as the split.
+        qk, v = qkv_TXD.split_with_sizes([qkv_TXD.shape[1] - kv_heads, kv_heads], dim=1)
         if norm_weight_RD is not None:
             qk = norm.head_rms_norm(qk, norm_weight_RD, eps)
         qk = apply_rotary(qk, cos_sin)
-        q, k = qk.split([qk.shape[1] - kv_heads, kv_heads], dim=1)
+        q, k = qk.split_with_sizes([qk.shape[1] - kv_heads, kv_heads], dim=1)
         write_kv(keys, values, slots_T, k, v)
         return q
 

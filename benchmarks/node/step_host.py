@@ -36,6 +36,7 @@ from tandem.shared.engine.plan import (
     StepResult,
 )
 from tandem.shared.engine.rank.graphs import MAX_ROWS, Capture, graph_sizes
+from tandem.shared.engine.rank.process import COLLECTION_OBJECTS
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.slots import Slots
 from tandem.tests.kernels.launches import on_gpu
@@ -171,6 +172,7 @@ def main() -> None:
             prepared(runner, count, context)
             gc.collect()
             gc.freeze()
+            gc.set_threshold(COLLECTION_OBJECTS)
             rows += measure(runner, count, context, options.rounds)
     publish("node/step_host", rows, dry=options.dry)
 

@@ -32,15 +32,18 @@ def head_rms_norm(x_THD: torch.Tensor, weight_HD: torch.Tensor, eps: float) -> t
 
 def _composed(x: torch.Tensor) -> bool:
     """True if torch would compose its norm of eight operators, most of them as large as x: it has a
-    fused kernel only on GPUs. ``_compose_norm`` needs half as many."""
-    return x.device.type == "cpu" and x.dtype == torch.float32
+    fused kernel only on GPUs. ``_compose_norm`` needs fewer, and less memory: in bf16, torch takes
+    twenty times as long for the rows of a prompt."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def _compose_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x * weight / sqrt(mean(x^2) + eps)``."""
+    """``x * weight / sqrt(mean(x^2) + eps)`` in fp32, rounded once."""
     scale, floor = _norm_constants(x.shape[-1], eps)
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return (x * weight).div_(size.mul_(scale).hypot_(floor))
+    wide = x.float()
+    size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    weighted = wide * weight if wide is x else wide.mul_(weight)
+    return weighted.div_(size.mul_(scale).hypot_(floor)).to(x.dtype)
 
 
 @cache

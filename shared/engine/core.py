@@ -360,6 +360,8 @@ class EngineCore:
 
     def _open_streams(self, plan: StepPlan) -> list[KVStream]:
         """The transfers that this step feeds. Opens those that it feeds first."""
+        if not self._streams:
+            return []
         planned = {row.sequence_id for row in plan.sequences}
         streams = []
         for sequence, stream in self._streams.items():

@@ -20,6 +20,10 @@ class Collectives:
     started: int = 0
     finished: int = 0
 
+    def copy(self) -> Collectives:
+        """The counts until now."""
+        return Collectives(self.started, self.finished)
+
     @contextmanager
     def one(self) -> Iterator[None]:
         """Count one collective; one that raises does not finish."""

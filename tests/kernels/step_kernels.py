@@ -133,7 +133,7 @@ def run(runner: ModelRunner, rows: Rows) -> None:
         SamplerSpec(number, SAMPLING[number % len(SAMPLING)], number) for number in range(len(rows))
     ]
     if len(rows) % 3 == 0:
-        sequences[0] = replace(sequences[0], masked=True)
+        sequences[0] = sequences[0]._replace(masked=True)
         runner.masks.put(TokenMasks(1, {0: bytes(-(-runner.model.spec.vocab_size // 8))}))
     runner.launch(StepPlan(1, sequences, specs, list(range(len(rows)))))
 

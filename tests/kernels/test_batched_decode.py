@@ -105,10 +105,10 @@ def test_a_model_gives_the_same_with_batched_decode(
         samples = runner.execute(StepPlan(0, first, specs)).sampled
         # One goes on with a chunk, the others decode.
         second = [
-            replace(s, tokens=d.tokens, start=len(s.tokens))
+            s._replace(tokens=d.tokens, start=len(s.tokens))
             for s, d in zip(first, samples, strict=True)
         ]
-        second[1] = replace(second[1], tokens=[samples[1].tokens[0], 1, 2])
+        second[1] = second[1]._replace(tokens=[samples[1].tokens[0], 1, 2])
         samples += runner.execute(StepPlan(1, second)).sampled
         outputs.append([each.tokens[0] for each in samples])
     assert outputs[0] == outputs[1]

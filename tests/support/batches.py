@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tandem.kernels.operators import Operators
-from tandem.shared.engine.plan import SequenceStep, SlotLimits
+from tandem.shared.engine.plan import SequenceStep, SlotLimits, StepColumns
 from tandem.shared.engine.rank.slots import Slots
 from tandem.shared.engine.rank.step_inputs import StepInputs
 from tandem.shared.models.batch import ForwardBatch
@@ -33,4 +33,4 @@ def build_batch(
         batched_decode=batched_decode,
         one_by_one=True,
     )
-    return inputs.batch(rows, output_rows)
+    return inputs.batch(StepColumns.of(rows), output_rows)

@@ -93,21 +93,23 @@ class GpuSampler:
         ``slots_R`` are the slots on the device, int32; rows of padding may follow, of slot -1.
         ``masks`` has the tokens that may be drawn, for some of ``slots``.
         """
-        specs = [self._specs[slot] for slot in slots]
-        asking = []
-        if not self._asking.isdisjoint(slots):
+        specs = [*map(self._specs.__getitem__, slots)]
+        raw = None
+        if _meet(self._asking, slots):
             asking = [row for row, slot in enumerate(slots) if slot in self._asking]
-        params = [specs[row].params for row in asking]
-        listed = _rectangle([each.logprob_token_ids for each in params])
-        rows_A, listed_AL = self._upload(masks, np.array(asking, np.int64), listed)
-        raw = raw_logprobs(logits_RV, asking, params, rows_A, listed_AL) if asking else None
+            params = [specs[row].params for row in asking]
+            listed = _rectangle([each.logprob_token_ids for each in params])
+            rows_A, listed_AL = self._upload(masks, np.array(asking, np.int64), listed)
+            raw = raw_logprobs(logits_RV, asking, params, rows_A, listed_AL)
+        elif masks or self._added:
+            self._upload(masks)
         tokens_R = sampling.draw_tokens(
             self._table_SC,
             slots_R,
             logits_RV.contiguous(),
             self._last_tokens_S,
-            edited=bool(masks) or not self._edited.isdisjoint(slots),
-            filtered=not self._filtered.isdisjoint(slots),
+            edited=bool(masks) or _meet(self._edited, slots),
+            filtered=_meet(self._filtered, slots),
         )
         logprobs = None if raw is None else raw.of_draws(tokens_R)
         return Draws(specs, to_host(tokens_R), logprobs)
@@ -138,9 +140,14 @@ class GpuSampler:
             if token < 0:
                 failed[spec.sequence_id] = NOT_FINITE_MESSAGE
             else:
-                logprobs = [listed[row]] if row in listed else []
+                logprobs = (listed[row],) if row in listed else ()
                 sampled.append(Sampled(spec.sequence_id, [token], logprobs))
         return sampled, failed
+
+
+def _meet(some: set[int], slots: Sequence[int]) -> bool:
+    """True if some of the slots are among ``some``, which are often none."""
+    return bool(some) and not some.isdisjoint(slots)
 
 
 def _rectangle(rows: Sequence[Sequence[int]]) -> np.ndarray:

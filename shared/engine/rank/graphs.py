@@ -16,7 +16,7 @@ import torch
 
 from ...kv.cache import KVCache
 from ...models.decoder import Decoder
-from ..plan import SequenceStep
+from ..plan import StepColumns
 from .step_inputs import StaticInputs, StepInputs
 
 # Records the launches of a function; returns what repeats them, and the function's result, whose
@@ -58,20 +58,18 @@ class DecodeGraphs:
         # A batch of its own for each call, since kernels keep in it what layers share.
         return model.forward(self._inputs.static_batch(self._static, size), cache.kv)
 
-    def takes(self, rows: Sequence[SequenceStep]) -> bool:
-        """True if each row is one token that is followed by a draw, and a graph has enough rows."""
-        few = len(rows) <= self._sizes[-1]
-        return few and all(
-            row.sample and len(row.tokens) == 1 and row.prompt_logprobs is None for row in rows
-        )
+    def takes(self, rows: StepColumns) -> bool:
+        """True if a graph has as many rows as these, which ``only_decode``."""
+        return len(rows.sample) <= self._sizes[-1]
 
-    def forward(self, rows: Sequence[SequenceStep]) -> torch.Tensor:
+    def forward(self, rows: StepColumns) -> torch.Tensor:
         """The normalised hidden states of the rows, valid until the next call."""
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        count = len(rows.sample)
+        size = self._sizes[bisect_left(self._sizes, count)]
         self._inputs.fill(rows, self._static, size)
         replay, hidden = self._graphs[size]
         replay()
-        return hidden[: len(rows)]
+        return hidden[:count]
 
 
 def cuda_capture() -> Capture:

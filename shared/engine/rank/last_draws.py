@@ -31,7 +31,7 @@ class LastDraws:
         # On the ranks' CPUs, so that none waits for a device.
         if self._tp.agree([failed])[0]:
             raise StepVoidError("the step before failed")
-        if any(row.placeholder for row in plan.sequences):
+        if self._tp.size > 1 and any(row.placeholder for row in plan.sequences):
             self._tp.broadcast(self._last_tokens)
 
     def end(self) -> None:

@@ -46,7 +46,7 @@ class OutputRows:
     def split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The hidden states of ``all``, by their use."""
         rows = (self.sampling, self.prompt, self.others, self.pooled)
-        return torch.split(hidden, [len(each) for each in rows])
+        return hidden.split_with_sizes([len(each) for each in rows])
 
 
 def output_rows(sequences: list[SequenceStep]) -> OutputRows:

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, TandemError
@@ -61,6 +60,10 @@ if TYPE_CHECKING:
     from .runner import LaunchedStep, ModelRunner
 
 log = logging.getLogger("tandem.rank")
+
+# A row of a step is a few objects, none of them in cycles. By default, 700 of them start a garbage
+# collection.
+COLLECTION_OBJECTS = 50_000
 
 
 class RankProcess:
@@ -202,6 +205,7 @@ class RankProcess:
         # Everything loaded so far stays, so the collector need not scan it between steps.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(COLLECTION_OBJECTS)
         return CacheAllocated(endpoints)
 
     def _step(self, request: ExecuteStep) -> None:
@@ -225,7 +229,7 @@ class RankProcess:
             step = _failure(plan.step, error)
         if isinstance(step, StepFailure):  # after the traceback, which referred to tensors, is gone
             self._runner.recover()
-        counts = replace(self._runner.tp.collectives)  # before the next step adds its own
+        counts = self._runner.tp.collectives.copy()  # before the next step adds its own
         if isinstance(step, StepResult):
             self._reply(step, counts)
         elif self._collector is not None:
@@ -244,11 +248,11 @@ class RankProcess:
     def _layer_hook(self, request: ExecuteStep) -> Callable[[int], None] | None:
         """A hook that announces each computed layer to the data plane, if a transfer takes a row's
         KV."""
+        plane, computed_layers = self._plane, self._computed_layers
+        if not request.streams or plane is None:
+            return None
         streams = {stream.sequence_id: stream for stream in request.streams}
         rows = [row for row in request.plan.sequences if row.sequence_id in streams]
-        plane, computed_layers = self._plane, self._computed_layers
-        if not rows or plane is None:
-            return None
 
         def computed(layer: int) -> None:
             ready = [

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ from ..plan import (
     PositionLogprobs,
     SequenceStep,
     SlotLimits,
+    StepColumns,
     StepPlan,
     StepResult,
 )
@@ -200,25 +202,20 @@ class ModelRunner:
         on_layer: Callable[[int], None] | None,
         step: LaunchedStep,
     ) -> None:
-        if self.graphs is not None and self.graphs.takes(sequences):
-            logits = self.model.logits(self.graphs.forward(sequences))
-            self.model.announce_all(on_layer)
+        columns = StepColumns.of(sequences)
+        if columns.only_decode:
+            logits = self._decode(columns, on_layer)
             if logits is not None:
-                self._sample(sequences, logits, step)
+                self._sample(columns, logits, step)
             return
         rows = output_rows(sequences)
-        batch = self.inputs.batch(sequences, rows.all, needs_logits=rows.needs_logits)
-        if len(rows.samples) == len(sequences):
-            logits = self.model.decode(batch, self.cache.kv, on_layer)
-            if logits is not None:
-                self._sample(rows.samples, logits, step)
-                return
+        batch = self.inputs.batch(columns, rows.all, needs_logits=rows.needs_logits)
         hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
             logits = self.model.logits(sampling)
             if logits is not None:
-                self._sample(rows.samples, logits, step)
+                self._sample(columns, logits, step)
         if rows.asks:
             self._prompt_logprobs(rows.asks, prompt, step)
         if rows.computes and self.tp.rank == 0:
@@ -230,18 +227,30 @@ class ModelRunner:
             if self.tp.rank == 0:
                 step.states = states
 
-    def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, step: LaunchedStep) -> None:
-        masked = any(row.masked for row in rows)
-        masks = self.masks.take(step.result.step) if masked else {}
-        slots = self.inputs.drawing_slots
+    def _decode(
+        self, rows: StepColumns, on_layer: Callable[[int], None] | None
+    ) -> torch.Tensor | None:
+        """The logits of rows that ``only_decode``, on rank 0."""
+        if self.graphs is not None and self.graphs.takes(rows):
+            logits = self.model.logits(self.graphs.forward(rows))
+            self.model.announce_all(on_layer)
+            return logits
+        batch = self.inputs.batch(rows)
+        logits = self.model.decode(batch, self.cache.kv, on_layer)
+        if logits is None:
+            logits = self.model.logits(self.model.forward(batch, self.cache.kv, on_layer))
+        return logits
+
+    def _sample(self, rows: StepColumns, logits: torch.Tensor, step: LaunchedStep) -> None:
+        masks = self.masks.take(step.result.step) if any(rows.masked) else {}
         if not self.sampler.waits:
+            slots = self.inputs.drawing_slots
             slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
             step.draws = self.sampler.draw(self.inputs.drawing, slots, logits, slot_masks)
             return
-        sequence_ids = [row.sequence_id for row in rows]
+        sequence_ids = [*compress(rows.sequence_id, rows.sample)]
         sampled, step.result.failed = self.sampler.sample(sequence_ids, logits, masks)
-        drawn = [self.slots[draw.sequence_id] for draw in sampled]
-        self.slots.set_last_tokens(drawn, [draw.tokens[-1] for draw in sampled])
+        self.slots.set_last_tokens({draw.sequence_id: draw.tokens[-1] for draw in sampled})
         step.result.sampled = sampled
 
     def _prompt_logprobs(

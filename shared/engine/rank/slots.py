@@ -6,26 +6,31 @@ finds the rest on the device. N slots, B blocks of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import compress
 
 import numpy as np
 import torch
 
-from ..plan import SequenceStep, SlotLimits
+from ..plan import SlotLimits, StepColumns
 
 
 class Slots:
     """Assigns slots, and keeps their block tables.
 
     ``tables`` int32 [N, B] and ``last_tokens`` int32 [N] are on the device. ``host_tables`` are
-    the same tables on the host; a CPU's are the device's own.
+    the same tables on the host; a CPU's are the device's own, and so are ``host_last_tokens``,
+    which mean nothing on a GPU.
     """
 
     def __init__(self, limits: SlotLimits, device: torch.device) -> None:
         self.host_tables = np.zeros((limits.sequences, limits.blocks), np.int32)
+        # Kept, because asking a tensor for its device takes microseconds.
+        self.on_cpu = device.type == "cpu"
         tables = torch.from_numpy(self.host_tables)
-        self.tables = tables if device.type == "cpu" else torch.zeros_like(tables, device=device)
-        self.last_tokens = torch.zeros(limits.sequences, dtype=torch.int32, device=device)
+        self.tables = tables if self.on_cpu else torch.zeros_like(tables, device=device)
+        self.host_last_tokens = np.zeros(limits.sequences, np.int32)
+        self.last_tokens = torch.from_numpy(self.host_last_tokens).to(device)
         self._by_sequence: dict[int, int] = {}
         self._free = list(reversed(range(limits.sequences)))
 
@@ -36,12 +41,14 @@ class Slots:
         """The slot of a live sequence."""
         return self._by_sequence[sequence_id]
 
-    def set_last_tokens(self, slots: list[int], tokens: list[int]) -> None:
-        """Set tokens that the host has drawn."""
-        if self.last_tokens.device.type == "cpu":
-            self.last_tokens.numpy()[slots] = tokens  # torch takes ten times as long
+    def set_last_tokens(self, tokens: Mapping[int, int]) -> None:
+        """Set tokens that the host has drawn, by sequence."""
+        if self.on_cpu:
+            for sequence_id, token in tokens.items():
+                self.host_last_tokens[self._by_sequence[sequence_id]] = token
         else:
-            values = torch.tensor(tokens, dtype=torch.int32)
+            slots = [self._by_sequence[sequence_id] for sequence_id in tokens]
+            values = torch.tensor([*tokens.values()], dtype=torch.int32)
             self.last_tokens[torch.tensor(slots)] = values.to(self.last_tokens.device)
 
     def remove(self, sequence_ids: Iterable[int]) -> None:
@@ -61,27 +68,26 @@ class Slots:
             slot = self._by_sequence[sequence_id] = self._free.pop()
         return slot
 
-    def place(
-        self, rows: Iterable[SequenceStep]
-    ) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
+    def place(self, rows: StepColumns) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
         """Give each row's sequence a slot, and enter the row's blocks in the host's table.
 
         Returns the slots, and the entries that changed: slot, index of the first, blocks. Raises
         like ``assign``, and if a sequence has more blocks than the limits.
         """
-        slots, changes = [], []
-        for row in rows:
-            slot = self._by_sequence.get(row.sequence_id)
-            if slot is None:
-                slot = self.assign(row.sequence_id)
-            slots.append(slot)
-            if row.blocks:
-                end = row.first_block + len(row.blocks)
-                if end > self.host_tables.shape[1]:
-                    raise RuntimeError(
-                        f"sequence {row.sequence_id} has {end} blocks, more than the "
-                        f"{self.host_tables.shape[1]} of a block table"
-                    )
-                self.host_tables[slot, row.first_block : end] = row.blocks
-                changes.append((slot, row.first_block, row.blocks))
+        try:
+            slots = [*map(self._by_sequence.__getitem__, rows.sequence_id)]
+        except KeyError:  # some begin
+            slots = [*map(self.assign, rows.sequence_id)]
+        entries = zip(slots, rows.first_block, rows.blocks, strict=True)
+        changes = [*compress(entries, rows.blocks)]
+        limit = self.host_tables.shape[1]
+        for slot, first, blocks in changes:
+            end = first + len(blocks)
+            if end > limit:
+                sequence_id = rows.sequence_id[slots.index(slot)]
+                raise RuntimeError(
+                    f"sequence {sequence_id} has {end} blocks, more than the {limit} of a block "
+                    f"table"
+                )
+            self.host_tables[slot, first:end] = blocks
         return slots, changes

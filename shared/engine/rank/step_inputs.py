@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, compress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,18 +26,19 @@ from ....kernels.attention_metadata import (
 )
 from ....kernels.operators import Operators
 from ...models.batch import ForwardBatch
-from ..plan import PLACEHOLDER, SequenceStep
+from ..plan import StepColumns
 from .slots import Slots
 
 # Stands for the place of a padding row's KV, which is written nowhere.
 NO_SLOT = -1
 _NO_CHUNKS = np.empty((0, 4), np.int32)
+# Up to this many decoding rows are flattened one by one.
+_FEW = 16
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
 _ALIGNMENT = 4
 
 
-@dataclass(frozen=True, slots=True)
-class HostRows:
+class HostRows(NamedTuple):
     """A step's rows on the host, int64 unless said otherwise. ``table`` is the slot of each row's
     sequence, ``slots`` the place of its KV in the cache; tokens may be ``PLACEHOLDER``. ``decodes``
     [R, 3] and ``chunks`` [C, 4] are those of the attention metadata, int32.
@@ -49,28 +52,47 @@ class HostRows:
     chunks: np.ndarray
 
 
-def host_rows(
-    rows: Sequence[SequenceStep], row_slots: list[int], slots: Slots, block_size: int
-) -> HostRows:
+def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size: int) -> HostRows:
     """Flatten the sequences of a plan, which have these slots."""
-    starts, owners = np.array([row.start for row in rows]), np.array(row_slots)
-    counts = [len(row.tokens) for row in rows]
-    if max(counts) == 1:
-        tokens = [row.tokens[0] for row in rows]
-        firsts, positions, table = np.arange(len(rows)), starts, owners
-        decodes, chunks = _columns(firsts, owners, starts + 1), _NO_CHUNKS
+    listed = [*chain.from_iterable(rows.tokens)]
+    if len(listed) == len(row_slots) <= _FEW:
+        return _few_decodes(listed, rows.start, row_slots, slots, block_size)
+    tokens = np.array(listed)
+    starts, owners = np.array([rows.start, row_slots])
+    if len(tokens) == len(starts):
+        positions, table = starts, owners
+        decodes, chunks = _columns(np.arange(len(starts)), owners, starts + 1), _NO_CHUNKS
     else:
-        tokens = [token for row in rows for token in row.tokens]
-        sizes = np.array(counts)
+        sizes = np.array([*map(len, rows.tokens)])
         firsts = np.cumsum(sizes) - sizes
         positions = np.arange(len(tokens)) + np.repeat(starts - firsts, sizes)
         table = np.repeat(owners, sizes)
         single = sizes == 1
         decodes = _columns(firsts, owners, starts + 1)[single]
         chunks = _columns(firsts, sizes, owners, starts)[~single]
-    blocks = slots.host_tables[table, positions // block_size].astype(np.int64)
-    cache_slots = blocks * block_size + positions % block_size
-    return HostRows(np.array(tokens, np.int64), positions, cache_slots, table, decodes, chunks)
+    places, offsets = np.divmod(positions, block_size)
+    cache_slots = slots.host_tables[table, places] * np.int64(block_size) + offsets
+    return HostRows(tokens, positions, cache_slots, table, decodes, chunks)
+
+
+def _few_decodes(
+    tokens: list[int],
+    starts: Sequence[int],
+    row_slots: list[int],
+    slots: Slots,
+    block_size: int,
+) -> HostRows:
+    """``host_rows`` of a few decoding rows: each call of numpy would take longer than one of them,
+    which counts where a step of a small model takes 0.2 ms."""
+    block = slots.host_tables.item
+    pairs = [*zip(row_slots, starts, strict=True)]
+    places = [
+        block(slot, start // block_size) * block_size + start % block_size for slot, start in pairs
+    ]
+    decodes = [(row, slot, start + 1) for row, (slot, start) in enumerate(pairs)]
+    numbers, positions, cache_slots, table = np.array([tokens, starts, places, row_slots])
+    rows = np.array(decodes, np.int32)
+    return HostRows(numbers, positions, cache_slots, table, rows, _NO_CHUNKS)
 
 
 def _columns(*columns: np.ndarray) -> np.ndarray:
@@ -130,7 +152,7 @@ class StepInputs:
 
     def batch(
         self,
-        rows: Sequence[SequenceStep],
+        rows: StepColumns,
         output_rows: Sequence[int] | None = None,
         *,
         needs_logits: bool = True,
@@ -139,37 +161,33 @@ class StepInputs:
         each sequence. Also sets ``drawing_slots``."""
         row_slots, changes = self._slots.place(rows)
         host = host_rows(rows, row_slots, self._slots, self._block_size)
-        self.drawing_slots = [slot for slot, row in zip(row_slots, rows, strict=True) if row.sample]
+        self.drawing_slots = [*compress(row_slots, rows.sample)]
         count = len(host.tokens)
         outputs: np.ndarray | None = None
         if output_rows is None and len(host.chunks):
             outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
         elif output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
-        build = self._on_cpu if self._device.type == "cpu" else self._on_gpu
+        build = self._on_cpu if self._slots.on_cpu else self._on_gpu
         return build(rows, host, outputs, changes, needs_logits)
 
     def _on_cpu(
         self,
-        rows: Sequence[SequenceStep],
+        rows: StepColumns,
         host: HostRows,
         outputs: np.ndarray | None,
         changes: object,
         needs_logits: bool,
     ) -> ForwardBatch:
-        slots = self._slots
-        unknown = host.tokens == PLACEHOLDER
-        if unknown.any():
-            host.tokens[unknown] = slots.last_tokens.numpy()[host.table[unknown]]
         as_tensor = torch.from_numpy
-        decodes = as_tensor(host.decodes)
+        last_tokens = self._slots.host_last_tokens[host.table]
         return ForwardBatch(
-            as_tensor(host.tokens),
+            as_tensor(np.where(host.tokens < 0, last_tokens, host.tokens)),
             as_tensor(host.positions),
             AttentionMetadata(
                 self._sequences(host),
                 as_tensor(host.slots),
-                self._decodes(decodes, host) if self._batched_decode else None,
+                self._decodes(as_tensor(host.decodes), host) if self._batched_decode else None,
             ),
             None if outputs is None else as_tensor(outputs),
             needs_logits,
@@ -178,7 +196,7 @@ class StepInputs:
 
     def _on_gpu(
         self,
-        rows: Sequence[SequenceStep],
+        rows: StepColumns,
         host: HostRows,
         outputs: np.ndarray | None,
         changes: list[tuple[int, int, list[int]]],
@@ -191,7 +209,7 @@ class StepInputs:
             host.chunks,
             np.empty(0) if outputs is None else outputs,
             np.array(self.drawing_slots),
-            np.array([token for row in rows for token in row.prompt_targets]),
+            np.array([*chain.from_iterable(rows.prompt_targets)]),
         ]
         inputs, changed, decodes, chunks, output_rows, self.drawing, targets = self._upload(parts)
         self.prompt_targets = targets.long() if len(targets) else targets
@@ -212,18 +230,18 @@ class StepInputs:
             self._segments(rows, host),
         )
 
-    def fill(self, rows: Sequence[SequenceStep], static: StaticInputs, size: int) -> None:
+    def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> None:
         """Enter the rows' blocks, and write decoding rows that all draw to the inputs of a graph,
         with padding up to ``size`` rows. Also sets ``drawing_slots``."""
         self.drawing_slots, changes = self._slots.place(rows)
         host = host_rows(rows, self.drawing_slots, self._slots, self._block_size)
-        count = len(rows)
-        padded, padded_decodes = np.zeros((4, size)), np.zeros((size, 3))
+        count = len(host.tokens)
+        padded, padded_decodes = np.zeros((4, size), np.int32), np.zeros((size, 3), np.int32)
         padded[2] = NO_SLOT
         padded[:, :count] = host.tokens, host.positions, host.slots, host.table
         padded_decodes[:count] = host.decodes
-        parts = [padded, self._entries(changes), padded_decodes, host.table]
-        inputs, changed, decodes, self.drawing = self._upload(parts)
+        inputs, changed, decodes = self._upload([padded, self._entries(changes), padded_decodes])
+        self.drawing = inputs[3, :count]
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
         self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])
@@ -249,19 +267,22 @@ class StepInputs:
     def _upload(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
         """Copy arrays as int32 to the device, in one buffer; returns their views of it."""
         pinned = self._device.type == "cuda"
-        sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
-        staged = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=pinned)
-        for piece, part in zip(staged.split(sizes), parts, strict=True):
-            piece.numpy()[: part.size] = part.ravel()
-        pieces = staged.to(self._device, non_blocking=pinned).split(sizes)
+        ends = [*accumulate(-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts)]
+        staged = torch.empty(ends[-1], dtype=torch.int32, pin_memory=pinned)
+        content = staged.numpy()
+        begins = [0, *ends[:-1]]
+        for begin, part in zip(begins, parts, strict=True):
+            content[begin : begin + part.size] = part.ravel()
+        uploaded = staged.to(self._device, non_blocking=pinned)
         return [
-            piece[: part.size].view(part.shape) for piece, part in zip(pieces, parts, strict=True)
+            uploaded[begin : begin + part.size].view(part.shape)
+            for begin, part in zip(begins, parts, strict=True)
         ]
 
     def _decodes(self, decodes: torch.Tensor, host: HostRows) -> DecodeMetadata | None:
         if not len(host.decodes):
             return None
-        longest = int(host.decodes[:, 2].max())
+        longest = max(host.decodes[:, 2].tolist())
         return DecodeMetadata(decodes, self._slots.tables, longest, self._block_size)
 
     def _chunks(self, chunks: torch.Tensor, host: HostRows) -> ChunkMetadata | None:
@@ -271,9 +292,11 @@ class StepInputs:
 
     def _sequences(self, host: HostRows) -> list[SequenceMetadata]:
         """The chunks, and if a layer attends one by one, also the decoding rows; in row order."""
-        spans = [(first, count, slot, start) for first, count, slot, start in host.chunks.tolist()]
+        if not (self._one_by_one or len(host.chunks)):
+            return []
+        spans = host.chunks.tolist()
         if self._one_by_one:
-            spans += [(first, 1, slot, end - 1) for first, slot, end in host.decodes.tolist()]
+            spans += [[first, 1, slot, end - 1] for first, slot, end in host.decodes.tolist()]
             spans.sort()
         tables = self._slots.host_tables
         return [
@@ -281,12 +304,15 @@ class StepInputs:
             for first, count, slot, start in spans
         ]
 
-    def _segments(self, rows: Sequence[SequenceStep], host: HostRows) -> torch.Tensor | None:
+    def _segments(self, rows: StepColumns, host: HostRows) -> torch.Tensor | None:
         """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
-        seconds = [0 if row.pool is None else row.pool.second_text for row in rows]
+        if not any(rows.pool):
+            return None
+        seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
         if not any(seconds):
             return None
         never = np.iinfo(np.int64).max
-        borders = np.repeat([second or never for second in seconds], [len(r.tokens) for r in rows])
+        counts = [*map(len, rows.tokens)]
+        borders = np.repeat([second or never for second in seconds], counts)
         segments = torch.from_numpy((host.positions >= borders).astype(np.int64))
         return segments.to(self._device)

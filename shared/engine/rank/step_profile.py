@@ -194,7 +194,7 @@ def _row(
     if not generates:
         return SequenceStep(number, [0] * count, start, blocks, False, pool=PooledRow("sum"))
     asked = MAX_LOGPROBS if count > 1 else None
-    targets = [0] * (count - 1)
+    targets = (0,) * (count - 1)
     return SequenceStep(number, [0] * count, start, blocks, True, asked, targets)
 
 

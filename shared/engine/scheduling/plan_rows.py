@@ -36,7 +36,7 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
                 first_block=first,
                 masked=masked,
                 prompt_logprobs=work.params.prompt_logprobs,
-                prompt_targets=sequence.prompt[start + 1 : end + 1],
+                prompt_targets=tuple(sequence.prompt[start + 1 : end + 1]),
             )
         case Compute():
             return SequenceStep(*row, sample=False, first_block=first)

@@ -1,4 +1,4 @@
-"""Dataclasses as msgpack, checked against their type hints on arrival.
+"""Dataclasses and named tuples as msgpack, checked against their type hints on arrival.
 
 A ``Codec`` knows a closed set of message types. A message begins with a version and a tag, both
 little-endian and 32 bits: the tag is the type's position in the set. The body is msgspec's. The
@@ -74,7 +74,7 @@ class Codec(Generic[T]):
 
 
 def _digest(kinds: Sequence[type]) -> int:
-    """32 bits over the declarations of ``kinds`` and of every dataclass inside them."""
+    """32 bits over the declarations of ``kinds`` and of every type with fields inside them."""
     declarations: dict[str, str] = {}
     for kind in kinds:
         _declare(kind, declarations)
@@ -85,7 +85,7 @@ def _digest(kinds: Sequence[type]) -> int:
 def _declare(hint: Any, declarations: dict[str, str]) -> None:
     if hint in (Any, object):
         raise TypeError(f"a message must not have a field of type {hint}, which cannot be checked")
-    if not dataclasses.is_dataclass(hint):
+    if not dataclasses.is_dataclass(hint) and not hasattr(hint, "_fields"):
         for inner in get_args(hint):
             _declare(inner, declarations)
         return

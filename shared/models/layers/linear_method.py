@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from ....kernels.block_formats import BlockFormat
 from ....kernels.quantized import QuantizedWeight
@@ -151,7 +150,7 @@ class DenseMethod:
         """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
         if self._table is not None:
             return self._table.rows(indices).to(self.activations)
-        return F.embedding(indices, self.weight).to(self.activations)
+        return self.weight.index_select(0, indices).to(self.activations)
 
     def take_weight(self) -> Weight:
         """See ``LinearMethod``."""

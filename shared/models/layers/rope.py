@@ -84,11 +84,12 @@ class Rope:
         self._signs = self._signs.to(device)
         scaling = None if spec is None else spec.scaling
         self.attention_factor: float = getattr(scaling, "attention_factor", 1.0)
-        none = self._angles.new_empty(0, 1, len(self._angles))
-        self._table: CosSin = none, none
+        dim = len(self._angles)
+        # cos and sin of the first positions, [2, positions, 1, dim].
+        self._table = self._angles.new_empty(2, 0, 1, dim)
         # cos and sin of all positions, [2, positions, dim].
         self._whole: torch.Tensor | None = None
-        if 0 < 2 * positions * none.shape[2] * 4 <= _TABLE_BYTES:
+        if 0 < 2 * positions * dim * 4 <= _TABLE_BYTES:
             self._whole = torch.stack(self.cos_sin(torch.arange(positions, device=device)))[:, :, 0]
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
@@ -108,9 +109,9 @@ class Rope:
     def cos_sin_below(self, positions_T: torch.Tensor, end: int) -> CosSin:
         """The same for positions below ``end``, from a table that grows with ``end``: for a few
         rows on a CPU, computing ``cos_sin`` is mostly overhead."""
-        size = len(self._table[0])
+        size = self._table.shape[1]
         if size < end:
             rows = max(end, 2 * size, _TABLE_ROWS)
-            self._table = self.cos_sin(torch.arange(rows, device=positions_T.device))
-        cos, sin = self._table
-        return cos.index_select(0, positions_T), sin.index_select(0, positions_T)
+            self._table = torch.stack(self.cos_sin(torch.arange(rows, device=positions_T.device)))
+        cos, sin = self._table.index_select(1, positions_T).unbind()
+        return cos, sin

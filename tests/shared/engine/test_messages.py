@@ -84,13 +84,13 @@ PLAN = StepPlan(
     9,
     [
         SequenceStep(1, [5], 31, [4, 2], True),
-        SequenceStep(2, [6, 7, 8], 0, [1], False, 2, [7, 8]),
+        SequenceStep(2, [6, 7, 8], 0, [1], False, 2, (7, 8)),
     ],
     [SamplerSpec(1, SAMPLING, (1 << 64) - 1, [1, 2], [3], [0], 4)],
     [11, 12],
 )
 LOGPROBS = PositionLogprobs(5, -0.5, 1, pack_logprobs([(5, -0.5), (6, -1.25)]))
-RESULT = StepResult(9, [Sampled(1, [5, 6], [LOGPROBS] * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
+RESULT = StepResult(9, [Sampled(1, [5, 6], (LOGPROBS,) * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
 SECRETS = JoinSecrets(tokens=("a", "b"), certificate=b"PEM", key=b"\xff\0", name="tandem")
 HOST = HostJoins(
     node_rank=1,
@@ -177,7 +177,7 @@ def test_a_side_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize("block", [0.5, "1", None])
 def test_blocks_that_no_table_can_have_are_refused(block: Any) -> None:
     data = CODEC.encode(ExecuteStep(StepPlan(1, [SequenceStep(1, [5], 0, [block], True)]), []))
-    with pytest.raises(CodecError, match="blocks"):
+    with pytest.raises(CodecError, match=r"sequences\[0\]\[3\]"):
         CODEC.decode(data)
 
 

@@ -23,7 +23,7 @@ def run(tp: TensorParallel, folder: str, prompt: list[int], following: list[int]
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=100, tp=tp)
     table = list(range(2, 2 + (len(prompt) + len(following)) // 4 + 1))
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0, list(prompt))
-    first = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
+    first = SequenceStep(1, prompt, 0, table, True, 2, tuple(prompt[1:]))
     result = runner.execute(StepPlan(0, [first], [spec]))
     generated = [s.tokens[0] for s in result.sampled]
     num_scored = sum(len(rows) for rows in result.prompt_logprobs.values())

@@ -11,7 +11,7 @@ import torch
 from tandem.kernels.gpu import decode_trial, grouped_experts, latent_trial, routing_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
-from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.engine.plan import SequenceStep, StepColumns
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.extent import selected
@@ -45,7 +45,7 @@ def _step(runner: ModelRunner, rows: list[tuple[int, int, int, list[int]]]) -> t
         for number, start, count, table in rows
     ]
     with torch.inference_mode():
-        batch = runner.inputs.batch(sequences)
+        batch = runner.inputs.batch(StepColumns.of(sequences))
         logits = runner.model.logits(runner.model.forward(batch, runner.cache.kv))
     assert logits is not None
     return logits

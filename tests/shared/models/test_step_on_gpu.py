@@ -38,7 +38,13 @@ from tandem.kernels.gpu import (
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.scaled import CachedKV
 from tandem.kernels.signatures import StageInputs
-from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
+from tandem.shared.engine.plan import (
+    RankSampling,
+    SamplerSpec,
+    SequenceStep,
+    StepColumns,
+    StepPlan,
+)
 from tandem.shared.engine.rank import sampler_choice
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -207,7 +213,7 @@ def step(
             for i, (start, rows) in enumerate(sequences)
         ]
         with torch.inference_mode(), Uploads(work), Recorder(work):
-            batch = runner.inputs.batch(steps)
+            batch = runner.inputs.batch(StepColumns.of(steps))
             hidden = runner.model.forward(
                 batch, runner.cache.kv, lambda _: marks.append(len(work.kernels))
             )
@@ -442,7 +448,7 @@ def test_logprobs_of_prompts_bring_no_wait_and_no_upload(
         for tops in ((None, None), (3, 0)):
             rows = [SequenceStep(2, [5], 9, [9], True)]
             for number, top in enumerate(tops):
-                targets = prompt[1:] if top is not None else []
+                targets = tuple(prompt[1:]) if top is not None else ()
                 blocks = list(range(4 * number, 4 * number + 4))
                 rows.append(SequenceStep(number, prompt, 0, blocks, True, top, targets))
             work.uploads = 0

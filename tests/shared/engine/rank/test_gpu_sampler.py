@@ -183,14 +183,14 @@ def test_logprobs_of_prompts_are_those_of_the_cpu(top: int) -> None:
     logits = torch.randn(70, 150, generator=random).mul_(2).round_()
     tokens = torch.randint(150, (70,), generator=random)
     asks = [
-        SequenceStep(0, [], 0, [], False, top, tokens[:40].tolist()),
-        SequenceStep(1, [], 0, [], False, 0, tokens[40:].tolist()),
+        SequenceStep(0, [], 0, [], False, top, tuple(tokens[:40].tolist())),
+        SequenceStep(1, [], 0, [], False, 0, tuple(tokens[40:].tolist())),
     ]
     entries = prompt_entries(logits.to(DEVICE), tokens.to(DEVICE), top)
     collected = PromptLogprobs(asks, entries.cpu()).collect()
     for mine, rows, one in zip(collected.values(), logits.split((40, 30)), asks, strict=True):
         expected = position_logprobs(rows, one.prompt_targets, one.prompt_logprobs or 0)
-        assert_same_logprobs(Sampled(0, [], mine), Sampled(0, [], expected))
+        assert_same_logprobs(Sampled(0, [], tuple(mine)), Sampled(0, [], tuple(expected)))
 
 
 def test_the_trial_passes() -> None:

@@ -46,14 +46,14 @@ def test_a_step_without_sequences(runner: ModelRunner) -> None:
 def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
     prompt = torch.randint(0, 512, (90,), generator=torch.Generator().manual_seed(1)).tolist()
     table = list(range(23))
-    whole = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
+    whole = SequenceStep(1, prompt, 0, table, True, 2, tuple(prompt[1:]))
     expected = runner.execute(StepPlan(0, [whole], [spec_of(1)])).prompt_logprobs[1]
     assert [row.token for row in expected] == prompt[1:]
     assert all(row.logprob < 0 and len(row.top) == 2 and row.rank >= 1 for row in expected)
     logprobs = []
     for start in range(0, 90, 13):
         part = prompt[start : start + 13]
-        targets = prompt[start + 1 : start + 14]
+        targets = tuple(prompt[start + 1 : start + 14])
         step = SequenceStep(2, part, start, table, False, 2, targets)
         beside = SequenceStep(3, prompt[:3], 0, [30], True)
         result = runner.execute(StepPlan(0, [step, beside], [spec_of(3)]))

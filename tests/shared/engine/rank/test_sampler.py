@@ -227,9 +227,10 @@ def test_each_row_lists_the_requested_number_of_logprobs() -> None:
     samples, _ = sampler.sample(range(5), logits.clone())
     for row, (one, count) in enumerate(zip(samples, counts, strict=True)):
         if count is None:
-            assert one.logprobs == []
+            assert one.logprobs == ()
         else:
-            assert one.logprobs == position_logprobs(logits[row : row + 1], one.tokens, count)
+            expected = position_logprobs(logits[row : row + 1], one.tokens, count)
+            assert list(one.logprobs) == expected
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
@@ -242,7 +243,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert entry.rank == 1 + int((logits > logits[11]).sum())
     assert [token for token, _ in entry.top] == raw.topk(3).indices.tolist()
     assert len(draw(logits, spec_of(logprobs=0)).logprobs) == 1
-    assert draw(logits, spec_of()).logprobs == []
+    assert draw(logits, spec_of()).logprobs == ()
 
 
 def test_ties_among_the_top_are_listed_by_id() -> None:

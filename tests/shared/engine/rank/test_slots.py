@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.kernels.operators import Operators
-from tandem.shared.engine.plan import PLACEHOLDER, SequenceStep, SlotLimits
+from tandem.shared.engine.plan import PLACEHOLDER, SequenceStep, SlotLimits, StepColumns
+from tandem.shared.engine.rank import step_inputs
 from tandem.shared.engine.rank.slots import Slots
 from tandem.shared.engine.rank.step_inputs import StepInputs, host_rows
 
@@ -30,12 +29,12 @@ def inputs_of(slots: Slots) -> StepInputs:
 
 def test_a_slot_lasts_for_the_life_of_its_sequence() -> None:
     slots = Slots(SlotLimits(2, 3), CPU)
-    slots.place([row(7, 1, 0, [5]), row(8, 1, 0, [6])])
+    slots.place(StepColumns.of([row(7, 1, 0, [5]), row(8, 1, 0, [6])]))
     first = slots[7]
-    slots.place([row(7, 1, 4, [9, 2], 1), row(8, 1, 1, [])])
+    slots.place(StepColumns.of([row(7, 1, 4, [9, 2], 1), row(8, 1, 1, [])]))
     assert slots[7] == first and slots.tables[first].tolist() == [5, 9, 2]
     slots.remove([7, 99])
-    slots.place([row(9, 1, 0, [1])])
+    slots.place(StepColumns.of([row(9, 1, 0, [1])]))
     assert slots[9] == first and slots.tables[first, 0] == 1
 
 
@@ -48,15 +47,16 @@ def test_a_slot_lasts_for_the_life_of_its_sequence() -> None:
 )
 def test_plans_beyond_the_limits_are_refused(rows: list[SequenceStep], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        Slots(SlotLimits(2, 3), CPU).place(rows)
+        Slots(SlotLimits(2, 3), CPU).place(StepColumns.of(rows))
 
 
 def test_a_mixed_step() -> None:
     slots = Slots(SlotLimits(4, 4), CPU)
-    slots.place([row(1, 1, 0, [3, 1]), row(2, 1, 0, [7])])
+    slots.place(StepColumns.of([row(1, 1, 0, [3, 1]), row(2, 1, 0, [7])]))
     slots.last_tokens[slots[1]] = 42
     decode = SequenceStep(1, [PLACEHOLDER], 6, [], True)
-    batch = inputs_of(slots).batch([row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])])
+    rows = [row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])]
+    batch = inputs_of(slots).batch(StepColumns.of(rows))
     assert batch.tokens.tolist() == [202, 203, 204, 42, 300]
     assert batch.positions.tolist() == [2, 3, 4, 6, 0]
     metadata = batch.attention
@@ -67,6 +67,19 @@ def test_a_mixed_step() -> None:
     assert metadata.decodes.tables.data_ptr() == slots.tables.data_ptr()
     [chunk] = metadata.sequences
     assert (chunk.rows, chunk.start, list(chunk.block_table)) == (slice(0, 3), 2, [7, 5])
+
+
+def test_few_decoding_rows_are_flattened_like_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Slots(SlotLimits(9, 6), CPU)
+    rows = StepColumns.of(
+        [row(key, 1, 3 * key, list(range(7 * key, 7 * key + 6))) for key in range(8)]
+    )
+    row_slots, _ = slots.place(rows)
+    few = host_rows(rows, row_slots, slots, BLOCK)
+    monkeypatch.setattr(step_inputs, "_FEW", 0)
+    for mine, theirs in zip(few, host_rows(rows, row_slots, slots, BLOCK), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @given(data=st.data())
@@ -86,15 +99,16 @@ def test_a_gpu_gets_what_a_cpu_gets(data: st.DataObject) -> None:
             tables[key] = end
             each = row(key, count, start, blocks, first)
             if count == 1 and first and data.draw(st.booleans()):
-                each = replace(each, tokens=[PLACEHOLDER])
+                each = each._replace(tokens=[PLACEHOLDER])
             rows.append(each)
-        row_slots, changes = staged.place(rows)
+        columns = StepColumns.of(rows)
+        row_slots, changes = staged.place(columns)
         for slots in (on_cpu, staged):
             slots.last_tokens[:] = torch.arange(5) + 50
-        expected = inputs_of(on_cpu).batch(rows)
+        expected = inputs_of(on_cpu).batch(columns)
         inputs = inputs_of(staged)
-        host = host_rows(rows, row_slots, staged, BLOCK)
-        actual = inputs._on_gpu(rows, host, None, changes, True)
+        host = host_rows(columns, row_slots, staged, BLOCK)
+        actual = inputs._on_gpu(columns, host, None, changes, True)
         for mine, theirs in zip(
             (actual.tokens, actual.positions, actual.attention.slots),
             (expected.tokens, expected.positions, expected.attention.slots),

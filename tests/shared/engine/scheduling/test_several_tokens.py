@@ -24,7 +24,7 @@ def token_at(position: int) -> int:
 def sampled_tokens(row: SequenceStep, count: int) -> Sampled:
     first = row.start + len(row.tokens)
     tokens = [token_at(position) for position in range(first, first + count)]
-    return Sampled(row.sequence_id, tokens, [PositionLogprobs(t, -0.5, 1) for t in tokens])
+    return Sampled(row.sequence_id, tokens, tuple(PositionLogprobs(t, -0.5, 1) for t in tokens))
 
 
 def run(one: Sequence, tokens_a_step: int, **options: Any) -> tuple[Sequence, list[StepOutput]]:
