@@ -114,7 +114,7 @@ def test_a_model_that_only_embeds_is_profiled_with_prompts(
     assert all(row.start == 0 and row.pool for plan in plans for row in plan.sequences)
 
 
-@pytest.mark.parametrize("where", ["_run", "_sample", "_prompt", "_update_slots"])
+@pytest.mark.parametrize("where", ["_run", "_sample", "_prompt_logprobs", "_update_slots"])
 def test_a_step_that_does_not_fit_beside_the_weights_is_refused(
     qwen: LoadedModel, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
