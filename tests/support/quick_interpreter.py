@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from types import ModuleType
 from typing import Any
 
 
-def make_quick(interpreter: ModuleType) -> None:
-    """Replace functions of ``triton.runtime.interpreter`` for the rest of the process."""
+def make_quick(interpreter: Any) -> None:
+    """Change the module ``triton.runtime.interpreter`` for the rest of the process."""
     _patch_once_a_launch(interpreter)
     # The sums of integers are computed a second time in 64 bits, and compared, for an assertion
     # that only a debugger's run makes.
@@ -23,7 +22,7 @@ def make_quick(interpreter: ModuleType) -> None:
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
 
 
-def _patch_once_a_launch(interpreter: ModuleType) -> None:
+def _patch_once_a_launch(interpreter: Any) -> None:
     """Triton's language is made one of Python at a launch, and again at each call of a function in
     the kernel, by a search through all that the language has. Once for each function is enough."""
     launch, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
