@@ -12,7 +12,7 @@ from typing import Any
 
 
 def make_quick(interpreter: Any) -> None:
-    """Replace functions of ``triton.runtime.interpreter`` for the rest of the process."""
+    """Change the module ``triton.runtime.interpreter`` for the rest of the process."""
     _patch_once_a_launch(interpreter)
     # The sums of integers are computed a second time in 64 bits, and compared, for an assertion
     # that only a debugger's run makes.

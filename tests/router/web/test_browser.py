@@ -69,6 +69,7 @@ async def test_a_reply_continues_while_another_chat_is_open(t: Tab, c: Cluster) 
     end.set()
     await t.has(".chats li:has-text('two') .mark:not(.running)")
     await t.click(".chats .title:has-text('two')")
+    await t.has("article.user:has-text('two')")  # and no longer the chat that was stopped
     assert await t.reply() == "it goes on to the end"
     assert await t.page.input_value("#message") == "a draft"
     await t.page.wait_for_selector(".mark", state="detached")
