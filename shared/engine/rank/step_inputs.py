@@ -95,6 +95,19 @@ def _few_decodes(
     return HostRows(numbers, positions, cache_slots, table, rows, _NO_CHUNKS)
 
 
+def segments_of(rows: StepColumns, host: HostRows) -> np.ndarray | None:
+    """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
+    if not any(rows.pool):
+        return None
+    seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
+    if not any(seconds):
+        return None
+    never = np.iinfo(np.int64).max
+    counts = [*map(len, rows.tokens)]
+    borders = np.repeat([second or never for second in seconds], counts)
+    return (host.positions >= borders).astype(np.int64)
+
+
 def _columns(*columns: np.ndarray) -> np.ndarray:
     """An int32 array of these columns."""
     joined = np.empty((len(columns[0]), len(columns)), np.int32)
@@ -181,6 +194,7 @@ class StepInputs:
     ) -> ForwardBatch:
         as_tensor = torch.from_numpy
         last_tokens = self._slots.host_last_tokens[host.table]
+        segments = segments_of(rows, host)
         return ForwardBatch(
             as_tensor(np.where(host.tokens < 0, last_tokens, host.tokens)),
             as_tensor(host.positions),
@@ -191,7 +205,7 @@ class StepInputs:
             ),
             None if outputs is None else as_tensor(outputs),
             needs_logits,
-            self._segments(rows, host),
+            None if segments is None else as_tensor(segments),
         )
 
     def _on_gpu(
@@ -202,16 +216,19 @@ class StepInputs:
         changes: list[tuple[int, int, list[int]]],
         needs_logits: bool,
     ) -> ForwardBatch:
+        segments, nothing = segments_of(rows, host), np.empty(0)
         parts = [
             np.stack([host.tokens, host.positions, host.slots, host.table]),
             self._entries(changes),
             host.decodes,
             host.chunks,
-            np.empty(0) if outputs is None else outputs,
+            nothing if outputs is None else outputs,
             np.array(self.drawing_slots),
             np.array([*chain.from_iterable(rows.prompt_targets)]),
+            nothing if segments is None else segments,
         ]
-        inputs, changed, decodes, chunks, output_rows, self.drawing, targets = self._upload(parts)
+        uploaded = self._upload(parts)
+        inputs, changed, decodes, chunks, output_rows, self.drawing, targets, seconds = uploaded
         self.prompt_targets = targets.long() if len(targets) else targets
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
@@ -227,7 +244,7 @@ class StepInputs:
             ),
             None if outputs is None else output_rows,
             needs_logits,
-            self._segments(rows, host),
+            None if segments is None else seconds,
         )
 
     def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> None:
@@ -303,16 +320,3 @@ class StepInputs:
             SequenceMetadata(slice(first, first + count), start, tables[slot], self._block_size)
             for first, count, slot, start in spans
         ]
-
-    def _segments(self, rows: StepColumns, host: HostRows) -> torch.Tensor | None:
-        """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
-        if not any(rows.pool):
-            return None
-        seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
-        if not any(seconds):
-            return None
-        never = np.iinfo(np.int64).max
-        counts = [*map(len, rows.tokens)]
-        borders = np.repeat([second or never for second in seconds], counts)
-        segments = torch.from_numpy((host.positions >= borders).astype(np.int64))
-        return segments.to(self._device)
