@@ -18,6 +18,7 @@ from tandem.shared.engine.plan import (
     SlotLimits,
     StepPlan,
 )
+from tandem.shared.engine.rank.last_draws import StepVoidError
 from tandem.shared.engine.rank.loading import LoadedModel
 from tandem.shared.engine.rank.runner import ModelRunner, cause_of
 from tandem.tests.support.checkpoints import tiny_models
@@ -71,6 +72,22 @@ def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner
     one = runner.execute(StepPlan(0, [first], [spec_of(1, **penalised)])).sampled
     again = runner.execute(StepPlan(1, [first], [spec_of(1, **penalised)], [1])).sampled
     assert one == again
+
+
+def test_a_step_planned_on_top_of_one_that_failed_is_void(runner: ModelRunner) -> None:
+    """Nothing of it is computed, and no layer is announced to a transfer."""
+    good = SequenceStep(1, [5], 0, [4], True)
+    layers: list[int] = []
+    runner.execute(StepPlan(1, [good], [spec_of(1)]))
+    with pytest.raises(RuntimeError, match="block table"):
+        runner.execute(StepPlan(2, [good._replace(first_block=1000)], ahead=True))
+    for step in (3, 4):
+        with pytest.raises(StepVoidError):
+            runner.launch(StepPlan(step, [good], [], [1], ahead=True), layers.append)
+    assert 1 in runner.slots and not layers
+    assert runner.execute(StepPlan(5, [good], [spec_of(1)], [1]), layers.append).sampled
+    assert layers
+    assert runner.execute(StepPlan(6, [good._replace(start=1)], ahead=True)).sampled
 
 
 @pytest.mark.parametrize("alone", [True, False])
