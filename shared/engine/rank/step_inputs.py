@@ -170,16 +170,14 @@ class StepInputs:
         *,
         needs_logits: bool = True,
     ) -> ForwardBatch:
-        """Enter the rows' blocks, and flatten the rows; ``output_rows`` defaults to the last row of
-        each sequence. Also sets ``drawing_slots``."""
+        """Enter the rows' blocks, and flatten the rows, of which ``output_rows`` have outputs, by
+        default all. Also sets ``drawing_slots``."""
         row_slots, changes = self._slots.place(rows)
         host = host_rows(rows, row_slots, self._slots, self._block_size)
         self.drawing_slots = [*compress(row_slots, rows.sample)]
         count = len(host.tokens)
         outputs: np.ndarray | None = None
-        if output_rows is None and len(host.chunks):
-            outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
-        elif output_rows is not None and list(output_rows) != list(range(count)):
+        if output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
         build = self._on_cpu if self._slots.on_cpu else self._on_gpu
         return build(rows, host, outputs, changes, needs_logits)

@@ -46,6 +46,7 @@ from tandem.shared.engine.plan import (
     StepPlan,
 )
 from tandem.shared.engine.rank import sampler_choice
+from tandem.tests.support.batches import last_rows
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -213,7 +214,7 @@ def step(
             for i, (start, rows) in enumerate(sequences)
         ]
         with torch.inference_mode(), Uploads(work), Recorder(work):
-            batch = runner.inputs.batch(StepColumns.of(steps))
+            batch = runner.inputs.batch(StepColumns.of(steps), last_rows(steps))
             hidden = runner.model.forward(
                 batch, runner.cache.kv, lambda _: marks.append(len(work.kernels))
             )

@@ -64,7 +64,7 @@ def test_a_mixed_step() -> None:
     slots.last_tokens[slots[1]] = 42
     decode = SequenceStep(1, [PLACEHOLDER], 6, [], True)
     rows = [row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])]
-    batch = inputs_of(slots).batch(StepColumns.of(rows))
+    batch = inputs_of(slots).batch(StepColumns.of(rows), [2, 3, 4])
     assert batch.tokens.tolist() == [202, 203, 204, 42, 300]
     assert batch.positions.tolist() == [2, 3, 4, 6, 0]
     metadata = batch.attention
