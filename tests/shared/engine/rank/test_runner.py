@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from tandem.shared.engine.plan import (
     COMPUTATION,
     OUT_OF_MEMORY,
+    PooledRow,
     RankSampling,
     SamplerSpec,
     SequenceStep,
     SlotLimits,
     StepPlan,
 )
+from tandem.shared.engine.rank import output_rows
 from tandem.shared.engine.rank.last_draws import StepVoidError
 from tandem.shared.engine.rank.loading import LoadedModel
 from tandem.shared.engine.rank.runner import ModelRunner, cause_of
@@ -115,6 +119,24 @@ def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, a
 )
 def test_a_failure_has_a_cause(error: Exception, cause: str) -> None:
     assert cause_of(error) == cause
+
+
+def test_vectors_of_all_sequences_are_copied_at_once(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Mock(wraps=output_rows.to_host)
+    rows = [
+        SequenceStep(number, [number] * count, 0, [number], False, pool=PooledRow("sum"))
+        for number, count in ((1, 3), (2, 1), (3, 4))
+    ]
+    alone = [runner.execute(StepPlan(0, [row], removed=[1, 2, 3])).hidden for row in rows]
+    monkeypatch.setattr(output_rows, "to_host", copy)
+    together = runner.execute(StepPlan(1, rows, removed=[1, 2, 3]))
+    assert copy.call_count == 2, "the vectors, and whether the last rows are finite"
+    for one in alone:
+        for key, expected in one.items():
+            x, y = (np.frombuffer(each, np.float32) for each in (together.hidden[key], expected))
+            np.testing.assert_allclose(x, y, atol=1e-4)
 
 
 def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:
