@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -24,7 +25,8 @@ def build_batch(
     batched_decode: bool = False,
     operators: Operators = OPERATORS,
 ) -> ForwardBatch:
-    """The batch of rows with whole block tables, of sequences that may occur several times."""
+    """The batch of rows with whole block tables, of sequences that may occur several times.
+    ``output_rows`` defaults to the last row of each."""
     limits = SlotLimits(len(rows), max(len(row.blocks) for row in rows))
     inputs = StepInputs(
         Slots(limits, device),
@@ -33,4 +35,10 @@ def build_batch(
         batched_decode=batched_decode,
         one_by_one=True,
     )
-    return inputs.batch(StepColumns.of(rows), output_rows)
+    outputs = last_rows(rows) if output_rows is None else output_rows
+    return inputs.batch(StepColumns.of(rows), outputs)
+
+
+def last_rows(rows: Sequence[SequenceStep]) -> list[int]:
+    """The number of the last row of each sequence."""
+    return [end - 1 for end in accumulate(len(row.tokens) for row in rows)]

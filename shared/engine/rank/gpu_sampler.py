@@ -2,7 +2,8 @@
 
 A sequence has a slot: a row of a table on the device that holds its parameters and its history.
 A step only launches kernels, and copies what the host has to know into host memory. What the host
-brings (new sequences, masks of tokens, what logprobs are asked for) travels in one copy per step.
+brings (new sequences, masks of tokens, what logprobs are asked for) travels in one copy per step,
+but for the lists of a new sequence, such as counts of its tokens, which are freed when it ends.
 
 R rows, S slots, V vocabulary, A rows that ask for logprobs, L tokens that they list.
 """
@@ -120,13 +121,16 @@ class GpuSampler:
         changes: list[tuple[int, Value]] = []
         for slot in self._added:
             columns = columns_of(self._specs[slot], self.vocab_size)
-            changes += enumerate(columns, slot * count)
+            own = [*enumerate(columns, slot * count)]
+            if any(isinstance(value, np.ndarray) for value in columns):
+                self._lists[slot], _ = send_changes(self._table_SC, own)
+            else:
+                changes += own
         for slot, mask in masks.items():
             words = mask_words(mask, self.vocab_size)
             changes.append((slot * count + sampling.MASK.value, words))
         # The masks are read until this step has drawn.
         self._uploaded, arrays = send_changes(self._table_SC, changes, others)
-        self._lists |= dict.fromkeys(self._added, self._uploaded)
         self._added.clear()
         return arrays
 

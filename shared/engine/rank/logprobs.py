@@ -64,12 +64,7 @@ def _packed(ids: torch.Tensor, values: torch.Tensor) -> bytes:
     """Pack each id with its fp32 value, as ``pack_logprobs`` does."""
     if len(ids) <= _FEW:
         return pack_logprobs(zip(ids.tolist(), values.tolist(), strict=True))
-    return packed_entries(ids.cpu(), values.cpu())
-
-
-def packed_entries(ids: torch.Tensor, values: torch.Tensor) -> bytes:
-    """Pack ids in host memory with their fp32 values, as ``pack_logprobs`` does."""
-    entries = np.empty(ids.numel(), dtype=_ENTRY)
-    entries["token"] = ids.flatten().numpy()
-    entries["logprob"] = values.flatten().numpy()
+    entries = np.empty(len(ids), dtype=_ENTRY)
+    entries["token"] = ids.cpu().numpy()
+    entries["logprob"] = values.cpu().numpy()
     return entries.tobytes()

@@ -79,8 +79,8 @@ def pooled_states(
     projected: Callable[[torch.Tensor], torch.Tensor],
     scores: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> dict[int, torch.Tensor]:
-    """Each sequence's vector, on its way to the host: ``projected`` of the sum of its pooled rows,
-    or ``scores`` of their mean. Scores are missing if they are on another rank."""
+    """Each sequence's vector, on its way to the host in one copy: ``projected`` of the sum of its
+    pooled rows, or ``scores`` of their mean. Scores are missing if they are on another rank."""
     counts = [one.num_rows if one.pool.hidden == "sum" else 1 for one in pools]
     parts = list(zip(pools, hidden.split(counts) if pools else (), strict=True))
     vectors = [
@@ -92,7 +92,11 @@ def pooled_states(
     logits = scores(torch.cat([row for _, row in scored])) if scored else None
     if logits is not None:
         vectors += zip((one for one, _ in scored), logits, strict=True)
-    return {one.sequence_id: to_host(vector) for one, vector in vectors}
+    if not vectors:
+        return {}
+    host = to_host(torch.cat([vector for _, vector in vectors]))
+    each = host.split_with_sizes([len(vector) for _, vector in vectors])
+    return {one.sequence_id: vector for (one, _), vector in zip(vectors, each, strict=True)}
 
 
 def packed(vectors: dict[int, torch.Tensor]) -> dict[int, bytes]:

@@ -147,13 +147,15 @@ class ModelRunner:
 
     @property
     def captures(self) -> bool:
-        """True if the model's decode steps can be captured in CUDA graphs."""
-        return self.batched_decode and not self.model.attends_one_by_one
+        """True if the model has decode steps, and they can be captured in CUDA graphs."""
+        generates = self.model.head is not None
+        return generates and self.batched_decode and not self.model.attends_one_by_one
 
     def capture_graphs(self, capture: Capture, sizes: Sequence[int]) -> None:
         """Capture graphs of decode steps of these numbers of rows, if the model allows it."""
         if not self.captures:
-            log.info("decode steps are launched kernel by kernel: a layer attends one by one")
+            if self.model.head is not None:
+                log.info("decode steps are launched kernel by kernel: a layer attends one by one")
             return
         try:
             with torch.inference_mode():

@@ -95,6 +95,19 @@ def _few_decodes(
     return HostRows(numbers, positions, cache_slots, table, rows, _NO_CHUNKS)
 
 
+def segments_of(rows: StepColumns, host: HostRows) -> np.ndarray | None:
+    """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
+    if not any(rows.pool):
+        return None
+    seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
+    if not any(seconds):
+        return None
+    never = np.iinfo(np.int64).max
+    counts = [*map(len, rows.tokens)]
+    borders = np.repeat([second or never for second in seconds], counts)
+    return (host.positions >= borders).astype(np.int64)
+
+
 def _columns(*columns: np.ndarray) -> np.ndarray:
     """An int32 array of these columns."""
     joined = np.empty((len(columns[0]), len(columns)), np.int32)
@@ -157,16 +170,14 @@ class StepInputs:
         *,
         needs_logits: bool = True,
     ) -> ForwardBatch:
-        """Enter the rows' blocks, and flatten the rows; ``output_rows`` defaults to the last row of
-        each sequence. Also sets ``drawing_slots``."""
+        """Enter the rows' blocks, and flatten the rows, of which ``output_rows`` have outputs, by
+        default all. Also sets ``drawing_slots``."""
         row_slots, changes = self._slots.place(rows)
         host = host_rows(rows, row_slots, self._slots, self._block_size)
         self.drawing_slots = [*compress(row_slots, rows.sample)]
         count = len(host.tokens)
         outputs: np.ndarray | None = None
-        if output_rows is None and len(host.chunks):
-            outputs = np.sort(np.append(host.decodes[:, 0], host.chunks[:, :2].sum(1) - 1))
-        elif output_rows is not None and list(output_rows) != list(range(count)):
+        if output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
         build = self._on_cpu if self._slots.on_cpu else self._on_gpu
         return build(rows, host, outputs, changes, needs_logits)
@@ -181,6 +192,7 @@ class StepInputs:
     ) -> ForwardBatch:
         as_tensor = torch.from_numpy
         last_tokens = self._slots.host_last_tokens[host.table]
+        segments = segments_of(rows, host)
         return ForwardBatch(
             as_tensor(np.where(host.tokens < 0, last_tokens, host.tokens)),
             as_tensor(host.positions),
@@ -191,7 +203,7 @@ class StepInputs:
             ),
             None if outputs is None else as_tensor(outputs),
             needs_logits,
-            self._segments(rows, host),
+            None if segments is None else as_tensor(segments),
         )
 
     def _on_gpu(
@@ -202,16 +214,19 @@ class StepInputs:
         changes: list[tuple[int, int, list[int]]],
         needs_logits: bool,
     ) -> ForwardBatch:
+        segments, nothing = segments_of(rows, host), np.empty(0)
         parts = [
             np.stack([host.tokens, host.positions, host.slots, host.table]),
             self._entries(changes),
             host.decodes,
             host.chunks,
-            np.empty(0) if outputs is None else outputs,
+            nothing if outputs is None else outputs,
             np.array(self.drawing_slots),
             np.array([*chain.from_iterable(rows.prompt_targets)]),
+            nothing if segments is None else segments,
         ]
-        inputs, changed, decodes, chunks, output_rows, self.drawing, targets = self._upload(parts)
+        uploaded = self._upload(parts)
+        inputs, changed, decodes, chunks, output_rows, self.drawing, targets, seconds = uploaded
         self.prompt_targets = targets.long() if len(targets) else targets
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
@@ -227,7 +242,7 @@ class StepInputs:
             ),
             None if outputs is None else output_rows,
             needs_logits,
-            self._segments(rows, host),
+            None if segments is None else seconds,
         )
 
     def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> None:
@@ -303,16 +318,3 @@ class StepInputs:
             SequenceMetadata(slice(first, first + count), start, tables[slot], self._block_size)
             for first, count, slot, start in spans
         ]
-
-    def _segments(self, rows: StepColumns, host: HostRows) -> torch.Tensor | None:
-        """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
-        if not any(rows.pool):
-            return None
-        seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
-        if not any(seconds):
-            return None
-        never = np.iinfo(np.int64).max
-        counts = [*map(len, rows.tokens)]
-        borders = np.repeat([second or never for second in seconds], counts)
-        segments = torch.from_numpy((host.positions >= borders).astype(np.int64))
-        return segments.to(self._device)

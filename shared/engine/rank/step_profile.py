@@ -111,9 +111,10 @@ def memory_of(
     if memory is None:
         return RankMemory(free_memory(device), 0, model.bytes_per_block)
     capture = None if settings.enforce_eager or device.type != CUDA else cuda_capture()
-    step_bytes, graph_bytes = profile(model, limits, memory, capture)
+    shared = settings.shares_device
+    step_bytes, graph_bytes = profile(model, limits, memory, capture, shared=shared)
     free, weights = memory.free(), memory.reserved()
-    if settings.shares_device:  # others allocate too
+    if shared:  # others allocate too
         libraries = library_bytes(settings.size)
     else:  # without the context, which is there when a device is opened
         libraries = CONTEXT_BYTES + max(0, opened.free_bytes - free - weights)
@@ -128,9 +129,15 @@ def memory_of(
 
 
 def profile(
-    model: LoadedModel, limits: StepLimits, memory: DeviceMemory, capture: Capture | None
+    model: LoadedModel,
+    limits: StepLimits,
+    memory: DeviceMemory,
+    capture: Capture | None,
+    *,
+    shared: bool = False,
 ) -> tuple[int, int]:
     """The bytes that the largest step takes, and those of CUDA graphs, none without ``capture``.
+    ``shared``: other processes allocate on the device at the same time.
 
     Raises ``StartupError`` if not even one step fits beside the weights.
     """
@@ -145,7 +152,7 @@ def profile(
         for plan in largest_steps(model, limits.tokens, limits.sequences, length):
             runner.execute(plan)
         peak = memory.peak()
-        graphs = graph_bytes(runner, limits.sequences, memory, capture)
+        graphs = graph_bytes(runner, limits.sequences, memory, capture, shared=shared)
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise
@@ -199,22 +206,36 @@ def _row(
 
 
 def graph_bytes(
-    runner: ModelRunner, max_rows: int, memory: DeviceMemory, capture: Capture | None
+    runner: ModelRunner,
+    max_rows: int,
+    memory: DeviceMemory,
+    capture: Capture | None,
+    *,
+    shared: bool = False,
 ) -> int:
-    """The memory of all graphs. The largest one's activations serve for all."""
+    """The memory of all graphs. The largest one's activations serve for all.
+
+    On a device that is ``shared``, where what is free also falls by what others allocate, only
+    torch's share of it is measured.
+    """
     if capture is None or not runner.captures:
         return 0
-    free = [memory.free()]
+
+    def taken() -> int:
+        return memory.reserved() if shared else -memory.free()
+
+    memory.release()  # as each capture does first
+    after = [taken()]
 
     def measured(
         forward: Callable[[], torch.Tensor],
     ) -> tuple[Callable[[], object], torch.Tensor]:
         captured = capture(forward)
-        free.append(memory.free())
+        after.append(taken())
         return captured
 
     sizes = graph_sizes(max_rows)
     runner.capture_graphs(measured, sizes[-_CAPTURED:])
-    largest, rest = free[0] - free[1], free[1] - free[-1]
-    each = max(_GRAPH_BYTES, rest // max(1, len(free) - 2))
+    largest, rest = after[1] - after[0], after[-1] - after[1]
+    each = max(_GRAPH_BYTES, rest // max(1, len(after) - 2))
     return max(_GRAPH_BYTES, largest) + each * (len(sizes) - 1)

@@ -13,6 +13,7 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import SequenceStep, StepColumns
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.tests.support.batches import last_rows
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.extent import selected
 from tandem.tests.support.runners import build_runner
@@ -45,7 +46,7 @@ def _step(runner: ModelRunner, rows: list[tuple[int, int, int, list[int]]]) -> t
         for number, start, count, table in rows
     ]
     with torch.inference_mode():
-        batch = runner.inputs.batch(StepColumns.of(sequences))
+        batch = runner.inputs.batch(StepColumns.of(sequences), last_rows(sequences))
         logits = runner.model.logits(runner.model.forward(batch, runner.cache.kv))
     assert logits is not None
     return logits

@@ -46,6 +46,7 @@ from tandem.shared.engine.plan import (
     StepPlan,
 )
 from tandem.shared.engine.rank import sampler_choice
+from tandem.tests.support.batches import last_rows
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -213,7 +214,7 @@ def step(
             for i, (start, rows) in enumerate(sequences)
         ]
         with torch.inference_mode(), Uploads(work), Recorder(work):
-            batch = runner.inputs.batch(StepColumns.of(steps))
+            batch = runner.inputs.batch(StepColumns.of(steps), last_rows(steps))
             hidden = runner.model.forward(
                 batch, runner.cache.kv, lambda _: marks.append(len(work.kernels))
             )
@@ -399,8 +400,8 @@ def test_chunks_over_latents_take_as_many_launches_however_many_there_are(
 def test_kernels_of_sampling(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], kernels: int
 ) -> None:
-    """New sequences and masks bring one upload and one kernel more, and nothing waits: the recorder
-    raises where it would."""
+    """New sequences and masks bring one upload and one kernel more, each sequence with lists one of
+    its own, and nothing waits: the recorder raises where it would."""
     sampling = pytest.importorskip("tandem.kernels.gpu.sampling")
     from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 
@@ -425,7 +426,8 @@ def test_kernels_of_sampling(
 
     first, uploads = drawn({}), work.uploads
     later = drawn({})
-    assert first == ["_set", *later] and uploads == 1
+    added = len(slots) if "bad_words" in params else 1
+    assert first == ["_set"] * added + later and uploads == added
     assert len(later) <= kernels
     assert work.uploads == (1 if "logprobs" in params else 0)
     masked = drawn({2: bytes(VOCABULARY // 8)})

@@ -176,6 +176,27 @@ def test_slots_are_used_again_without_the_history_of_those_before() -> None:
     assert sampler.sample([], logits[:0]) == ([], {})
 
 
+def test_a_sequence_keeps_no_memory_of_those_that_began_with_it() -> None:
+    last_tokens = torch.zeros(9, dtype=torch.int32, device=DEVICE)
+    together, alone = GpuSampler(150, last_tokens), GpuSampler(150, last_tokens)
+    spec = SamplerSpec(1, RankSampling(presence_penalty=1.0), 1)
+    for sampler, count in ((together, 9), (alone, 1)):
+        for slot in range(count):
+            sampler.add(slot, spec)
+        slots = list(range(count))
+        slots_R = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+        with blocks(**SMALL):
+            for _ in range(2):
+                sampler.draw(slots_R, slots, torch.zeros(count, 150, device=DEVICE))
+    for slot in range(1, 9):
+        together.remove(slot)
+    kept, expected = (
+        sum(each.untyped_storage().nbytes() for each in sampler._lists.values())
+        for sampler in (together, alone)
+    )
+    assert kept == expected > 0
+
+
 @pytest.mark.parametrize("top", [0, 3, 64])
 def test_logprobs_of_prompts_are_those_of_the_cpu(top: int) -> None:
     """More rows than are searched at a time, of few values, so that many are equal."""

@@ -161,10 +161,26 @@ def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None
     assert graph_bytes(runner, 20, memory, emulated_capture) == (100 + 5 * (len(sizes) - 1)) * mib
     assert not list(free), "three are captured"
     assert graph_bytes(runner, 20, memory, None) == 0
-    memory.free = lambda: 0  # where others allocate, nothing can be told
+    assert memory.release.called, "a capture frees what torch caches"
+    memory.free = lambda: 0
     assert graph_bytes(runner, 1, memory, emulated_capture) > 0
+    # Where others allocate, only what torch reserves is known to be the rank's.
+    reserved = iter([300 * mib, 400 * mib, 403 * mib, 406 * mib])
+    memory.reserved = lambda: next(reserved)
+    expected = (100 + 3 * (len(sizes) - 1)) * mib
+    assert graph_bytes(runner, 20, memory, emulated_capture, shared=True) == expected
     runner.batched_decode = False
     assert graph_bytes(runner, 20, memory, emulated_capture) == 0
+
+
+def test_a_model_that_only_embeds_has_no_graphs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(folder)
+    monkeypatch.setattr(runner.model, "head", None)
+    runner.capture_graphs(emulated_capture, graph_sizes(1))
+    assert runner.graphs is None
+    assert graph_bytes(runner, 20, Mock(), emulated_capture) == 0
 
 
 @pytest.mark.parametrize(

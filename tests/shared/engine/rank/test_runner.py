@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from tandem.shared.engine.plan import (
     COMPUTATION,
     OUT_OF_MEMORY,
+    PooledRow,
     RankSampling,
     SamplerSpec,
     SequenceStep,
     SlotLimits,
     StepPlan,
 )
+from tandem.shared.engine.rank import output_rows
+from tandem.shared.engine.rank.last_draws import StepVoidError
 from tandem.shared.engine.rank.loading import LoadedModel
 from tandem.shared.engine.rank.runner import ModelRunner, cause_of
 from tandem.tests.support.checkpoints import tiny_models
@@ -73,6 +78,22 @@ def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner
     assert one == again
 
 
+def test_a_step_planned_on_top_of_one_that_failed_is_void(runner: ModelRunner) -> None:
+    """Nothing of it is computed, and no layer is announced to a transfer."""
+    good = SequenceStep(1, [5], 0, [4], True)
+    layers: list[int] = []
+    runner.execute(StepPlan(1, [good], [spec_of(1)]))
+    with pytest.raises(RuntimeError, match="block table"):
+        runner.execute(StepPlan(2, [good._replace(first_block=1000)], ahead=True))
+    for step in (3, 4):
+        with pytest.raises(StepVoidError):
+            runner.launch(StepPlan(step, [good], [], [1], ahead=True), layers.append)
+    assert 1 in runner.slots and not layers
+    assert runner.execute(StepPlan(5, [good], [spec_of(1)], [1]), layers.append).sampled
+    assert layers
+    assert runner.execute(StepPlan(6, [good._replace(start=1)], ahead=True)).sampled
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, alone: bool) -> None:
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
@@ -98,6 +119,24 @@ def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, a
 )
 def test_a_failure_has_a_cause(error: Exception, cause: str) -> None:
     assert cause_of(error) == cause
+
+
+def test_vectors_of_all_sequences_are_copied_at_once(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Mock(wraps=output_rows.to_host)
+    rows = [
+        SequenceStep(number, [number] * count, 0, [number], False, pool=PooledRow("sum"))
+        for number, count in ((1, 3), (2, 1), (3, 4))
+    ]
+    alone = [runner.execute(StepPlan(0, [row], removed=[1, 2, 3])).hidden for row in rows]
+    monkeypatch.setattr(output_rows, "to_host", copy)
+    together = runner.execute(StepPlan(1, rows, removed=[1, 2, 3]))
+    assert copy.call_count == 2, "the vectors, and whether the last rows are finite"
+    for one in alone:
+        for key, expected in one.items():
+            x, y = (np.frombuffer(each, np.float32) for each in (together.hidden[key], expected))
+            np.testing.assert_allclose(x, y, atol=1e-4)
 
 
 def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.kernels.operators import Operators
-from tandem.shared.engine.plan import PLACEHOLDER, SequenceStep, SlotLimits, StepColumns
+from tandem.shared.engine.plan import (
+    PLACEHOLDER,
+    PooledRow,
+    SequenceStep,
+    SlotLimits,
+    StepColumns,
+)
 from tandem.shared.engine.rank import step_inputs
 from tandem.shared.engine.rank.slots import Slots
 from tandem.shared.engine.rank.step_inputs import StepInputs, host_rows
@@ -56,7 +64,7 @@ def test_a_mixed_step() -> None:
     slots.last_tokens[slots[1]] = 42
     decode = SequenceStep(1, [PLACEHOLDER], 6, [], True)
     rows = [row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])]
-    batch = inputs_of(slots).batch(StepColumns.of(rows))
+    batch = inputs_of(slots).batch(StepColumns.of(rows), [2, 3, 4])
     assert batch.tokens.tolist() == [202, 203, 204, 42, 300]
     assert batch.positions.tolist() == [2, 3, 4, 6, 0]
     metadata = batch.attention
@@ -124,3 +132,26 @@ def test_a_gpu_gets_what_a_cpu_gets(data: st.DataObject) -> None:
         if actual.attention.chunks is not None:
             starts = actual.attention.chunks.chunks[:, 3].tolist()
             assert starts == [each.start for each in chunks]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_pairs_of_texts_have_segments(monkeypatch: pytest.MonkeyPatch, staged: bool) -> None:
+    """On a GPU they are in the step's only upload."""
+    slots = Slots(SlotLimits(3, 2), CPU)
+    inputs = inputs_of(slots)
+    upload = Mock(wraps=inputs._upload)
+    monkeypatch.setattr(inputs, "_upload", upload)
+    if staged:
+        slots.tables, slots.on_cpu = torch.zeros_like(slots.tables), False
+        monkeypatch.setattr(torch, "from_numpy", None)
+    rows = [row(1, 5, 0, [0, 1]), row(2, 3, 0, [2]), row(3, 4, 0, [3])]
+    seconds = (2, 0, 3)
+    pairs = [
+        one._replace(sample=False, pool=PooledRow("first", classify=True, second_text=second))
+        for one, second in zip(rows, seconds, strict=True)
+    ]
+    segments = inputs.batch(StepColumns.of(pairs)).segments
+    assert segments is not None and segments.tolist() == [0, 0, 1, 1, 1] + [0] * 3 + [0, 0, 0, 1]
+    single = [one._replace(pool=PooledRow("first")) for one in pairs]
+    assert inputs.batch(StepColumns.of(single)).segments is None
+    assert upload.call_count == 2 * staged

@@ -284,6 +284,18 @@ def test_a_step_that_fails_voids_the_one_planned_on_top_of_it() -> None:
     assert not plan.ahead and plan.sequences[0].start == 0 and two.outputs == []
 
 
+def test_what_a_void_step_removes_is_removed_by_the_next_one() -> None:
+    """Ranks that skip it would keep the slots of sequences that have ended."""
+    scheduler = make()
+    scheduler.add(sequence(1, 4, max_tokens=1))
+    scheduler.add(sequence(2, 4, max_tokens=9))
+    first, second = next_plan(scheduler), next_plan(scheduler)
+    scheduler.apply(result(first))
+    assert next_plan(scheduler).removed == [1] and second.removed == []
+    scheduler.step_failed("broken", memory=True)
+    assert sorted({*next_plan(scheduler).removed}) == [1, 2]
+
+
 def test_a_sequence_is_retried_alone() -> None:
     scheduler = make()
     for number in (1, 2, 3):
