@@ -145,17 +145,20 @@ class ModelRunner:
         self._last_end = end
         return result
 
-    @property
-    def captures(self) -> bool:
-        """True if the model has decode steps, and they can be captured in CUDA graphs."""
+    def can_capture(self) -> bool:
+        """True if the model has decode steps, and all ranks can capture them in CUDA graphs: those
+        that could would wait for the others in the model's collectives."""
         generates = self.model.head is not None
-        return generates and self.batched_decode and not self.model.attends_one_by_one
+        here = generates and self.batched_decode and not self.model.attends_one_by_one
+        return self.tp.agree([here])[0] == self.tp.size
 
     def capture_graphs(self, capture: Capture, sizes: Sequence[int]) -> None:
         """Capture graphs of decode steps of these numbers of rows, if the model allows it."""
-        if not self.captures:
+        if not self.can_capture():
             if self.model.head is not None:
-                log.info("decode steps are launched kernel by kernel: a layer attends one by one")
+                log.info(
+                    "decode steps are launched kernel by kernel: not all ranks have the kernels"
+                )
             return
         try:
             with torch.inference_mode():

@@ -218,7 +218,7 @@ def graph_bytes(
     On a device that is ``shared``, where what is free also falls by what others allocate, only
     torch's share of it is measured.
     """
-    if capture is None or not runner.captures:
+    if capture is None or not runner.can_capture():
         return 0
 
     def taken() -> int:

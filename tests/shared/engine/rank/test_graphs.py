@@ -152,6 +152,13 @@ def test_a_capture_that_fails_ends_the_start_with_a_remedy(
         runner.capture_graphs(capture, graph_sizes(1))
 
 
+def test_no_rank_captures_unless_all_can(folder: Path) -> None:
+    runner = runner_of(folder)
+    runner.tp = Mock(size=2, agree=lambda here: [here[0] + 0])  # the other one cannot
+    runner.capture_graphs(Mock(side_effect=AssertionError), graph_sizes(1))
+    assert runner.graphs is None
+
+
 def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None:
     """The largest takes 100 MiB with what the others use too, each of the others 5."""
     runner, mib = runner_of(folder), 1 << 20
