@@ -48,6 +48,9 @@ log = logging.getLogger("tandem.node")
 # Connections that have not proved yet that they know the token. Ranks do within milliseconds, so
 # the oldest of more is closed: strangers that only connect keep no rank out.
 MAX_UNPROVED = 128
+# A reason to refuse connections is logged at most once in this time: strangers must not fill the
+# log.
+QUIET_SECONDS = 10.0
 # For a name that is not known yet, such as that of a pod which has just started.
 NAME_SECONDS = 60.0
 NAME_RETRY_SECONDS = 0.5
@@ -111,6 +114,7 @@ class OtherHosts:
         )
         self._complete = False
         self._last_refusal = ""
+        self._logged_at: dict[str, float] = {}  # by the reason of a refusal
         self._unproved: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -238,7 +242,10 @@ class OtherHosts:
 
     def _note_refusal(self, address: str, reason: str) -> None:
         self._last_refusal = f"{address} is refused: {reason}"
-        log.warning("%s", self._last_refusal)
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at.get(reason, -QUIET_SECONDS) >= QUIET_SECONDS:
+            self._logged_at[reason] = now
+            log.warning("%s", self._last_refusal)
 
     async def _first_message(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

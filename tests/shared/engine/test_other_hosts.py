@@ -268,6 +268,18 @@ async def test_only_hosts_with_a_cluster_token_join(
             await until(lambda: "is refused: it has another cluster token" in caplog.text)
 
 
+async def test_strangers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of()
+    async with listening(config) as hosts:
+        addresses = set()
+        for _ in range(3):
+            with pytest.raises(StartupError):
+                await reply_to(config, about(), JoinSecrets(tokens=("other",)))
+            addresses.add(hosts._last_refusal)
+    assert len(addresses) == 3
+    assert caplog.text.count("it has another cluster token") == 1
+
+
 async def test_a_head_without_the_token_is_refused() -> None:
     """Whoever has taken the head's address gets no message."""
     config, received = config_of(), bytearray()
