@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import tempfile
@@ -448,12 +449,24 @@ async def end_process(
     process: asyncio.subprocess.Process | RemoteProcess, *, at_once: bool
 ) -> None:
     """Await the end of a rank whose channel is closed; kill it if it takes long, or ``at_once``."""
-    for kill in (True,) if at_once else (False, True):
-        if kill:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+    for by_signal in (True,) if at_once else (False, True):
+        if by_signal:
+            kill_process(process)
         try:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
             return
         except TimeoutError:
             continue
+
+
+def kill_process(process: asyncio.subprocess.Process | RemoteProcess) -> None:
+    """Kill a rank that has not ended.
+
+    ``asyncio.subprocess.Process.kill`` polls first in older versions of Python. If the rank just
+    ended, it thereby takes the exit status from asyncio's thread, which reports 255 instead.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if not isinstance(process, asyncio.subprocess.Process):
+            process.kill()
+        elif process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)

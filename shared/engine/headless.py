@@ -197,8 +197,7 @@ class HeadlessHost:
             if isinstance(message, KillRank):
                 for rank in self._ranks:
                     if rank.index == message.rank:
-                        with contextlib.suppress(ProcessLookupError):
-                            rank.process.kill()
+                        executor.kill_process(rank.process)
 
     async def _end(self) -> None:
         for rank in self._ranks:

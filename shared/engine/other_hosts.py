@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,15 +39,21 @@ from .messages import (
     KillRank,
     RankEnded,
     RankJoins,
+    RankMessage,
     ToLauncher,
 )
 
 log = logging.getLogger("tandem.node")
 
-# Connections that have not proved yet that they know the token; more are closed.
-MAX_UNPROVED = 64
-# Messages before the ranks' are small; a step's are as large as on local channels.
-READ_LIMIT = 1 << 20
+# Connections that have not proved yet that they know the token. Ranks do within milliseconds, so
+# the oldest of more is closed: strangers that only connect keep no rank out.
+MAX_UNPROVED = 128
+# A reason to refuse connections is logged at most once in this time: strangers must not fill the
+# log.
+QUIET_SECONDS = 10.0
+# For a name that is not known yet, such as that of a pod which has just started.
+NAME_SECONDS = 60.0
+NAME_RETRY_SECONDS = 0.5
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -107,7 +114,8 @@ class OtherHosts:
         )
         self._complete = False
         self._last_refusal = ""
-        self._unproved = asyncio.Semaphore(MAX_UNPROVED)
+        self._logged_at: dict[str, float] = {}  # by the reason of a refusal
+        self._unproved: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -125,21 +133,28 @@ class OtherHosts:
         context: ssl.SSLContext | None = None
         if secrets.certificate:
             context = server_context(secrets.certificate, secrets.key, secrets.authority)
-        try:
-            self._server = await asyncio.start_server(
-                self._accept,
-                config.master_addr,
-                config.master_port,
-                limit=READ_LIMIT,
-                ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if context is not None else None,
-            )
-        except OSError as error:
-            raise StartupError(
-                f"cannot listen on {config.master} for the other hosts: {error.strerror or error}; "
-                f"--master-addr must be an address of host 0, which this is, and --master-port "
-                f"free there"
-            ) from None
+        deadline = asyncio.get_running_loop().time() + NAME_SECONDS
+        while self._server is None:
+            try:
+                self._server = await self._bind(context)
+            except OSError as error:
+                is_late = asyncio.get_running_loop().time() >= deadline
+                if not isinstance(error, socket.gaierror) or is_late:
+                    raise StartupError(
+                        f"cannot listen on {config.master} for the other hosts: "
+                        f"{error.strerror or error}; --master-addr must be an address of host 0, "
+                        f"which this is, and --master-port free there"
+                    ) from None
+                await asyncio.sleep(NAME_RETRY_SECONDS)
+
+    async def _bind(self, context: ssl.SSLContext | None) -> asyncio.Server:
+        return await asyncio.start_server(
+            self._accept,
+            self._config.master_addr,
+            self._config.master_port,
+            ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if context is not None else None,
+        )
 
     async def join(self, fingerprint: dict[str, str]) -> list[Host]:
         """Wait for all hosts, which must have the model with this fingerprint, and have them start
@@ -203,20 +218,12 @@ class OtherHosts:
         peer = writer.get_extra_info("peername")
         address = join_host_port(str(peer[0]), peer[1]) if peer else "a connection"
         is_rank = False
-        if self._unproved.locked():
-            writer.close()
-            return
         try:
-            async with self._unproved, asyncio.timeout(HANDSHAKE_SECONDS):
-                set_options(writer.get_extra_info("socket"))
-                await self._admit(reader, writer)
-                message = await read_message(reader)
+            message = await self._first_message(reader, writer)
             if isinstance(message, HostJoins):
                 await self._serve_host(message, reader, writer)
             elif isinstance(message, RankJoins):
                 is_rank = self._take(message.rank, (reader, writer))
-        except TimeoutError:
-            self._note_refusal(address, "it proves no cluster token in time")
         except VersionError:
             self._note_refusal(
                 address,
@@ -235,7 +242,30 @@ class OtherHosts:
 
     def _note_refusal(self, address: str, reason: str) -> None:
         self._last_refusal = f"{address} is refused: {reason}"
-        log.warning("%s", self._last_refusal)
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at.get(reason, -QUIET_SECONDS) >= QUIET_SECONDS:
+            self._logged_at[reason] = now
+            log.warning("%s", self._last_refusal)
+
+    async def _first_message(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> RankMessage:
+        """The first message of a connection that has proved to know a token. Raises
+        ``StartupError``, and like ``read_message``."""
+        if len(self._unproved) >= MAX_UNPROVED:
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            oldest.transport.abort()
+        self._unproved[writer] = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                set_options(writer.get_extra_info("socket"))
+                await self._admit(reader, writer)
+                return await read_message(reader)
+        except TimeoutError:
+            raise StartupError("it proves no cluster token in time") from None
+        finally:
+            self._unproved.pop(writer, None)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         challenge = greeting()

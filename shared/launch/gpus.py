@@ -15,15 +15,15 @@ from pathlib import Path
 
 from ..config import EngineConfig
 from ..errors import UsageError
-from ..handoff.carriers.cuda_ipc.cuda_driver import device_count
+from ..handoff.carriers.cuda_ipc.cuda_driver import cuda_of_driver, device_count
 from ..kv.planning import CPU
 
 log = logging.getLogger("tandem.node")
 
 
 def usable_gpus(config: EngineConfig) -> tuple[int, ...]:
-    """The GPUs of ``--d``, or else all of this machine; none if the options or a CPU build of torch
-    exclude them. Raises ``UsageError``."""
+    """The GPUs of ``--d``, or else all of this machine; none if the options exclude them, or torch
+    cannot use them. Raises ``UsageError``."""
     if config.device == CPU:
         return config.device_ids
     count = device_count()
@@ -32,24 +32,37 @@ def usable_gpus(config: EngineConfig) -> tuple[int, ...]:
             last = f"0 to {count - 1}" if count > 1 else "0"
             raise UsageError(f"--d {config.devices}: this machine's usable GPUs are {last}")
         return config.device_ids
-    if count and not _torch_has_cuda():
+    if count and (problem := _problem()):
+        cause, remedy = problem
         log.warning(
-            "torch is installed without CUDA, so the %d GPUs here are not used; install a build "
-            "with CUDA (make serve TORCH_INDEX=), or add --device cpu",
-            count,
+            "%s, so the %d GPUs here are not used; %s, or add --device cpu", cause, count, remedy
         )
         return ()
     return tuple(range(count))
 
 
-def _torch_has_cuda() -> bool:
-    """True if torch's version file names a CUDA version. Importing torch would take longer than the
-    rest of a launcher's start."""
+def _problem() -> tuple[str, str] | None:
+    """The reason why torch can use no GPU here, and the remedy."""
+    built = _cuda_of_torch()
+    if not built:
+        remedy = "install a build with CUDA (make serve TORCH_INDEX=)"
+        return "torch is installed without CUDA", remedy
+    driver = cuda_of_driver()
+    # Drivers support all minor versions of the CUDA that they were made for.
+    if driver[0] < int(built.partition(".")[0]):
+        remedy = f"update the driver, or install a torch for CUDA {driver[0]}"
+        return f"the driver is made for CUDA {driver[0]}.{driver[1]}, torch for {built}", remedy
+    return None
+
+
+def _cuda_of_torch() -> str:
+    """The version of CUDA in torch's version file; empty without one. Importing torch would take
+    longer than the rest of a launcher's start."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return False
+        return ""
     version = Path(spec.origin).with_name("version.py")
-    return version.is_file() and runpy.run_path(str(version)).get("cuda") is not None
+    return (version.is_file() and runpy.run_path(str(version)).get("cuda")) or ""
 
 
 def engines_of(

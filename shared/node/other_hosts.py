@@ -39,7 +39,10 @@ async def other_hosts(
     try:
         yield hosts
     except TandemError as error:
-        reason = str(error)
+        reason = str(error)  # empty after a signal
+        raise
+    except Exception as error:
+        reason = f"it failed: {error!r}"
         raise
     finally:
         await hosts.close(failure() or reason)

@@ -25,7 +25,7 @@ from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..engine.other_hosts import OtherHosts
 from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
-from ..errors import StartupError
+from ..errors import StartupError, TandemError
 from ..handoff.carriers import kinds as carriers
 from ..handoff.inbox import Inbox
 from ..handoff.lease import new_epoch
@@ -260,7 +260,7 @@ class _Shutdown:
         self.role_requested.set()
 
 
-class _StoppedError(Exception):
+class _StoppedError(TandemError):
     """A signal arrived before the node could serve."""
 
 

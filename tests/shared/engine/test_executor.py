@@ -87,6 +87,19 @@ async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
         await engine.ranks.stop()
 
 
+async def test_a_rank_that_ends_while_it_is_killed_keeps_its_exit_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(20):
+        process = await asyncio.create_subprocess_exec("sleep", "60")
+        while process.returncode is None:
+            executor.kill_process(process)
+            await asyncio.sleep(0)
+        executor.kill_process(process)
+        assert process.returncode == -signal.SIGKILL
+    assert "child process" not in caplog.text
+
+
 async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
     config = replace(CONFIG, load_timeout=0.01)
     with pytest.raises(StartupError, match=r"rank 0 sent no DeviceOpened within 0\.01 s.*--load-t"):

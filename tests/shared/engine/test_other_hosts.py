@@ -19,7 +19,7 @@ import pytest
 from tandem import EngineConfig, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig, SecurityConfig
-from tandem.shared.engine import executor, join
+from tandem.shared.engine import executor, join, other_hosts
 from tandem.shared.engine.channel import framed
 from tandem.shared.engine.core import StepOutput
 from tandem.shared.engine.headless import HeadlessHost
@@ -268,6 +268,18 @@ async def test_only_hosts_with_a_cluster_token_join(
             await until(lambda: "is refused: it has another cluster token" in caplog.text)
 
 
+async def test_strangers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of()
+    async with listening(config) as hosts:
+        addresses = set()
+        for _ in range(3):
+            with pytest.raises(StartupError):
+                await reply_to(config, about(), JoinSecrets(tokens=("other",)))
+            addresses.add(hosts._last_refusal)
+    assert len(addresses) == 3
+    assert caplog.text.count("it has another cluster token") == 1
+
+
 async def test_a_head_without_the_token_is_refused() -> None:
     """Whoever has taken the head's address gets no message."""
     config, received = config_of(), bytearray()
@@ -298,6 +310,53 @@ async def test_nothing_is_decoded_before_the_proof(monkeypatch: pytest.MonkeyPat
         data = await asyncio.wait_for(reader.read(), SECONDS)
         assert data[join.GREETING_BYTES :] == join.REFUSAL
         writer.close()
+
+
+async def test_strangers_that_only_connect_keep_no_host_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(other_hosts, "MAX_UNPROVED", 3)
+    config = config_of()
+    async with listening(config) as hosts:
+        joining = asyncio.create_task(hosts.join(FINGERPRINT))
+        strangers = [await asyncio.open_connection(HEAD, config.master_port) for _ in range(4)]
+        for reader, _ in strangers:
+            assert await reader.readexactly(join.GREETING_BYTES)
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):  # there is no place for four
+            await asyncio.wait_for(strangers[0][0].readexactly(1), SECONDS)
+        assert await reply_to(config, about()) == HostAccepted()
+        await joining
+        for _, writer in strangers:
+            writer.close()
+    assert "is refused" not in caplog.text
+
+
+async def test_a_connection_without_a_proof_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(other_hosts, "HANDSHAKE_SECONDS", 0.1)
+    config = config_of()
+    async with listening(config):
+        reader, writer = await asyncio.open_connection(HEAD, config.master_port)
+        assert len(await asyncio.wait_for(reader.read(), SECONDS)) == join.GREETING_BYTES
+        writer.close()
+    assert "is refused: it proves no cluster token in time" in caplog.text
+
+
+async def test_a_host_that_vanishes_is_not_reported_as_one_without_a_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of()
+    async with listening(config) as hosts:
+        joining = asyncio.create_task(hosts.join(FINGERPRINT))
+        channel = await asyncio.to_thread(join.connect, HEAD, config.master_port, SECRETS)
+        channel.send(about())
+        (host,) = await joining
+        transport = host.writer.transport
+        transport._fatal_error(TimeoutError(110, "timed out"))  # type: ignore[attr-defined]
+        await asyncio.wait_for(host.statuses[1], SECONDS)
+        channel.close()
+    assert "is refused" not in caplog.text
 
 
 async def test_a_rank_that_is_not_expected_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -374,6 +433,28 @@ async def test_a_joiner_says_what_is_wrong_with_the_address(
         monkeypatch.setattr(join, "HANDSHAKE_SECONDS", 0.1)
         with pytest.raises(StartupError, match="accepts connections, but does not greet"):
             await reply_to(config, about())
+
+
+async def test_a_head_waits_for_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes makes a pod's name known after the pod has started."""
+    monkeypatch.setattr(other_hosts, "NAME_RETRY_SECONDS", 0.01)
+    config, known, asked = config_of(), socket.getaddrinfo, []
+
+    def resolve(host: str, *rest: int, **more: int) -> object:
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(HEAD, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with listening(replace(config, master_addr="prefill-0.prefill")):
+        assert asked == ["prefill-0.prefill"] * 3
+        writer = (await asyncio.open_connection(HEAD, config.master_port))[1]
+        writer.close()
+    monkeypatch.setattr(other_hosts, "NAME_SECONDS", 0.0)
+    asked.clear()
+    with pytest.raises(StartupError, match=r"cannot listen on prefill-0\.prefill:.*not known; --m"):
+        await OtherHosts(replace(config, master_addr="prefill-0.prefill"), SECRETS).listen()
 
 
 async def test_a_head_that_cannot_listen_says_why() -> None:

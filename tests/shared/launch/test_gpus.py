@@ -140,11 +140,12 @@ def test_each_node_that_was_given_gpus_has_a_line() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Two GPUs, and a torch with a given version file."""
+    """Two GPUs, a driver for CUDA 13.0, and a torch with a given version file."""
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise AssertionError('torch was imported')")
     monkeypatch.setattr(gpus, "device_count", lambda: 2)
+    monkeypatch.setattr(gpus, "cuda_of_driver", lambda: (13, 0))
     spec = gpus.importlib.util.spec_from_file_location("torch", folder / "__init__.py")
     monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: spec)
 
@@ -157,7 +158,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 def test_gpus_count_if_torch_can_use_them_and_none_are_chosen(
     machine: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine("from typing import Optional\ncuda: Optional[str] = '13.0'\n")
+    machine("from typing import Optional\ncuda: Optional[str] = '13.2'\n")
     for device, usable in (("auto", (0, 1)), ("cuda", (0, 1)), ("cpu", ())):
         assert usable_gpus(EngineConfig(device=device)) == usable
     assert usable_gpus(EngineConfig(devices="1")) == (1,)
@@ -172,6 +173,11 @@ def test_gpus_that_torch_cannot_use_are_named(
     machine("cuda = None\n")
     assert usable_gpus(EngineConfig()) == ()
     assert "installed without CUDA, so the 2 GPUs here are not used" in caplog.text
+    machine("cuda = '14.1'\n")
+    assert usable_gpus(EngineConfig()) == ()
+    expected = "driver is made for CUDA 13.0, torch for 14.1, so the 2 GPUs here are not used; upd"
+    assert expected in caplog.text
+    assert usable_gpus(EngineConfig(devices="1")) == (1,)  # whose node says what is wrong
 
 
 def test_a_node_on_several_hosts_uses_its_part_of_the_gpus_of_this_one() -> None:

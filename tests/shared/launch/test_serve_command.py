@@ -167,7 +167,7 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
     devices: tuple[str | None, ...],
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
-    monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
+    monkeypatch.setattr("tandem.shared.launch.gpus._problem", lambda: None)
     flags = ["--prefill-nodes=1", "--share-devices"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()

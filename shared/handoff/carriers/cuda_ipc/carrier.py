@@ -192,6 +192,6 @@ class CudaIpcReader:
             self._failure = error
 
     def close(self) -> None:
+        self._settle()  # before the sender sees the end of the pipe, and may free its memory
         self._bells.close()
-        self._settle()
         self._ring.close()

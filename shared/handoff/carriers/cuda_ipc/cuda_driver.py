@@ -35,6 +35,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
@@ -64,6 +65,15 @@ def device_count(library: str = LIBRARY) -> int:
         return 0
     failed = driver.cuInit(0) or driver.cuDeviceGetCount(byref(count))
     return 0 if failed else count.value
+
+
+def cuda_of_driver(library: str = LIBRARY) -> tuple[int, int]:
+    """The newest version of CUDA that the driver supports, such as (12, 8). Raises
+    ``DeviceError``."""
+    version = c_int()
+    if _load(library).cuDriverGetVersion(byref(version)):
+        raise DeviceError("the CUDA driver does not tell its version")
+    return version.value // 1000, version.value % 1000 // 10
 
 
 class CudaDriver:

@@ -54,6 +54,11 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
     return 0;
 }
 
+CUresult cuDriverGetVersion(int *version) {
+    *version = 12080;
+    return 0;
+}
+
 CUresult cuDeviceGetCount(int *count) {
     if (!ready) return NOT_INITIALIZED;
     *count = 4;

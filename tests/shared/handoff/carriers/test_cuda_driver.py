@@ -15,6 +15,7 @@ import torch
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import (
     HANDLE_BYTES,
     CudaDriver,
+    cuda_of_driver,
     device_count,
 )
 from tandem.shared.handoff.carriers.device import DeviceError
@@ -128,6 +129,10 @@ def test_gpus_are_counted_by_the_driver_if_there_is_one(library: str, tmp_path: 
     assert device_count(library) == 4
     assert device_count(str(tmp_path / "libnone.so")) == 0
     assert device_count("libc.so.6") == 0
+
+
+def test_the_driver_tells_its_version_of_cuda(library: str) -> None:
+    assert cuda_of_driver(library) == (12, 8)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -15,6 +15,7 @@ from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.cuda_ipc import carrier as cuda_ipc
 from tandem.shared.handoff.carriers.cuda_ipc.device_ring import DevicePlace
 from tandem.shared.handoff.carriers.device import DEVICE_WINDOW_BYTES, DeviceError
+from tandem.shared.handoff.carriers.doorbells import DoorbellReader
 from tandem.shared.handoff.carriers.staging import HOST_WINDOW_BYTES
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane import loop as plane_loop
@@ -373,9 +374,27 @@ def test_a_slot_that_is_taken_back_before_it_was_read_is_not_believed() -> None:
     assert decode.plane.stats().checksum_failures == 1
 
 
-def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
-    """The slot is released before the bytes are checked."""
+def test_a_sender_hears_of_the_end_when_its_memory_is_no_longer_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    close = DoorbellReader.close
 
+    def end(bells: DoorbellReader) -> None:
+        events.append("the pipe is closed")
+        close(bells)
+
+    monkeypatch.setattr(DoorbellReader, "close", end)
+    with World("cuda_ipc") as world:
+        prefill, decode = world.rank("p", seed=1), world.rank("d", listen_host=None)
+        world.transfer(prefill, decode, 1, BLOCKS, first_token=0, end_token=END)
+        world.until(lambda: bool(decode.log.of(Received)))
+        _driver(decode).settle = lambda: events.append("nothing is copied")
+    assert events == ["nothing is copied", "the pipe is closed"]
+
+
+def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
+    """Bytes are verified and scattered from this rank's own copy."""
     reads: list[tuple[int, int]] = []
 
     def spoil(overwrite: Callable[[], None], decode: HandRank) -> None:
