@@ -40,6 +40,8 @@ def takes(qkv_TXD: torch.Tensor, cos_sin: CosSin) -> bool:
     cos, sin = cos_sin
     if cos.stride() != sin.stride() or cos.stride(2) != 1:
         return False
+    if cos.stride(0) % max(1, cos.shape[2]):
+        return False
     return heads_are_rows and all(
         each.data_ptr() % VECTOR_BYTES == 0 for each in (qkv_TXD, cos, sin)
     )
