@@ -70,7 +70,6 @@ def constants(
         "HAS_CAP": params.soft_cap is not None,
         "HAS_SINKS": params.sinks,
         "BLOCK_SIZE": block_size,
-        "KV_HEADS": kv_heads,
         "GROUP": group,
         "BLOCK_M": max(MIN_DOT, rows, triton.next_power_of_2(group)),
         "BLOCK_N": max(MIN_DOT, tokens),
@@ -120,7 +119,7 @@ def chunk_attention(
     fixed = constants(q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, params, chunks.block_size)
     # As many as there may be, however the rows are divided between chunks.
     row_blocks = len(q_THD) // (fixed["BLOCK_M"] // fixed["GROUP"]) + count
-    _attend_chunks[(row_blocks * kv_heads,)](
+    _attend_chunks[(kv_heads, row_blocks)](
         q_THD,
         keys,
         values,
@@ -142,13 +141,11 @@ def chunk_attention(
 
 
 @triton.jit
-def rows_of_program(
-    chunks: tl.tensor, count: tl.tensor, PROGRAMS: tl.constexpr, ROWS: tl.constexpr
+def find_rows(
+    chunks: tl.tensor, count: tl.tensor, number: tl.tensor, ROWS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The entry of a program's chunk, and the first of its ``ROWS`` rows there, which is outside of
-    the chunk if there is nothing to do. So many programs that follow each other have the same rows;
-    the last rows of a chunk see most tokens and begin first."""
-    number = (tl.num_programs(0) - 1 - tl.program_id(0)) // PROGRAMS
+    """The entry of the chunk of a row block, ``ROWS`` rows, and the first of them in the chunk,
+    which is outside of it if the block has none."""
     # Chunk c has the row blocks from (its first row) // ROWS + c on.
     low, high = 0, count
     while high - low > 1:
@@ -185,7 +182,6 @@ def _attend_chunks(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -197,8 +193,9 @@ def _attend_chunks(
 ) -> None:
     """Attend with some rows of one chunk, for the query heads of one KV head."""
     ROWS: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(0) % KV_HEADS
-    entry, first = rows_of_program(chunks, count, KV_HEADS, ROWS)
+    # The last rows of a chunk see most tokens and begin first.
+    kv_head, number = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    entry, first = find_rows(chunks, count, number, ROWS)
     first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
     table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
     if first >= 0 and first < num_rows:

@@ -27,7 +27,7 @@ from ..attention_metadata import ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, parts, whole_scale
-from .chunk_attention import FP16_SHARE, LOWEST, MIN_DOT, rows_of_program
+from .chunk_attention import FP16_SHARE, LOWEST, MIN_DOT, find_rows
 from .latent_decode import latents_at
 
 # Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
@@ -186,8 +186,11 @@ def _attend_latent_chunks(
 ) -> None:
     """Attend with some rows of one chunk, for some of their heads."""
     ROWS: tl.constexpr = BLOCK_M // GROUP
+    # One axis, since a tile may have a single row, and others are limited to 65,535 programs. The
+    # last rows of a chunk see most tokens and begin first.
     head_block = tl.program_id(0) % HEAD_BLOCKS
-    entry, first = rows_of_program(chunks, count, HEAD_BLOCKS, ROWS)
+    number = (tl.num_programs(0) - 1 - tl.program_id(0)) // HEAD_BLOCKS
+    entry, first = find_rows(chunks, count, number, ROWS)
     first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
     table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
     if first >= 0 and first < num_rows:
