@@ -75,8 +75,9 @@ def from_fp8(words: tl.tensor) -> tl.tensor:
     """Convert the four e4m3 codes of each word to float16, [tokens, words] to [tokens, 4 words].
     Words, because Triton would bring e4m3 into the tensor cores' order byte by byte."""
     if INTERPRETED:
-        lower = tl.join(_byte_from_fp8(words, 0), _byte_from_fp8(words, 1))
-        upper = tl.join(_byte_from_fp8(words, 2), _byte_from_fp8(words, 3))
+        first, second = widened(words & 255), widened((words >> 8) & 255)
+        third, fourth = widened((words >> 16) & 255), widened((words >> 24) & 255)
+        lower, upper = tl.join(first, second), tl.join(third, fourth)
     else:
         lower, upper = tl.inline_asm_elementwise(
             """{ .reg .b16 low, high;
@@ -90,14 +91,8 @@ def from_fp8(words: tl.tensor) -> tl.tensor:
             1,
         )
         lower, upper = two(lower, tl.float16), two(upper, tl.float16)
-    pairs = tl.join(lower, upper)
+    pairs = tl.join(lower, upper).to(tl.float16)
     return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
-
-
-@triton.jit
-def _byte_from_fp8(words: tl.tensor, PLACE: tl.constexpr) -> tl.tensor:
-    code = (words >> 8 * PLACE & 0xFF).to(tl.uint8)
-    return code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -115,3 +110,10 @@ def to_fp8(x: tl.tensor) -> tl.tensor:
     code = tl.where(clamped < _FP8_NORMAL, small, normal)
     code = tl.where(x != x, 0x7F, code)
     return (sign | code).to(tl.uint8)
+
+
+@triton.jit
+def to_int8(x: tl.tensor) -> tl.tensor:
+    """Numbers up to 127, rounded to the nearest, ties to even: the lowest bits of a sum so large
+    that its unit is one."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)

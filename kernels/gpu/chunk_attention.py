@@ -28,7 +28,7 @@ from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
 
 # The fewest rows or columns of a tensor core's product.
-_MIN_DOT = 16
+MIN_DOT = 16
 # Values of a block of keys, and of the sums of a tile's rows, which are in registers. float32 is
 # multiplied without tensor cores, from registers.
 _BLOCK_VALUES, _BLOCK_VALUES_FP32 = 8 << 10, 4 << 10
@@ -36,9 +36,9 @@ _TILE_VALUES, _TILE_VALUES_FP32 = 16 << 10, 8 << 10
 _MAX_M, _MAX_M_FP32 = 128, 32
 _MAX_N, _MAX_N_FP32 = 128, 32
 # Lower than every score, and finite, so that its difference from itself is zero.
-_LOWEST = tl.constexpr(-3.4e38)
+LOWEST = tl.constexpr(-3.4e38)
 # What a share of the values is at most in fp16, whose smallest is then 2e-12 of it.
-_FP16_SHARE = tl.constexpr(32768.0)
+FP16_SHARE = tl.constexpr(32768.0)
 _WARPS = 8
 
 
@@ -52,7 +52,7 @@ def constants(
     block_size: int,
 ) -> dict[str, Any]:
     """Compile-time constants of ``_attend_chunks``, and its options of compilation."""
-    block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
+    block_d = max(MIN_DOT, triton.next_power_of_2(dim))
     group = heads // kv_heads
     if q_dtype == torch.float32:
         rows = min(_MAX_M_FP32, _TILE_VALUES_FP32 // block_d)
@@ -71,8 +71,8 @@ def constants(
         "HAS_SINKS": params.sinks,
         "BLOCK_SIZE": block_size,
         "GROUP": group,
-        "BLOCK_M": max(_MIN_DOT, rows, triton.next_power_of_2(group)),
-        "BLOCK_N": max(_MIN_DOT, tokens),
+        "BLOCK_M": max(MIN_DOT, rows, triton.next_power_of_2(group)),
+        "BLOCK_N": max(MIN_DOT, tokens),
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
         "IS_FP8": cache_dtype == FP8,
@@ -98,17 +98,10 @@ def chunk_attention(
     params: AttentionParams,
     out_THD: torch.Tensor,
     sinks_H: torch.Tensor | None = None,
-    span_ends_T: torch.Tensor | None = None,
 ) -> None:
-    """Fill the chunks' rows of ``out``.
-
-    ``sinks`` are fp32 scores, if ``params`` has them. Rows with one of ``span_ends``, int32, also
-    attend to later tokens of their chunk, those at positions below it: the tokens of an image see
-    each other.
-    """
+    """Fill the chunks' rows of ``out``. ``sinks`` are fp32 scores, if ``params`` has them."""
     assert params.sinks == (sinks_H is not None) and params.scale > 0
     assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
-    assert span_ends_T is None or (span_ends_T.dtype == torch.int32 and params.causal)
     keys, key_scales = parts(keys_KND)
     values, value_scales = parts(values_KND)
     heads, dim = q_THD.shape[1:]
@@ -135,7 +128,6 @@ def chunk_attention(
         chunks.chunks,
         chunks.tables,
         chunks.chunks if sinks_H is None else sinks_H,
-        chunks.chunks if span_ends_T is None else span_ends_T,
         out_THD,
         *factors(params, whole_scale(keys_KND)),
         whole_scale(values_KND),
@@ -144,9 +136,26 @@ def chunk_attention(
         q_THD.stride(0) // dim,
         out_THD.stride(0) // dim,
         keys.shape[1],
-        HAS_SPANS=span_ends_T is not None,
         **fixed,
     )
+
+
+@triton.jit
+def find_rows(
+    chunks: tl.tensor, count: tl.tensor, number: tl.tensor, ROWS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The entry of the chunk of a row block, ``ROWS`` rows, and the first of them in the chunk,
+    which is outside of it if the block has none."""
+    # Chunk c has the row blocks from (its first row) // ROWS + c on.
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(chunks + middle * 4) // ROWS + middle <= number:
+            low = middle
+        else:
+            high = middle
+    entry = chunks + low * 4
+    return entry, (number - tl.load(entry) // ROWS - low) * ROWS
 
 
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "out_row", "slots"])
@@ -159,7 +168,6 @@ def _attend_chunks(
     chunks: tl.tensor,
     tables: tl.tensor,
     sinks_H: tl.tensor,
-    span_ends_T: tl.tensor,
     out_THD: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
@@ -173,7 +181,6 @@ def _attend_chunks(
     CAUSAL: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_SPANS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -188,18 +195,9 @@ def _attend_chunks(
     ROWS: tl.constexpr = BLOCK_M // GROUP
     # The last rows of a chunk see most tokens and begin first.
     kv_head, number = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
-    # Chunk c has the row blocks from (its first row) // ROWS + c on.
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(chunks + middle * 4) // ROWS + middle <= number:
-            low = middle
-        else:
-            high = middle
-    entry = chunks + low * 4
+    entry, first = find_rows(chunks, count, number, ROWS)
     first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
     table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
-    first = (number - first_row // ROWS - low) * ROWS
     if first >= 0 and first < num_rows:
         offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
         real = first + offs_m // GROUP < num_rows
@@ -218,8 +216,6 @@ def _attend_chunks(
             seen_to = tl.minimum(position + WINDOW, length)
         else:
             seen_to = tl.zeros_like(position) + length
-        if HAS_SPANS:
-            seen_to = tl.maximum(seen_to, tl.minimum(tl.load(span_ends_T + row), length))
         begin, end = tl.min(seen_from, axis=0), tl.max(seen_to, axis=0)
         all_from, all_to = tl.max(seen_from, axis=0), tl.min(seen_to, axis=0)
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
@@ -233,7 +229,7 @@ def _attend_chunks(
             scales = scale * largest
         else:
             scales = tl.zeros([BLOCK_M], tl.float32) + scale
-        m_i = tl.full([BLOCK_M], _LOWEST, tl.float32)
+        m_i = tl.full([BLOCK_M], LOWEST, tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         widest = 1e-30
@@ -281,7 +277,7 @@ def _attend_chunks(
                 # Sums are relative to the largest scale up to here, so that products fit fp16.
                 scale_v = tl.load(value_scales_KN + slot)
                 wider = tl.maximum(widest, tl.max(scale_v, axis=0))
-                p = p * (scale_v * (_FP16_SHARE / wider))[None, :]
+                p = p * (scale_v * (FP16_SHARE / wider))[None, :]
                 alpha = alpha * (widest / wider)
                 widest = wider
             acc = acc * alpha[:, None]
@@ -295,6 +291,6 @@ def _attend_chunks(
             acc = acc * alpha[:, None]
         out_offs = (row * out_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
         if IS_INT8:
-            value_scale = widest / _FP16_SHARE
+            value_scale = widest / FP16_SHARE
         out = acc / l_i[:, None] * value_scale
         tl.store(out_THD + out_offs, out.to(out_THD.dtype.element_ty), mask=q_mask)

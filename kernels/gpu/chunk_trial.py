@@ -20,7 +20,7 @@ from . import trials
 from .decode_trial import cached_as, limit
 
 # Of each chunk: the position of its first row, and its rows.
-_CHUNKS = ((0, 37), (300, 3), (150, 70))
+CHUNKS = ((0, 37), (300, 3), (150, 70))
 
 
 def triton_chunks(
@@ -55,14 +55,14 @@ def largest_error(config: AttentionConfig, kernel: ChunkKernel[CachedKV] | None 
     Other rows lie between the chunks.
     """
     size, device, random = config.block_size, config.device, torch.Generator().manual_seed(0)
-    blocks = list(range(-(-max(start + rows for start, rows in _CHUNKS) // size)))[::-1]
+    blocks = list(range(-(-max(start + rows for start, rows in CHUNKS) // size)))[::-1]
     cached = (2, config.kv_heads, len(blocks) * size, config.dim)
     keys, values = (
         cached_as(each.to(device), config.cache_dtype)
         for each in torch.randn(cached, generator=random)
     )
     sequences, end = list[SequenceMetadata](), 0
-    for start, rows in _CHUNKS:
+    for start, rows in CHUNKS:
         sequences.append(SequenceMetadata(slice(end + 1, end + 1 + rows), start, blocks, size))
         end += 1 + rows
     q_THD = torch.randn(end, config.heads, config.dim, generator=random).to(device, config.dtype)

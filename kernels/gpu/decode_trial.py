@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import logging
 from functools import cache, partial
 
 import torch
@@ -18,16 +17,14 @@ from ..attention_metadata import (
     AttentionMetadata,
     AttentionParams,
     DecodeMetadata,
+    LatentConfig,
     SequenceMetadata,
     decode_metadata,
 )
 from ..batched_decode import batched_attention
-from ..errors import KernelUnavailableError
 from ..reference.attention import paged_attention
 from ..scaled import INT8, CachedKV, ScaledKV, quantize
 from . import trials
-
-log = logging.getLogger("tandem.kernels")
 
 
 def triton_decode(
@@ -45,28 +42,22 @@ def triton_decode(
     paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD, sinks_H)
 
 
+@cache
 def works(config: AttentionConfig, *, required: bool = False) -> bool:
-    """True if the decode kernel compiles and is correct on this device.
+    """True if the decode kernel compiles and is correct on this device. Logs why not.
 
     Raises ``KernelUnavailableError`` if it is ``required`` on a GPU but does not work.
     """
     if config.device.type == "cpu":
         return False
-    reason = problem(config)
-    if reason and required:
-        raise KernelUnavailableError(reason)
-    if reason:
-        log.warning("sequences decode one by one, because Triton cannot be used here: %s", reason)
-    return not reason
+    return trials.passes(
+        lambda: trials.too_far(largest_error(config), limit(config)),
+        "sequences decode one by one, because Triton cannot be used here",
+        required=required,
+    )
 
 
-@cache
-def problem(config: AttentionConfig) -> str:
-    """The reason why the decode kernel cannot be used on this GPU; empty if it can."""
-    return trials.problem(lambda: trials.too_far(largest_error(config), limit(config)))
-
-
-def limit(config: AttentionConfig) -> float:
+def limit(config: AttentionConfig | LatentConfig) -> float:
     """The allowed rounding error of results of magnitude 1."""
     return 1e-3 if config.dtype == config.cache_dtype == torch.float32 else 0.05
 

@@ -27,18 +27,14 @@ from ..attention_metadata import ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, parts, whole_scale
+from .chunk_attention import FP16_SHARE, LOWEST, MIN_DOT, find_rows
 from .latent_decode import latents_at
 
-_MIN_DOT = 16
 # Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
 # tensor cores do not read queries from shared memory, those take them too, and so do codes that are
 # widened by bits. float32 is multiplied without tensor cores, from registers.
 _TILE, _TILE_WIDE, _TILE_HOPPER = (32, 32), (64, 32), (64, 64)
 _TILE_BITS, _TILE_FP32 = (16, 32), (16, 16)
-# Lower than every score, and finite, so that its difference from itself is zero.
-_LOWEST = tl.constexpr(-3.4e38)
-# What a share of the values is at most in fp16, whose smallest is then 2e-12 of it.
-_FP16_SHARE = tl.constexpr(32768.0)
 
 
 def constants(
@@ -55,12 +51,13 @@ def constants(
     head_blocks = triton.cdiv(heads, rows)
     return {
         "HEADS": heads,
+        "HEAD_BLOCKS": head_blocks,
         "GROUP": triton.cdiv(heads, head_blocks),
         "LATENT_DIM": latent_dim,
-        "BLOCK_C": max(_MIN_DOT, triton.next_power_of_2(latent_dim)),
+        "BLOCK_C": max(MIN_DOT, triton.next_power_of_2(latent_dim)),
         "NOPE_DIM": nope_dim,
         "ROPE_DIM": rope_dim,
-        "BLOCK_R": max(_MIN_DOT, triton.next_power_of_2(rope_dim)),
+        "BLOCK_R": max(MIN_DOT, triton.next_power_of_2(rope_dim)),
         "BLOCK_SIZE": block_size,
         "BLOCK_M": rows,
         "BLOCK_N": tokens,
@@ -116,11 +113,11 @@ def latent_chunks(
     )
     if fixed["IS_INT8"] or fixed["CONVERTS_FP8"]:  # read in words
         values = values.view(torch.int32)
-    count, head_blocks = len(chunks.chunks), triton.cdiv(heads, fixed["GROUP"])
+    count = len(chunks.chunks)
     # As many as there may be, however the rows are divided between chunks.
     row_blocks = rows // (fixed["BLOCK_M"] // fixed["GROUP"]) + count
     factor = whole_scale(latents)
-    _attend_latent_chunks[(head_blocks, row_blocks)](
+    _attend_latent_chunks[(row_blocks * fixed["HEAD_BLOCKS"],)](
         q_THD,
         wide_HTC,
         values,
@@ -141,6 +138,7 @@ def latent_chunks(
 @triton.jit
 def _heads_and_rows(
     offs_m: tl.tensor,
+    head_block: tl.tensor,
     first: tl.tensor,
     num_rows: tl.tensor,
     HEADS: tl.constexpr,
@@ -149,7 +147,7 @@ def _heads_and_rows(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Each tile row's head and row of its chunk, and whether it is there; others are as the
     last."""
-    head, of_chunk = tl.program_id(0) * GROUP + offs_m % GROUP, first + offs_m // GROUP
+    head, of_chunk = head_block * GROUP + offs_m % GROUP, first + offs_m // GROUP
     real = (of_chunk < num_rows) & (head < HEADS)
     if BLOCK_M % GROUP != 0:
         real = real & (offs_m < BLOCK_M // GROUP * GROUP)
@@ -172,6 +170,7 @@ def _attend_latent_chunks(
     q_row: tl.tensor,
     step_rows: tl.tensor,
     HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
     GROUP: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -187,23 +186,18 @@ def _attend_latent_chunks(
 ) -> None:
     """Attend with some rows of one chunk, for some of their heads."""
     ROWS: tl.constexpr = BLOCK_M // GROUP
-    # The last rows of a chunk see most tokens and begin first.
-    number = tl.num_programs(1) - 1 - tl.program_id(1)
-    # Chunk c has the row blocks from (its first row) // ROWS + c on.
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(chunks + middle * 4) // ROWS + middle <= number:
-            low = middle
-        else:
-            high = middle
-    entry = chunks + low * 4
+    # One axis, since a tile may have a single row, and others are limited to 65,535 programs. The
+    # last rows of a chunk see most tokens and begin first.
+    head_block = tl.program_id(0) % HEAD_BLOCKS
+    number = (tl.num_programs(0) - 1 - tl.program_id(0)) // HEAD_BLOCKS
+    entry, first = find_rows(chunks, count, number, ROWS)
     first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
     table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
-    first = (number - first_row // ROWS - low) * ROWS
     if first >= 0 and first < num_rows:
         offs_m, offs_c, offs_r = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
-        head, of_chunk, real = _heads_and_rows(offs_m, first, num_rows, HEADS, GROUP, BLOCK_M)
+        head, of_chunk, real = _heads_and_rows(
+            offs_m, head_block, first, num_rows, HEADS, GROUP, BLOCK_M
+        )
         row, seen_to = first_row.to(tl.int64) + of_chunk, start + of_chunk + 1
         # The tokens that any row sees, and those that all see.
         end, all_to = tl.max(seen_to, axis=0), tl.min(seen_to, axis=0)
@@ -213,7 +207,7 @@ def _attend_latent_chunks(
         r_mask = real[:, None] & (offs_r < ROPE_DIM)[None, :]
         r_offs = row * q_row + head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
         q_r = tl.load(q_THD + r_offs[:, None] + offs_r[None, :], mask=r_mask, other=0.0)
-        m_i = tl.full([BLOCK_M], _LOWEST, tl.float32)
+        m_i = tl.full([BLOCK_M], LOWEST, tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
         widest = 1e-30
@@ -249,18 +243,20 @@ def _attend_latent_chunks(
             if IS_INT8:
                 # Sums are relative to the largest scale up to here, so that products fit fp16.
                 wider = tl.maximum(widest, tl.max(token_scale, axis=0))
-                p = p * (token_scale * (_FP16_SHARE / wider))[None, :]
+                p = p * (token_scale * (FP16_SHARE / wider))[None, :]
                 alpha = alpha * (widest / wider)
                 widest = wider
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(k_c.dtype), k_c, acc, input_precision="ieee")
             m_i = m_new
         if IS_INT8:
-            value_scale = widest / _FP16_SHARE
+            value_scale = widest / FP16_SHARE
         sums = acc / l_i[:, None] * value_scale
         # Read once more, since the places of rows would take registers of the loop.
         offs_m += tl.load(entry, volatile=True) - first_row
-        head, of_chunk, real = _heads_and_rows(offs_m, first, num_rows, HEADS, GROUP, BLOCK_M)
+        head, of_chunk, real = _heads_and_rows(
+            offs_m, head_block, first, num_rows, HEADS, GROUP, BLOCK_M
+        )
         c_mask = real[:, None] & (offs_c < LATENT_DIM)[None, :]
         row = first_row.to(tl.int64) + of_chunk
         c_offs = (head.to(tl.int64) * step_rows + row)[:, None] * LATENT_DIM + offs_c[None, :]

@@ -29,8 +29,15 @@ import triton.language as tl
 from ..attention_metadata import DecodeMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
-from .cached_kv import converts_fp8, from_int8, parts, whole_scale, widened
-from .code_numbers import INTERPRETED, two
+from .cached_kv import (
+    LOG2_E,
+    converts_fp8,
+    from_fp8,
+    from_int8,
+    parts,
+    whole_scale,
+    widened,
+)
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches.
@@ -42,7 +49,6 @@ _MAX_PROGRAMS = 2048
 # Splits that are combined at a time, and heads of a program that combines.
 _BLOCK_S = 8
 _MIN_DOT = 16
-_LOG2_E = tl.constexpr(1.4426950408889634)
 # Heads of a program, by bytes of a number: fp32 is multiplied without tensor cores. With more
 # heads, latents are read less often, but there are no registers to widen them in.
 _BLOCK_H = {4: 4, 2: _MIN_DOT}
@@ -138,7 +144,7 @@ def latent_decode(
         partial,
         lse,
         sums_HTC,
-        scale * factor * _LOG2_E.value,
+        scale * factor * LOG2_E.value,
         factor,
         decodes.tables.stride(0),
         q_THD.stride(0),
@@ -158,28 +164,6 @@ def latent_decode(
             **combine,
             **COMBINE_OPTIONS,
         )
-
-
-@triton.jit
-def _from_fp8(words: tl.tensor) -> tl.tensor:
-    """Convert the four e4m3 codes of each word to float16, [tokens, words] to [tokens, 4 words].
-    Words, because Triton would bring codes into the tensor cores' order byte by byte."""
-    if INTERPRETED:
-        first, second = widened(words & 255), widened((words >> 8) & 255)
-        third, fourth = widened((words >> 16) & 255), widened((words >> 24) & 255)
-        pairs = tl.join(tl.join(first, second), tl.join(third, fourth)).to(tl.float16)
-    else:
-        lower, upper = tl.inline_asm_elementwise(
-            "{.reg .b16 l, u; mov.b32 {l, u}, $2; "
-            "cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, u;}",
-            "=r,=r,r",
-            [words],
-            (tl.int32, tl.int32),
-            True,
-            1,
-        )
-        pairs = tl.join(two(lower, tl.float16), two(upper, tl.float16))
-    return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
 
 
 @triton.jit
@@ -210,7 +194,7 @@ def latents_at(
         if IS_INT8:
             k_c, k_r = from_int8(k_c).to(dtype), from_int8(k_r).to(dtype)
         else:
-            k_c, k_r = _from_fp8(k_c).to(dtype), _from_fp8(k_r).to(dtype)
+            k_c, k_r = from_fp8(k_c).to(dtype), from_fp8(k_r).to(dtype)
     else:
         offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
         place = latents + first * WIDTH

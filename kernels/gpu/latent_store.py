@@ -19,7 +19,7 @@ import triton.language as tl
 from ..fp8 import FP8
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
-from .cached_kv import parts, to_fp8, whole_scale
+from .cached_kv import parts, to_fp8, to_int8, whole_scale
 
 # Numbers of a program that rotates queries.
 _BLOCK = 2048
@@ -179,10 +179,7 @@ def _coded(
     """Numbers in the cache's dtype."""
     if IS_FP8 or IS_INT8:
         steps = tl.div_rn(x.to(tl.float32), tl.broadcast_to(scale, x.shape))
-        if IS_FP8:
-            codes = to_fp8(steps)
-        else:  # rounded to the nearest, ties to even: the unit of the sum is one
-            codes = (steps + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+        codes = to_fp8(steps) if IS_FP8 else to_int8(steps)
     else:
         codes = x.to(latents.dtype.element_ty)
     return codes

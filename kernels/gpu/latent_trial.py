@@ -5,7 +5,6 @@ Shapes as in ``latent_decode.py``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import cache
 
@@ -19,19 +18,16 @@ from ..attention_metadata import (
     chunk_metadata,
     decode_metadata,
 )
-from ..errors import KernelUnavailableError
 from ..operators import Operators
 from ..reference.latent import absorbed_attention
-from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV, quantize
+from ..scaled import CachedKV, ScaledKV, TensorScaledKV
 from ..signatures import CosSin
 from . import trials
-
-log = logging.getLogger("tandem.kernels")
+from .chunk_trial import CHUNKS
+from .decode_trial import cached_as, limit
 
 # Codes of one byte are read in words.
 _WORD = 4
-# Of each chunk that is tried: the position of its first row, and its rows.
-_CHUNKS = ((0, 37), (300, 3), (150, 70))
 
 
 def attend_latents(
@@ -72,26 +68,18 @@ def store_latents(
     return rope_and_cache_latent(q_THD, kv_TC, norm_weight, eps, cos_sin, latents, slots_T)
 
 
+@cache
 def decodes(config: LatentConfig, *, required: bool = False) -> bool:
-    """True if the decode kernel compiles and is correct on this device.
+    """True if the decode kernel compiles and is correct on this device; logs the reason if not.
 
     Raises ``KernelUnavailableError`` if it is ``required`` on a GPU but does not work.
     """
     if config.device.type == "cpu":
         return False
-    reason = decode_problem(config)
-    if reason and required:
-        raise KernelUnavailableError(reason)
-    if reason:
-        log.warning("sequences decode one by one, because of Triton: %s", reason)
-    return not reason
-
-
-@cache
-def decode_problem(config: LatentConfig) -> str:
-    """The reason why the decode kernel cannot be used on this GPU; empty if it can."""
-    return trials.problem(
-        lambda: _odd_size(config) or trials.too_far(decode_error(config), limit(config))
+    return trials.passes(
+        lambda: _odd_size(config) or trials.too_far(decode_error(config), limit(config)),
+        "sequences decode one by one, because of Triton",
+        required=required,
     )
 
 
@@ -128,11 +116,6 @@ def _odd_size(config: LatentConfig) -> str:
     return f"latents of one byte need sizes that are a multiple of {_WORD}, not {odd}"
 
 
-def limit(config: LatentConfig) -> float:
-    """The allowed rounding error of results of magnitude 1."""
-    return 1e-3 if config.dtype == config.cache_dtype == torch.float32 else 0.05
-
-
 def decode_error(config: LatentConfig) -> float:
     """The largest difference from the reference, for rows with one split and with several."""
     from .latent_decode import MIN_SPLIT
@@ -142,7 +125,7 @@ def decode_error(config: LatentConfig) -> float:
 
 def chunk_error(config: LatentConfig) -> float:
     """The largest difference from the reference, for chunks."""
-    return _attention_error(config, _CHUNKS)
+    return _attention_error(config, CHUNKS)
 
 
 def _attention_error(config: LatentConfig, spans: Sequence[tuple[int, int]]) -> float:
@@ -155,7 +138,7 @@ def _attention_error(config: LatentConfig, spans: Sequence[tuple[int, int]]) -> 
         return torch.randn(shape, generator=random).to(device)
 
     width, heads = config.latent_dim, config.heads
-    latents = _cached(numbers(1, len(blocks) * size, width + config.rope_dim), config.cache_dtype)
+    latents = cached_as(numbers(1, len(blocks) * size, width + config.rope_dim), config.cache_dtype)
     up_HXC = numbers(heads, config.nope_dim + config.value_dim, width).to(config.dtype)
     k_up, v_up = (up_HXC / width**0.5).split([config.nope_dim, config.value_dim], dim=1)
     sequences, end = list[SequenceMetadata](), 0
@@ -188,7 +171,7 @@ def store_error(config: LatentConfig) -> float:
     cos_sin = torch.cat([angles.cos()] * 2, dim=-1), torch.cat([-turned, turned], dim=-1)
     slots = torch.randperm(9, generator=random)[:rows].to(device)
     ours, theirs = (
-        _cached(torch.zeros(1, 9, width + rope_dim, device=device), config.cache_dtype)
+        cached_as(torch.zeros(1, 9, width + rope_dim, device=device), config.cache_dtype)
         for _ in range(2)
     )
     shape = rows, config.heads, q_dim
@@ -210,10 +193,6 @@ def _largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     actual, expected = actual.float(), expected.float()
     error = (actual - expected).abs() / expected.abs().clamp(min=1)
     return float(error.nan_to_num(torch.inf).max())
-
-
-def _cached(x: torch.Tensor, dtype: torch.dtype) -> CachedKV:
-    return ScaledKV(*quantize(x)) if dtype == INT8 else x.to(dtype)
 
 
 def _decoded(cached: CachedKV) -> torch.Tensor:

@@ -22,7 +22,7 @@ import triton.language as tl
 from ..fp8 import FP8, indexable
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV, ScaledKV, TensorScaledKV
 from ..signatures import CosSin, LayerKV
-from .cached_kv import to_fp8
+from .cached_kv import to_fp8, to_int8
 
 VECTOR_BYTES = 16
 # Numbers of a program, and its warps.
@@ -39,6 +39,8 @@ def takes(qkv_TXD: torch.Tensor, cos_sin: CosSin) -> bool:
     heads_are_rows = stride_dim == 1 and stride_head == dim and stride_row % dim == 0
     cos, sin = cos_sin
     if cos.stride() != sin.stride() or cos.stride(2) != 1:
+        return False
+    if cos.stride(0) % max(1, cos.shape[2]):
         return False
     return heads_are_rows and all(
         each.data_ptr() % VECTOR_BYTES == 0 for each in (qkv_TXD, cos, sin)
@@ -324,14 +326,7 @@ def _cache(
         wide = x.to(tl.float32)
         largest = tl.max(tl.abs(wide), axis=1)
         scales = tl.maximum(tl.div_rn(largest, _LARGEST), _SMALLEST)
-        tl.store(place, _nearest(wide * (1 / scales)[:, None]), mask=mask)
+        tl.store(place, to_int8(wide * (1 / scales)[:, None]), mask=mask)
         tl.store(scales_KN + at, scales, mask=tl.max(mask.to(tl.int32), axis=1) > 0)
     else:
         tl.store(place, x.to(cache_KND.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _nearest(x: tl.tensor) -> tl.tensor:
-    """int8 of numbers up to 127: the lowest bits of a sum so large that its unit is one."""
-    x = x + 12582912.0
-    return x.to(tl.int32, bitcast=True).to(tl.int8)

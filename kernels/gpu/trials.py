@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..errors import KernelUnavailableError
 from .capability import capability_of
 
 log = logging.getLogger("tandem.kernels")
@@ -23,12 +24,17 @@ def problem(trial: Callable[[], str]) -> str:
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def passes(trial: Callable[[], str], otherwise: str) -> bool:
-    """True if a trial succeeds; logs the problem and the consequence ``otherwise``."""
-    if reason := problem(trial):
+def passes(trial: Callable[[], str], otherwise: str, *, required: bool = False) -> bool:
+    """True if a trial succeeds; logs the problem and the consequence ``otherwise``.
+
+    Raises ``KernelUnavailableError`` instead if the kernel is ``required``.
+    """
+    reason = problem(trial)
+    if reason and required:
+        raise KernelUnavailableError(reason)
+    if reason:
         log.warning("%s: %s", otherwise, reason)
-        return False
-    return True
+    return not reason
 
 
 def triton_problem(device: torch.device) -> str:

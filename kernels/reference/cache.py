@@ -26,7 +26,10 @@ def write_kv(
 
 
 def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor) -> None:
-    """Write one component of the step's KV to its slots, in the cache's dtype."""
+    """Write one component of the step's KV to its slots, in the cache's dtype. On a GPU, rows with
+    a negative slot are padding."""
+    if slots_T.device.type != "cpu":
+        slots_T, x_TKD = without_padding(slots_T, x_TKD)
     if isinstance(cache_KND, ScaledKV):
         values, scales = quantize(x_TKD)
         cache_KND.values.index_copy_(1, slots_T, values.transpose(0, 1))
@@ -37,6 +40,16 @@ def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor)
     dtype = cache_KND.dtype
     x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
     indexable(cache_KND).index_copy_(1, slots_T, indexable(x_KTD))
+
+
+def without_padding(
+    slots_T: torch.Tensor, x_TKD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same number of rows, as a CUDA graph needs: the first one takes the place of padding. If
+    that is padding too, as while a graph is captured, slot 0 is written."""
+    real = slots_T >= 0
+    slots = slots_T.where(real, slots_T[:1]).clamp(min=0)
+    return slots, x_TKD.where(real[:, None, None], x_TKD[:1])
 
 
 class IndexedFrames:

@@ -56,7 +56,7 @@ META = torch.device("meta")
 GENERATION = 90
 # Their results are kept, also from one model to the next.
 TRIALS = (
-    decode_trial.problem,
+    decode_trial.works,
     chunk_trial.works,
     quantized_trial.works,
     grouped_experts.works,
@@ -66,7 +66,7 @@ TRIALS = (
     fused_trial.rope_works,
     step_inputs_trial.works,
     routing_trial._works,
-    latent_trial.decode_problem,
+    latent_trial.decodes,
     latent_trial.takes_chunks,
     latent_trial.stores,
     sampler_choice.works,

@@ -136,7 +136,7 @@ def test_kernels_that_fail_or_err_are_not_used(
         return float(outcome)
 
     monkeypatch.setattr(decode_trial, "largest_error", largest_error)
-    decode_trial.problem.cache_clear()
+    decode_trial.works.cache_clear()
     assert decode_trial.works(CONFIG) == (message == "")
     assert message in caplog.text and bool(caplog.text) == bool(message)
     caplog.clear()
@@ -147,7 +147,7 @@ def test_kernels_that_fail_or_err_are_not_used(
         assert GpuOperators(triton_required=True).prepare_batched_decode(CONFIG)
     assert not Operators().prepare_batched_decode(CONFIG)
     assert not caplog.text
-    decode_trial.problem.cache_clear()
+    decode_trial.works.cache_clear()
 
 
 def test_a_layer_without_a_kernel_leaves_it_to_the_others(

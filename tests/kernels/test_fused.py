@@ -197,6 +197,13 @@ def test_rotated_heads_are_cached(
         torch.testing.assert_close(numbers(actual), numbers(right), rtol=wide, atol=wide)
 
 
+def test_angles_between_others_are_left_to_torch() -> None:
+    qkv, wide = random(3, 4, 16), angles(3, 16)
+    assert rope_store.takes(qkv, wide)
+    apart = wide[0][..., :12], wide[1][..., :12]
+    assert not rope_store.takes(qkv, apart)
+
+
 @pytest.mark.parametrize("kind", [FP8, "scaled fp8", INT8], ids=str)
 def test_values_are_quantised_as_by_torch(kind: object) -> None:
     """Of all magnitudes: e4m3 saturates, has ties, subnormal numbers and NaN; int8 a vector of

@@ -17,6 +17,7 @@ from tandem.kernels.attention_metadata import (
     decode_metadata,
 )
 from tandem.kernels.gpu import latent_trial
+from tandem.kernels.gpu.decode_trial import limit
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.cache import write_cache
@@ -238,7 +239,7 @@ def test_what_a_rank_tries_at_its_start(
 
     for kind in ((FLOAT, FLOAT), (BF16, FP8)):
         tried = config(kind, DEVICE)
-        assert latent_trial.chunk_error(tried) < latent_trial.limit(tried)
+        assert latent_trial.chunk_error(tried) < limit(tried)
     on_gpu = config((BF16, INT8), torch.device("cuda"))
     assert not GpuOperators().prepare_latent_chunks(config((FLOAT, FLOAT), torch.device("cpu")))
     assert not Operators().prepare_latent_chunks(on_gpu)

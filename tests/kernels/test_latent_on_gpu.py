@@ -20,6 +20,7 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import latent_trial
+from tandem.kernels.gpu.decode_trial import limit
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.cache import write_cache
@@ -330,8 +331,8 @@ def config(q_dtype: torch.dtype, dtype: torch.dtype, device: torch.device = DEVI
 def test_what_a_rank_tries_at_its_start_finds_them_right() -> None:
     for q_dtype, dtype in KINDS:
         kind = config(q_dtype, dtype)
-        assert latent_trial.decode_error(kind) < latent_trial.limit(kind)
-        assert latent_trial.store_error(kind) < latent_trial.limit(kind)
+        assert latent_trial.decode_error(kind) < limit(kind)
+        assert latent_trial.store_error(kind) < limit(kind)
 
 
 def test_kernels_that_are_wrong_are_not_relied_on(
@@ -341,18 +342,19 @@ def test_kernels_that_are_wrong_are_not_relied_on(
     assert not GpuOperators().prepare_latent_decode(config(FLOAT, FLOAT, torch.device("cpu")))
     monkeypatch.setattr(latent_trial, "decode_error", lambda _: 0.9)
     monkeypatch.setattr(latent_trial, "store_error", lambda _: np.nan)
-    for cached in (latent_trial.decode_problem, latent_trial.stores):
+    for cached in (latent_trial.decodes, latent_trial.stores):
         cached.cache_clear()
     assert not GpuOperators().prepare_latent_decode(kind)
     assert "sequences decode one by one, because of Triton: its results are 0.9 off" in caplog.text
     assert "torch writes latents to the cache, because of Triton" in caplog.text
     with pytest.raises(KernelUnavailableError, match=r"its results are 0\.9 off"):
         GpuOperators(triton_required=True).prepare_latent_decode(kind)
-    for cached in (latent_trial.decode_problem, latent_trial.stores):
+    for cached in (latent_trial.decodes, latent_trial.stores):
         cached.cache_clear()
 
 
-def test_latents_of_one_byte_have_whole_words() -> None:
+def test_latents_of_one_byte_have_whole_words(caplog: pytest.LogCaptureFixture) -> None:
     odd = LatentConfig(torch.device("cuda"), BF16, INT8, 3, 12, 6, 40, 20, BLOCK)
-    assert "multiple of 4, not 6" in latent_trial.decode_problem(odd)
-    latent_trial.decode_problem.cache_clear()
+    latent_trial.decodes.cache_clear()
+    assert not latent_trial.decodes(odd) and "multiple of 4, not 6" in caplog.text
+    latent_trial.decodes.cache_clear()

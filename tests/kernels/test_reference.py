@@ -13,7 +13,7 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference import attention, linear, norm
 from tandem.kernels.reference.activation import act_and_mul
-from tandem.kernels.reference.cache import write_kv
+from tandem.kernels.reference.cache import without_padding, write_kv
 from tandem.kernels.reference.rope import apply_rotary
 from tandem.kernels.scaled import TensorScaledKV
 
@@ -31,6 +31,15 @@ def seeded() -> None:
 def close(result: torch.Tensor, expected: torch.Tensor) -> None:
     tolerance = TOLERANCE[result.dtype]
     torch.testing.assert_close(result.double(), expected.double(), atol=tolerance, rtol=tolerance)
+
+
+def test_padding_is_not_cached() -> None:
+    x = torch.arange(4.0).view(4, 1, 1)
+    slots, rows = without_padding(torch.tensor([3, -1, 1, -1]), x)
+    assert slots.tolist() == [3, 3, 1, 3] and rows.flatten().tolist() == [0, 0, 2, 0]
+    slots, _ = without_padding(torch.tensor([-1, -1]), x[:2])
+    assert slots.tolist() == [0, 0]
+    assert not len(without_padding(torch.empty(0, dtype=torch.int64), x[:0])[0])
 
 
 @DTYPES
