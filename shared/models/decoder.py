@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -458,7 +457,7 @@ class Decoder:
         ``on_layer(i)`` is called as soon as the step's KV of memory i is in the cache.
         """
         if self.position_bias is not None:
-            batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
+            batch = batch._replace(biases=self.position_bias(batch.attention.sequences))
         x = self._through_layers(self._embed_tokens(batch), batch, cache, on_layer)
         if batch.output_rows is not None:
             x.replace(x.sum().index_select(0, batch.output_rows))
