@@ -19,7 +19,7 @@ from .byte_products import PanelLinear, plan_of_all
 from .cached_kv import CachedArrays, cached_arrays
 from .decode_attention import AttentionConstants, attend
 from .expert_layer import CompiledExpertLayer, expert_layer
-from .jit import array, kernel
+from .jit import Same, array, kernel
 from .layer_parts import (
     CompiledFeedForward,
     CompiledQueries,
@@ -93,6 +93,7 @@ class CompiledLayers:
             norm_weight, eps, products = head
             head_runs, self._outputs = runs_of(products)
             self._head = array(norm_weight), eps, head_runs
+        self._tables = Same(array)  # the same tensor in all steps
         self._caches: Sequence[LayerKV] = ()
         # The first layer's, if all layers have the same shapes and dtypes.
         self._cache: tuple[CachedArrays, CachedArrays] | None = None
@@ -110,7 +111,8 @@ class CompiledLayers:
             self._take(caches)
         if self._cache is None:
             return None
-        plan, out = plan_of_all(len(x)), torch.empty(len(x), self._outputs or x.shape[1])
+        rows, width = x.shape
+        plan, out = plan_of_all(rows), np.empty((rows, self._outputs or width), np.float32)
         decode = _decode_expert_layers if self._experts else _decode_layers
         decode(
             array(x),
@@ -123,13 +125,13 @@ class CompiledLayers:
             *self._cache,
             array(slots_T),
             array(decodes.rows),
-            array(decodes.tables),
+            *self._tables(decodes.tables),
             decodes.block_size,
             *self._experts,
             *self._head,
-            array(out),
+            out,
         )
-        return out
+        return torch.from_numpy(out)
 
     def _take(self, caches: Sequence[LayerKV]) -> None:
         """Store the addresses of caches, if all have the same shapes and dtypes."""

@@ -35,14 +35,15 @@ class PanelRows:
     def __call__(self, outputs: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs in fp32 [O, I]."""
         layout = self._panels.layout
-        out = torch.empty(len(outputs), self._panels.codes.shape[1] * BLOCK)
+        rows = array(outputs)
+        out = np.empty((len(rows), self._panels.codes.shape[1] * BLOCK), np.float32)
         if self._pairs is not None:
-            _widen(self._pairs, array(outputs), array(out))
+            _widen(self._pairs, rows, out)
         elif self._arrays is not None:
-            _decode(*self._arrays, layout.zero, layout.sharing, array(outputs), array(out))
+            _decode(*self._arrays, layout.zero, layout.sharing, rows, out)
         else:
             return self._panels.rows(outputs)
-        return out
+        return torch.from_numpy(out)
 
 
 @kernel()

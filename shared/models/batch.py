@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from ...kernels.attention_metadata import AttentionMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
+class ForwardBatch(NamedTuple):
     """The tokens of several sequences, flattened to T rows.
 
     ``output_rows`` are the rows whose hidden state is returned, or ``None`` for all. Unless

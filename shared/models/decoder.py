@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -300,6 +299,7 @@ class LayerRun(NamedTuple):
 
     indices: range
     memories: slice
+    rope: Rope
     decode: DecodingLayers | None
 
 
@@ -372,14 +372,14 @@ class Decoder:
         self._last_writing_layer = max(
             index for index, layer in enumerate(spec.layers) if layer.attention.memories
         )
-        self._runs = self._layer_runs()
-        self._logits_run = self._run_to_logits()
         # On a GPU, launches for a few rows take longer than looking them up.
         known = 0 if place.device.type == "cpu" else spec.max_position
         self.ropes = {
             rope: Rope(rope, place.device, known)
             for rope in dict.fromkeys(layer.rope for layer in spec.layers)
         }
+        self._runs = self._layer_runs()
+        self._logits_run = self._run_to_logits()
         # Rounded like the embeddings.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
 
@@ -417,21 +417,22 @@ class Decoder:
             decode = self.place.operators.prepare_decoding(parts) if parts else None
             first, last = indices[0], indices[-1]
             memories = slice(self._memories[first].start, self._memories[last].stop)
-            runs.append(LayerRun(range(first, last + 1), memories, decode))
+            rope = self.ropes[self.spec.layers[first].rope]
+            runs.append(LayerRun(range(first, last + 1), memories, rope, decode))
         return runs
 
     def _run_to_logits(self) -> LayerRun | None:
         """All layers, if one fused operator computes them and the head."""
-        (indices, memories, decode), *more = self._runs
+        run, *more = self._runs
         head, norm = self.head, self.norm
-        if decode is None or more or head is None or head.tp.size > 1:
+        if run.decode is None or more or head is None or head.tp.size > 1:
             return None
         if self.position_bias is not None or not isinstance(norm, RMSNorm):
             return None
         parts = [layer.parts for layer in self.layers if layer.parts is not None]
         output = OutputHead(norm.weight, norm.eps, head.method.runs())
         decode = self.place.operators.prepare_decoding(parts, output)
-        return None if decode is None else LayerRun(indices, memories, decode)
+        return None if decode is None else run._replace(decode=decode)
 
     def decode(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
@@ -443,7 +444,7 @@ class Decoder:
             return None
         assert batch.attention.decodes is not None
         end = batch.attention.decodes.max_seq_len
-        cos_sin = self.ropes[self.spec.layers[0].rope].cos_sin_below(batch.positions, end)
+        cos_sin = run.rope.cos_sin_below(batch.positions, end)
         x = Residual(self._embed_tokens(batch))
         logits = self._decode(run, x, batch, cos_sin, cache, on_layer)
         return None if logits is None else self._scale_logits(logits)
@@ -456,7 +457,7 @@ class Decoder:
         ``on_layer(i)`` is called as soon as the step's KV of memory i is in the cache.
         """
         if self.position_bias is not None:
-            batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
+            batch = batch._replace(biases=self.position_bias(batch.attention.sequences))
         x = self._through_layers(self._embed_tokens(batch), batch, cache, on_layer)
         if batch.output_rows is not None:
             x.replace(x.sum().index_select(0, batch.output_rows))
@@ -485,10 +486,11 @@ class Decoder:
         layer that writes to the cache."""
         x = Residual(embedded)
         inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, embedded)
-        cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
+        cos_sin = {rope: rope.cos_sin(batch.positions) for rope in self.ropes.values()}
+        all_decode = _all_decode(batch)
         for run in self._runs:
-            rotation = cos_sin[self.spec.layers[run.indices[0]].rope]
-            out = self._decode(run, x, batch, rotation, cache, on_layer)
+            rotation = cos_sin[run.rope]
+            out = self._decode(run, x, batch, rotation, cache, on_layer) if all_decode else None
             if out is not None:
                 x.replace(out)
                 continue
@@ -511,10 +513,10 @@ class Decoder:
         cache: Sequence[LayerKV],
         on_layer: OnLayer | None,
     ) -> torch.Tensor | None:
-        """The run's output by its fused operator, if all rows decode. Otherwise returns ``None``
-        and writes nothing, and its layers are computed one by one."""
+        """The output of a run of which all rows decode, by its fused operator. Without one, returns
+        ``None`` and writes nothing, and its layers are computed one by one."""
         decodes = batch.attention.decodes
-        if run.decode is None or decodes is None or not _all_decode(batch):
+        if run.decode is None or decodes is None:
             return None
         out = run.decode(x.sum(), cos_sin, cache[run.memories], batch.attention.slots, decodes)
         if out is not None and on_layer is not None:

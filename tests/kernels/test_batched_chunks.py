@@ -71,7 +71,7 @@ def test_a_model_gives_the_same_with_one_launch_for_its_chunks(name: str, tmp_pa
         with torch.inference_mode():
             batch = build_batch(steps, 4, torch.device("cpu"), list(range(15)))
             chunks = chunk_metadata(batch.attention.sequences, torch.device("cpu"))
-            batch = replace(batch, attention=replace(batch.attention, chunks=chunks))
+            batch = batch._replace(attention=replace(batch.attention, chunks=chunks))
             states.append(runner.model.forward(batch, runner.cache.kv))
     torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
     layers = [layer.attention for layer in runner.model.layers]

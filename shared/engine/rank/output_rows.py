@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -113,7 +113,7 @@ def finite_rows(hidden: torch.Tensor) -> torch.Tensor:
     return to_host(hidden.sum(dim=-1, dtype=torch.float32).isfinite())
 
 
-def not_finite(sequences: list[SequenceStep], finite: torch.Tensor) -> dict[int, str]:
+def not_finite(sequences: Sequence[SequenceStep], finite: torch.Tensor) -> dict[int, str]:
     """Failures of sequences that do not sample, by ``finite_rows`` of their last rows, which attend
     to all KV."""
     return {

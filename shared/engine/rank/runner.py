@@ -68,7 +68,7 @@ class LaunchedStep:
     draws: Draws | None = None
     prompts: PromptLogprobs | None = None
     states: dict[int, torch.Tensor] = field(default_factory=dict)
-    computes: list[SequenceStep] = field(default_factory=list)
+    computes: Sequence[SequenceStep] = ()
     finite: torch.Tensor | None = None
     computed: Wait | None = None
 
@@ -255,7 +255,7 @@ class ModelRunner:
             return
         sequence_ids = [*compress(rows.sequence_id, rows.sample)]
         sampled, step.result.failed = self.sampler.sample(sequence_ids, logits, masks)
-        self.slots.set_last_tokens({draw.sequence_id: draw.tokens[-1] for draw in sampled})
+        self.slots.set_last_tokens(sampled)
         step.result.sampled = sampled
 
     def _prompt_logprobs(

@@ -161,7 +161,7 @@ class Sampler:
             return finite
         # torch would wake other threads, which takes several times as long.
         rows = logits.numpy()
-        lowest, highest = (each.reduce(rows, -1).tolist() for each in (np.minimum, np.maximum))
+        lowest, highest = np.minimum.reduce(rows, -1).tolist(), np.maximum.reduce(rows, -1).tolist()
         return [isfinite(low) and isfinite(high) for low, high in zip(lowest, highest, strict=True)]
 
     def _draw(self, logits: torch.Tensor, states: list[_State]) -> list[int]:
