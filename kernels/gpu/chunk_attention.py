@@ -98,10 +98,17 @@ def chunk_attention(
     params: AttentionParams,
     out_THD: torch.Tensor,
     sinks_H: torch.Tensor | None = None,
+    span_ends_T: torch.Tensor | None = None,
 ) -> None:
-    """Fill the chunks' rows of ``out``. ``sinks`` are fp32 scores, if ``params`` has them."""
+    """Fill the chunks' rows of ``out``.
+
+    ``sinks`` are fp32 scores, if ``params`` has them. Rows with one of ``span_ends``, int32, also
+    attend to later tokens of their chunk, those at positions below it: the tokens of an image see
+    each other.
+    """
     assert params.sinks == (sinks_H is not None) and params.scale > 0
     assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
+    assert span_ends_T is None or (span_ends_T.dtype == torch.int32 and params.causal)
     keys, key_scales = parts(keys_KND)
     values, value_scales = parts(values_KND)
     heads, dim = q_THD.shape[1:]
@@ -128,6 +135,7 @@ def chunk_attention(
         chunks.chunks,
         chunks.tables,
         chunks.chunks if sinks_H is None else sinks_H,
+        chunks.chunks if span_ends_T is None else span_ends_T,
         out_THD,
         *factors(params, whole_scale(keys_KND)),
         whole_scale(values_KND),
@@ -136,6 +144,7 @@ def chunk_attention(
         q_THD.stride(0) // dim,
         out_THD.stride(0) // dim,
         keys.shape[1],
+        HAS_SPANS=span_ends_T is not None,
         **fixed,
     )
 
@@ -168,6 +177,7 @@ def _attend_chunks(
     chunks: tl.tensor,
     tables: tl.tensor,
     sinks_H: tl.tensor,
+    span_ends_T: tl.tensor,
     out_THD: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
@@ -181,6 +191,7 @@ def _attend_chunks(
     CAUSAL: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SPANS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -216,6 +227,8 @@ def _attend_chunks(
             seen_to = tl.minimum(position + WINDOW, length)
         else:
             seen_to = tl.zeros_like(position) + length
+        if HAS_SPANS:
+            seen_to = tl.maximum(seen_to, tl.minimum(tl.load(span_ends_T + row), length))
         begin, end = tl.min(seen_from, axis=0), tl.max(seen_to, axis=0)
         all_from, all_to = tl.max(seen_from, axis=0), tl.min(seen_to, axis=0)
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]

@@ -263,6 +263,8 @@ def chunks(
     heads: int,
     kv_heads: int,
     dim: int,
+    *,
+    spans: bool = False,
     **params: Any,
 ) -> Case:
     """Attention of a chunk."""
@@ -275,8 +277,10 @@ def chunks(
         metadata = chunk_metadata([SequenceMetadata(slice(0, 40), 0, [0, 1, 2], 16)], META)
         assert metadata is not None
         sinks = torch.empty(heads, device=META) if attention_params.sinks else None
-        out = torch.empty_like(q)
-        chunk_attention.chunk_attention(q, kv, kv, metadata, attention_params, out, sinks)
+        ends = torch.empty(40, dtype=torch.int32, device=META) if spans else None
+        chunk_attention.chunk_attention(
+            q, kv, kv, metadata, attention_params, torch.empty_like(q), sinks, ends
+        )
         fixed = chunk_attention.constants(  # which depend on the GPU to compile for
             q_dtype, cache_dtype, heads, kv_heads, dim, attention_params, 16
         )
@@ -284,7 +288,7 @@ def chunks(
             tile = fixed["BLOCK_M"] * fixed["BLOCK_N"] * fixed["BLOCK_D"]
             operations["_attend_chunks"] = 4.0 * tile
 
-    kinds = [_short(q_dtype), _short(cache_dtype), *params]
+    kinds = [_short(q_dtype), _short(cache_dtype), *params, *(["spans"] if spans else [])]
     return Case(f"{model} {' '.join(kinds)}", launch, {}, operations)
 
 
@@ -555,6 +559,7 @@ def cases(generation: int) -> Iterator[Case]:
         yield chunks("gpt-oss-20b", bf16, bf16, 64, 8, 64, window=128, sinks=True)
         yield chunks("Phi-2", fp16, fp16, 32, 32, 80)
         yield chunks("ModernBERT", bf16, bf16, 12, 12, 64, window=64, causal=False)
+        yield chunks("Gemma-3-4B", bf16, bf16, 8, 4, 256, spans=True)
     for width in (1024, 4096, 16384) if every else (4096,):
         yield norms(width, bf16)
     yield norms(4096, fp32)

@@ -106,10 +106,14 @@ class ChunkCase:
         assert chunks is not None
         return chunks
 
-    def run(self, params: AttentionParams = EVERYTHING) -> torch.Tensor:
+    def run(
+        self, params: AttentionParams = EVERYTHING, span_ends: torch.Tensor | None = None
+    ) -> torch.Tensor:
         out = torch.full_like(self.q, 77.0)
         kv = self.keys, self.values
-        kernels.chunk_attention(self.q, *kv, self.chunks(), params, out, self.sinks)
+        kernels.chunk_attention(
+            self.q, *kv, self.chunks(), params, out, self.sinks, span_ends_T=span_ends
+        )
         assert (out[~self.of_chunks] == 77.0).all()
         return out[self.of_chunks]
 
@@ -221,6 +225,28 @@ def test_queries_may_be_a_part_of_wider_rows() -> None:
     out = torch.empty_like(case.q, memory_format=torch.contiguous_format)
     kernels.chunk_attention(case.q, *kv, case.chunks(), EVERYTHING, out)
     torch.testing.assert_close(out[case.of_chunks], case.expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_tokens_of_a_span_see_each_other(window: int | None) -> None:
+    case = ChunkCase([(0, 21), (31, 30)], heads=2, kv=1, dim=16)
+    spans = {0: [(0, 3), (8, 17)], 1: [(33, 60)]}
+    ends = torch.zeros(len(case.q), dtype=torch.int32, device=DEVICE)
+    masks = []
+    for number, sequence in enumerate(case.sequences):
+        token = torch.arange(sequence.end, device=DEVICE)
+        position = token[sequence.start :, None]
+        mask = (token <= position) & (token > position - (window or sequence.end))
+        for first, end in spans[number]:
+            inside = (position >= first) & (position < end)
+            mask |= inside & (token > position) & (token < end)
+            row = sequence.rows.start - sequence.start
+            ends[row + first : row + end] = end
+        masks.append(torch.zeros(mask.shape, device=DEVICE).masked_fill(~mask, -torch.inf)[None])
+    kv, params = (case.keys, case.values), replace(EVERYTHING, causal=False)
+    expected = paged_attention(case.q, *kv, case.sequences, params, biases=masks)
+    result = case.run(replace(EVERYTHING, window=window), ends)
+    torch.testing.assert_close(result, expected[case.of_chunks], atol=1e-5, rtol=1e-5)
 
 
 @NOT_NUMBERS
