@@ -412,11 +412,11 @@ def _gather(
     low: tl.tensor,
     high: tl.tensor,
     into: tl.tensor,
-    room: tl.tensor,
+    fits: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
     """Read a row: the mass of the tokens nearer than ``low``. Those from there to before ``high``
-    are listed, as many as there is room for."""
+    are listed if they fit."""
     tl.debug_barrier()  # other threads have read an earlier list
     mass = tl.zeros((TILE,), tl.float32)
     listed = 0
@@ -427,9 +427,9 @@ def _gather(
         mass += tl.where(y < low, _mass(y), 0.0)
         inside = (y >= low) & (y < high)
         found = tl.sum(inside.to(tl.int32), 0)
-        if (room > 0) & (found > 0):
+        if fits & (found > 0):
             place = listed + tl.cumsum(inside.to(tl.int32), 0) - 1
-            tl.store(into + place, x, mask=inside & (place < room))
+            tl.store(into + place, x, mask=inside)
             listed += found
     tl.debug_barrier()  # other threads read the list
     return tl.sum(mass, 0)
@@ -471,9 +471,9 @@ def _search(
     before = tl.sum(tl.where(bin < first, counts, 0), 0)
     inside = tl.sum(tl.where((bin >= first) & (bin <= last), counts, 0), 0)
     low, high = _edge(first), _edge(last + 1)
-    fits = inside <= CAPACITY
-    room = tl.where(fits, inside, 0)
-    mass = _gather(logits, vocab, best, scale, low, high, into, room, TILE)
+    # Distances may be rounded otherwise than where they were counted.
+    fits = inside <= CAPACITY - TILE
+    mass = _gather(logits, vocab, best, scale, low, high, into, fits, TILE)
     above = mass if BY_MASS else before.to(tl.float32)
     source = tl.where(fits, into.to(tl.int64), logits.to(tl.int64)).to(tl.pointer_type(tl.float32))
     length = tl.where(fits, inside, vocab)
