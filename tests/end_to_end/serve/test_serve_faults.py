@@ -211,7 +211,8 @@ class ServedCluster:
         """Until no node holds anything, and the command has no more processes, descriptors and
         staging rings than it had when this was first called."""
         until(lambda: not self._leaks(), "the nodes to hold nothing", SETTLE_SECONDS)
-        if self._rest is None:
+        if self._rest is None:  # nodes that started again connect at their own pace
+            until(self._is_connected, "all nodes to be connected", SETTLE_SECONDS)
             self._rest = Footprint.of(self.process.pid)
         rest = self._rest
         until(
@@ -219,8 +220,17 @@ class ServedCluster:
         )
 
     def _leaks(self) -> list[str]:
-        texts = [get(f"http://127.0.0.1:{port}/metrics") for port in self._probe_ports()]
-        return [series for text in texts for series in AT_REST_ZERO if metric(text, series)]
+        return [
+            series for text in self._metrics() for series in AT_REST_ZERO if metric(text, series)
+        ]
+
+    def _is_connected(self) -> bool:
+        """True if the prefill node is connected with each of the others."""
+        peers = sum(metric(text, "tandem_data_plane_peers") for text in self._metrics())
+        return peers == 2 * (len(self._probe_ports()) - 1)
+
+    def _metrics(self) -> list[str]:
+        return [get(f"http://127.0.0.1:{port}/metrics") for port in self._probe_ports()]
 
     def _probe_ports(self) -> list[str]:
         """Of each node the one of its last start."""
