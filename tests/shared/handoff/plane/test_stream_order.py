@@ -16,6 +16,7 @@ from tandem.kernels.reference.cache import IndexedFrames
 from tandem.kernels.row_sums import keys, row_sums
 from tandem.kernels.signatures import FrameCells
 from tandem.shared.causes import Cause
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane import computed_layers, loop, receiver
 from tandem.shared.handoff.plane.computed_layers import ComputedLayers
 from tandem.shared.handoff.plane.messages import (
@@ -170,7 +171,9 @@ class Pair:
         cache.mark = self.order.mark
         cache._frames = SummedFrames(cache.layers, BLOCK)
         device = FakeDevice(WatchedDriver(self.order))
-        return self.world.rank(name, cache=cache, device=device)
+        # A busy machine may delay a turn by seconds.
+        timing = Timing(ping_seconds=0.2, silence_seconds=60.0)
+        return self.world.rank(name, cache=cache, device=device, timing=timing)
 
     def _in(self, stream: str, work: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
