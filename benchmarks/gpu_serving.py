@@ -127,7 +127,10 @@ def http_rate(load: ServingLoad, shape: GpuShape) -> Iterator[Figure]:
 
 def pair_figures(load: ServingLoad, shape: GpuShape) -> Iterator[Figure]:
     """A prefill node and a decode node on one GPU."""
-    flags = (*load.flags, "--num-gpu-blocks-override=2048", "--max-num-seqs=32")
+    flags = (
+        *(*load.flags, "--nodes-per-device=2"),
+        *("--num-gpu-blocks-override=2048", "--max-num-seqs=32"),
+    )
     kinds = ("prefill-node", "decode-node")
     with (
         served(shape, kinds, *flags) as (port, log),

@@ -21,8 +21,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ SMALL_CONFIG = {
 SMALL_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 BLOCK = 16
 # Kernels in a profile; steps of a measurement and of a profile.
-LISTED = 10
+LISTED = 14
 STEPS, PROFILED, REPEATS = (2, 2, 1) if EMULATED else (25, 10, 5)
 GREEDY = RankSampling(temperature=0.0)
 
@@ -266,7 +267,7 @@ class Decoding:
 
 
 def decoded(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
-    """Steps of rows that decode, and what the GPU does in the largest."""
+    """Steps of rows that decode, and what the GPU does in them."""
     for rows, context in shape.decodes:
         steps = Decoding(runner, rows, context)
         steps.run(3)
@@ -278,10 +279,9 @@ def decoded(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
         yield figure(f"{name}: launch on the host", launch * 1e3, "ms")
         if shape.is_mixture:
             yield figure(f"{name}: of the roofline", share, "", share)
-        spans, table = profile(steps)
+        spans, table = profile(partial(steps.run, PROFILED - 1), PROFILED)
         yield figure(f"{name}: between steps", 1e6 * longest_gap(spans), "us")
-        if rows == max(each for each, _ in shape.decodes):
-            print(table, flush=True)
+        print(table, flush=True)
         steps.end()
 
 
@@ -301,31 +301,32 @@ def prefilled(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
         share = shape.prompt_operations(length) / limits().product / step
         yield figure(f"{shape.name} prefill {length}: step", step * 1e3, "ms", share)
         yield figure(f"{shape.name} prefill {length}: of a product", share, "", share)
+        print(profile(partial(runner.execute, plan), 1)[1], flush=True)
     runner.execute(StepPlan(2, [], removed=[0]))
 
 
 Span = tuple[float, float]
 
 
-def profile(steps: Decoding) -> tuple[list[Span], str]:
-    """When kernels ran in some steps, in seconds, and the slowest of them."""
+def profile(run: Callable[[], Any], steps: int) -> tuple[list[Span], str]:
+    """When kernels ran in so many steps, in seconds, and the slowest of them."""
     # Only kernels on a GPU: recording the launches would slow them down.
     activity = ProfilerActivity.CPU if EMULATED else ProfilerActivity.CUDA
     with profiler(activities=[activity]) as record:
         start = time.perf_counter()
-        steps.run(PROFILED - 1)
+        run()
         torch.cuda.synchronize()
-        elapsed = (time.perf_counter() - start) * 1e6 / PROFILED
+        elapsed = (time.perf_counter() - start) * 1e6 / steps
 
     def of(event: Any) -> float:
         time_total = event.self_cpu_time_total if EMULATED else event.self_device_time_total
-        return float(time_total) / PROFILED
+        return float(time_total) / steps
 
     kernels = sorted(record.key_averages(), key=of, reverse=True)
     busy = sum(map(of, kernels))
     lines = [f"a step under the profiler: {elapsed:.0f} us, the GPU is busy for {busy:.0f}"]
     lines += [
-        f"{of(each):8.1f} us {each.count / PROFILED:6.1f}x  {each.key[:90]}"
+        f"{of(each):8.1f} us {each.count / steps:6.1f}x  {each.key[:90]}"
         for each in kernels[:LISTED]
     ]
     where = DeviceType.CPU if EMULATED else DeviceType.CUDA

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(not HERE and not EMULATED, reason="no CUDA devic
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 LENGTHS = (2, 17, 64, 400)
-ON_GPU = (f"--device={'cuda' if HERE else 'cpu'}", "--num-gpu-blocks-override=256")
+ON_GPU = (
+    *(f"--device={'cuda' if HERE else 'cpu'}", "--nodes-per-device=2"),
+    "--num-gpu-blocks-override=256",
+)
 CARRIER = "cuda_ipc" if HERE else "shared_memory"
 
 
