@@ -3,8 +3,9 @@
 Streams get a token a step, so a step with a long chunk stops them for as long as the chunk takes.
 The pacer measures how long decoding takes and what each prompt token adds, and cuts chunks so that
 steps meet a target. Chunks below ``MIN_CHUNK`` would cost more than they save, because each one
-reads its whole context; if even that chunk exceeds the target, steps without prompts follow until
-the streams are compensated. There is no clock here.
+reads its whole context, and so would chunks of less than ``MIN_CHUNK_SECONDS``, because a step with
+a chunk has costs of its own, such as the launches of its kernels on a GPU. If a chunk exceeds the
+target, steps without prompts follow until the streams are compensated. There is no clock here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ STRETCH = 3.0
 MIN_STRETCH = 1.5
 # Tokens of the shortest chunk.
 MIN_CHUNK = 64
+# Time that a chunk may always take: a longer gap between tokens would be noticed.
+MIN_CHUNK_SECONDS = 0.025
 # Steps without prompts between two chunks, at most; reached after the machine was suspended.
 MAX_SKIPPED = 64
 # After this many steps with chunks comes one without, which measures the duration of decoding.
@@ -44,11 +47,12 @@ class PrefillPacer:
         if self._itl_target == 0:
             return None
         compensates = self._debt > 0 and self._skipped < MAX_SKIPPED
-        if compensates or self._chunks >= PROBE_EVERY:
+        if compensates or self._chunks >= PROBE_EVERY or not self._decode:
             return 0
-        if not self._decode or not self._token:
+        if not self._token:
             return MIN_CHUNK
-        return max(MIN_CHUNK, int((self._target - self._decode) / self._token))
+        seconds = max(self._target - self._decode, MIN_CHUNK_SECONDS)
+        return max(MIN_CHUNK, int(seconds / self._token))
 
     def measured(self, seconds: float, *, decoded: int, prompt_tokens: int) -> None:
         """Account for a step with ``decoded`` decode rows and a chunk of ``prompt_tokens``."""

@@ -154,13 +154,35 @@ def test_after_a_pause_of_the_machine_prompts_go_on() -> None:
 
 def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
     pacer = PrefillPacer()
-    assert pacer.limit == MIN_CHUNK
-    for _ in range(PROBE_EVERY):
-        pacer.measured(0.1, decoded=1, prompt_tokens=32)
     assert pacer.limit == 0
     pacer.measured(1 / 16, decoded=1, prompt_tokens=0)
-    pacer.measured(1 / 8, decoded=1, prompt_tokens=64)
+    assert pacer.limit == MIN_CHUNK
+    for _ in range(PROBE_EVERY):
+        pacer.measured(1 / 8, decoded=1, prompt_tokens=64)
+    assert pacer.limit == 0
+    pacer.measured(1 / 16, decoded=1, prompt_tokens=0)
     assert pacer.limit == 128
+
+
+def test_chunks_outgrow_what_each_costs_besides_its_tokens() -> None:
+    """As on a GPU, where a step with a chunk launches each kernel, and a decode step one graph."""
+    decode, chunk_cost, token = 0.002, 0.015, 5e-6
+    pacer = PrefillPacer()
+
+    def prompt(tokens: int) -> tuple[float, int]:
+        """Seconds and steps of a prompt while a stream decodes."""
+        seconds, steps = 0.0, 0
+        while tokens:
+            chunk = min(pacer.limit or 0, tokens)
+            duration = decode + (chunk_cost + token * chunk if chunk else 0.0)
+            pacer.measured(duration, decoded=1, prompt_tokens=chunk)
+            tokens, seconds, steps = tokens - chunk, seconds + duration, steps + 1
+        return seconds, steps
+
+    prompt(60_000)
+    seconds, steps = prompt(60_000)
+    assert steps * decode >= 0.3 * seconds
+    assert seconds < 5 * token * 60_000
 
 
 def test_a_received_prompt_continues_at_once() -> None:
