@@ -29,7 +29,6 @@ from tandem.bench.client.measured_response import MeasuredResponse
 from tandem.bench.datasets.random_prompts import IdPrompts
 from tandem.bench.interference import Scene, attack
 from tandem.bench.running_streams import greedy_body, running
-from tandem.benchmarks.last_kv import FORGETFUL, Log
 from tandem.benchmarks.node.gpu_engine import SHAPES, GpuShape, write_shape
 from tandem.benchmarks.support.gpu_figures import Figure, figure, parser, run
 from tandem.benchmarks.support.gpu_predictions import (
@@ -42,6 +41,7 @@ from tandem.benchmarks.support.gpu_predictions import (
     VICTIM_GAP,
     VICTIM_SPEED,
 )
+from tandem.benchmarks.support.router_log import RouterLog
 from tandem.benchmarks.support.router_tokens_load import Pace, read_all, request_of
 from tandem.benchmarks.support.sides import Side, serving
 from tandem.benchmarks.support.streaming import complete, connected
@@ -77,19 +77,20 @@ SMALL = ServingLoad(
 
 
 @contextmanager
-def served(shape: GpuShape, kinds: Sequence[str], *flags: str) -> Iterator[tuple[int, Log]]:
+def served(shape: GpuShape, kinds: Sequence[str], *flags: str) -> Iterator[tuple[int, RouterLog]]:
     """Nodes of these kinds; the router's port, and its log."""
     cores = sorted(os.sched_getaffinity(0))
     everywhere = tuple(range(len(cores)))
     # Only the prefill node keeps KV, and it computes all but short prompts.
-    of_kind = {"prefill-node": (), "decode-node": FORGETFUL[1:]}
+    forgetful = ("--no-enable-prefix-caching", "--prefill-threshold=64")
+    of_kind = {"prefill-node": (), "decode-node": forgetful}
     side = Side("on one GPU", tuple((kind, everywhere, of_kind[kind]) for kind in kinds))
     with tempfile.TemporaryDirectory() as root:
         model, logs = write_shape(shape, Path(root, "model")), Path(root, "logs")
         common = ("--load-format=dummy", f"--max-model-len={CONTEXT}", *flags)
         try:
             with serving(side, cores, model, logs, *common) as port:
-                yield port, Log(logs / "router.log")
+                yield port, RouterLog(logs / "router.log")
         except BaseException:
             for log in sorted(logs.glob("*.log")):  # the folder goes with the block
                 print(f"-- {log.name}\n{log.read_text()[-1500:]}", flush=True)
@@ -155,7 +156,7 @@ def prompts_of(load: ServingLoad, shape: GpuShape) -> list[list[int]]:
 
 
 async def handed_over(
-    server: ApiServer, log: Log, load: ServingLoad, shape: GpuShape
+    server: ApiServer, log: RouterLog, load: ServingLoad, shape: GpuShape
 ) -> tuple[float, float]:
     """Medians in seconds: from a computed prompt to its last KV, and all of a transfer from the
     prefill node's cache, with the step of its last token."""

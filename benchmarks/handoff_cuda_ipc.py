@@ -35,6 +35,7 @@ from tandem.benchmarks.support.handoff_ring import (
     SendingEnd,
     idle_sender,
 )
+from tandem.kernels.operators import Operators
 from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, Device
 from tandem.shared.handoff.carriers.transport import Endpoints
@@ -99,12 +100,19 @@ def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None
 
 
 def device_rank(layers: int, tokens: int, *, name: str) -> tuple[KVCache, Device]:
+    """A rank's cache, which real GPUs copy frames of by a kernel."""
+    operators = Operators()
+    if name == REAL:
+        from tandem.kernels.gpu.operators import GpuOperators
+
+        operators = GpuOperators()
     cache = KVCache(
         model_of(layers, tokens),
         num_blocks=tokens // BLOCK,
         block_size=BLOCK,
         dtype=torch.bfloat16,
         device=_torch_device(name),
+        operators=operators,
     )
     return cache, device_named(name)
 

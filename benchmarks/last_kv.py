@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import statistics
 import tempfile
 import time
@@ -34,6 +33,7 @@ from tandem.bench.running_streams import greedy_body, running
 from tandem.benchmarks.support.cores import two_cores
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
 from tandem.benchmarks.support.report import benchmark_parser, publish
+from tandem.benchmarks.support.router_log import RouterLog
 from tandem.benchmarks.support.sides import Side, pinned, serving
 from tandem.benchmarks.support.streaming import complete, connected
 from tandem.tests.end_to_end.support.cluster import until
@@ -42,7 +42,6 @@ from tandem.tests.end_to_end.support.collector import Collector, collecting
 RESPONSE_TOKENS = 24
 STREAM_PROMPT, STREAM_TOKENS = 16, 8000
 ALLOWED_SECONDS = 0.01
-LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
 # All prompts are prefilled remotely, except those of the streams.
 FORGETFUL = ("--threads=1", "--no-enable-prefix-caching", "--prefill-threshold=64")
 STEPS = {1.0: "a decode step", 1.5: "a decode step and a half"}
@@ -71,24 +70,6 @@ class PromptTimes:
         return self.control / max(self.moving, 1e-9)
 
 
-class Log:
-    """The router's log lines about remotely prefilled prompts."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def next(self) -> dict[str, float]:
-        """The phases of the next prompt's time to first token, in seconds."""
-        until(lambda: len(self._lines()) > self._read, "the router to log the prompt")
-        words = self._lines()[self._read].split()
-        self._read += 1
-        return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
-
-    def _lines(self) -> list[str]:
-        return [phases for _, phases in LINE.findall(self._path.read_text())]
-
-
 class Commits:
     """The decode node's transfer traces."""
 
@@ -113,7 +94,7 @@ class Measured:
     """The cluster, and its records of each prompt."""
 
     server: ApiServer
-    log: Log
+    log: RouterLog
     commits: Commits
 
 
@@ -147,7 +128,7 @@ def _sum(phases: dict[str, float], *names: str) -> float:
 
 
 async def take_turns(
-    port: int, log: Log, commits: Commits, tokens: int, rounds: int
+    port: int, log: RouterLog, commits: Commits, tokens: int, rounds: int
 ) -> dict[str, list[PromptTimes]]:
     """Alternate prompts on an idle node and beside a stream. The first of each is a warm-up."""
     responses: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
@@ -225,7 +206,7 @@ def main() -> None:
             collecting() as collector,
             serving(apart(collector), cores, model, logs, "--cpu-kernels=compiled") as port,
         ):
-            log, commits = Log(logs / "router.log"), Commits(collector)
+            log, commits = RouterLog(logs / "router.log"), Commits(collector)
             responses = asyncio.run(
                 take_turns(port, log, commits, options.prompt_tokens, options.rounds)
             )
