@@ -268,12 +268,11 @@ class GpuOperators(Operators):
         cache: LayerKV,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
-        if not self._stores_latents:
-            return super().rope_and_cache_latent(
-                q_THD, kv_TC, norm_weight, eps, cos_sin, cache, slots_T
-            )
         (latents,) = cache
-        return latent_trial.store_latents(q_THD, kv_TC, norm_weight, eps, cos_sin, latents, slots_T)
+        inputs, out = (q_THD, kv_TC, norm_weight, eps, cos_sin), None
+        if self._stores_latents:
+            out = latent_trial.store_latents(*inputs, latents, slots_T)
+        return super().rope_and_cache_latent(*inputs, cache, slots_T) if out is None else out
 
     def latent_attention(
         self,

@@ -169,9 +169,7 @@ SLOW = (
     ("multiply 32", 0.67),
     ("multiply IQ4_NL", 0.83),
     ("multiply", 0.63),
-    # Both of the numbers that rotate together are normed and rounded twice, for each of them; and
     # gpt-oss's activation is rounded five times.
-    ("rope_store normed", 0.63),
     ("copy_frame odd", 0.7),
     ("measure", 0.73 if OLDEST else 0.7),
     ("histogram", 2.5 if OLDEST else 0.5),
