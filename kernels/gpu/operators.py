@@ -140,6 +140,15 @@ class GpuOperators(Operators):
             return partial(routing_trial.choose_experts, routing=routing)
         return super().prepare_routing(routing, experts, device)
 
+    def prepare_fused_router(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, routing: Routing, dtype: torch.dtype
+    ) -> ExpertChoice | None:
+        """For a weight that is the same in ``dtype``, as those of most checkpoints are."""
+        narrow = routing_trial.narrowed(weight, dtype)
+        if narrow is None or not routing_trial.router_works(narrow, bias, routing):
+            return None
+        return partial(routing_trial.route, weight_EC=narrow, bias_E=bias, routing=routing)
+
     def prepare_frame_copies(
         self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
     ) -> FrameCopies:

@@ -60,6 +60,7 @@ from tandem.kernels.gpu import (
     paged_decode,
     quantized_linear,
     rope_store,
+    router,
     row_plan,
     sampling,
 )
@@ -105,6 +106,7 @@ PROGRAMS = {
     "_act_and_mul": 8,
     "_rope_store": 6,
     "_choose": 5,
+    "_route": 4,
     "_attend_latents": 2,
     "_attend_latent_chunks": 2,
     "_combine_latents": 8,
@@ -378,7 +380,8 @@ def experts(kind: BlockFormat | None, rows: int) -> Case:
         else:
             products = quantized_linear.multiply_grouped(x, stack_packed([weight] * 3, 3), plan)
         shares = torch.empty(rows, 2, device=META)
-        grouped_product.add_weighted(products, shares, plan, torch.empty_like(x[:, :64]))
+        for out in (None, torch.empty_like(x[:, :64])):
+            grouped_product.add_weighted(products, shares, plan, out)
 
     name = "experts" if kind is None else f"experts {kind.name}"
     return Case(f"{name} bf16 {rows}", launch, moved)
@@ -401,6 +404,19 @@ def choice(model: str, experts: int, routing: Routing) -> Case:
         gpu_routing.choose_experts(torch.empty(4, experts, device=META), routing)
 
     return Case(model, launch, {})
+
+
+def logits(experts: int, inputs: int, rows: int) -> Case:
+    """The logits of so many rows, from which experts are chosen."""
+    routing = Routing("softmax", 8, None, True, 1.0)
+
+    def launch() -> None:
+        x, weight = (
+            torch.empty(n, inputs, dtype=torch.bfloat16, device=META) for n in (rows, experts)
+        )
+        gpu_routing.choose_experts(router.multiply_router(x, weight), routing)
+
+    return Case(f"{experts} experts {inputs} bf16 {rows}", launch, {})
 
 
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
@@ -601,6 +617,9 @@ def cases(generation: int) -> Iterator[Case]:
         yield experts(kind, few)
     yield plan(128)
     yield choice("Qwen3-30B-A3B", 128, Routing("softmax", 8, None, True, 1.0))
+    for rows in (4, router.FEW + 1):
+        yield logits(128, 2048, rows)
+    yield logits(256, 7168, 4)
     corrected = Routing("sigmoid", 8, torch.empty(256, device=META), True, 2.5, 8, 4, 2)
     yield choice("DeepSeek-V3", 256, corrected)
     yield sampling_rows(151_936)

@@ -66,6 +66,7 @@ TRIALS = (
     fused_trial.rope_works,
     step_inputs_trial.works,
     routing_trial._works,
+    routing_trial._router_works,
     latent_trial.decodes,
     latent_trial.takes_chunks,
     latent_trial.stores,
