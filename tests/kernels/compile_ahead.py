@@ -98,7 +98,7 @@ PROGRAMS = {
     "_decode": 4,
     "_add": 8,
     "_multiply_plain": 2,
-    "_add_weighted": 8,
+    "_add_weighted": 7,
     "_copy_frame": 4,
     "_stage": 8,
     "_plan": 8,
