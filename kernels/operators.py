@@ -165,6 +165,13 @@ class Operators:
         """The choice of experts from logits in fp32. Kernels are compiled and tried here."""
         return partial(choose_experts, routing=routing)
 
+    def prepare_fused_router(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, routing: Routing, dtype: torch.dtype
+    ) -> ExpertChoice | None:
+        """Both in one, from activations of ``dtype`` for a weight in fp32; ``None`` if separate
+        operators are as fast. Kernels are compiled and tried here."""
+        return None
+
     def prepare_expert_feed_forward(
         self,
         o: Sequence[Linear],

@@ -50,15 +50,17 @@ class Experts(Protocol):
         x: torch.Tensor,
         weights: torch.Tensor,
         expert_ids: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Add the weighted results of each row's experts to ``out`` [T, C].
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Add the weighted results of each row's experts to ``out`` [T, C], or to zeros, and return
+        the sums.
 
         ``weights`` and ``expert_ids`` are [T, experts of a row].
         """
 
 
-# Computes weights and indices of the experts of each row, both [T, experts of a row], from logits.
+# Computes weights and indices of the experts of each row, both [T, experts of a row], from logits,
+# or from activations.
 ExpertChoice = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 # Computes the rows' queries from the layer's input, and writes its KV to the cache.
 Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]

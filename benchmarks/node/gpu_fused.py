@@ -28,13 +28,23 @@ from tandem.benchmarks.support.gpu_timing import (
     limits,
     seconds,
 )
-from tandem.kernels.gpu import activation, latent_store, norm, rope_store, routing, sampling
+from tandem.kernels.gpu import (
+    activation,
+    latent_store,
+    norm,
+    rope_store,
+    routing,
+    routing_trial,
+    sampling,
+)
 from tandem.kernels.gpu.frame_copy_trial import TritonFrames
 from tandem.kernels.signatures import FrameCells, Routing
 from tandem.shared.engine.plan import RankSampling, SamplerSpec
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 
 EPS, BLOCK = 1e-6, 16
+# Of a graph whose inputs stay in the L2 cache.
+_LAUNCHES = 20
 SAMPLINGS = {
     "greedy": RankSampling(temperature=0.0),
     "top-p": RankSampling(temperature=0.8, top_p=0.9),
@@ -104,7 +114,9 @@ def rope_launch(load: FusedLoad) -> Launch:
     cos_sin, places = angles(load.rows, load.dim), slots(load.rows)
     keys, values = random(2, load.kv_heads, load.rows, load.dim)
     store = rope_store.rope_and_cache_kv
-    return lambda: store(qkv, weight, EPS, cos_sin, (keys, values), places), 2 * qkv.nbytes
+    # Half of the angles is read, since both halves are alike.
+    size = 2 * qkv.nbytes + cos_sin[0].nbytes + places.nbytes
+    return lambda: store(qkv, weight, EPS, cos_sin, (keys, values), places), size
 
 
 def latent_launch(load: FusedLoad) -> Launch:
@@ -115,10 +127,8 @@ def latent_launch(load: FusedLoad) -> Launch:
     latents = random(1, load.rows, load.latent + rope)
     store = latent_store.rope_and_cache_latent
     rotated = 2 * q.nbytes * rope // (nope + rope)
-    return (
-        lambda: store(q, kv, weight, EPS, cos_sin, latents, places),
-        2 * kv.nbytes + rotated,
-    )
+    size = 2 * kv.nbytes + rotated + cos_sin[0].nbytes + places.nbytes
+    return lambda: store(q, kv, weight, EPS, cos_sin, latents, places), size
 
 
 def frame_launch(load: FusedLoad, *, scatter: bool = False) -> Launch:
@@ -172,11 +182,17 @@ def fused(load: FusedLoad) -> Iterator[Figure]:
 
 
 def routed(load: FusedLoad) -> Iterator[Figure]:
-    """The choice of experts."""
-    logits = torch.randn(load.rows, load.experts, device=DEVICE)
+    """The choice of experts, from logits and with their product."""
     config = Routing("softmax", 8, None, normalise=True, scale=1.0)
-    duration = graph_seconds([lambda: routing.choose_experts(logits, config)])
-    yield figure(f"choice of 8 of {load.experts} experts, {load.rows} rows", duration * 1e6, "us")
+    logits = torch.randn(load.rows, load.experts, device=DEVICE)
+    half = torch.float16 if EMULATED else DTYPE
+    x, weight = (random(n, load.width).to(half) for n in (load.rows, load.experts))
+    choose = partial(routing.choose_experts, logits, config)
+    route = partial(routing_trial.route, x, weight, None, config)
+    for name, work in (("choice", choose), ("router and choice", route)):
+        duration = graph_seconds([work] * _LAUNCHES)
+        name = f"{name} of 8 of {load.experts} experts, {load.rows} rows"
+        yield figure(name, duration * 1e6, "us")
 
 
 def sampled(load: FusedLoad) -> Iterator[Figure]:

@@ -73,18 +73,24 @@ class GroupedExperts:
     def compile(self, dtype: torch.dtype) -> None:
         """Compile the kernels for activations of this dtype."""
         x = torch.zeros(1, self.gate_up.inputs, dtype=dtype)
-        self(x, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), torch.zeros_like(x))
+        self(x, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), None)
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor
-    ) -> None:
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        expert_ids: torch.Tensor,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
         """See ``signatures.Experts``."""
+        sums = torch.zeros_like(x) if out is None else out
         if len(x):
             plan, slots = assign(array(expert_ids), self.gate_up.count)
             hidden = self._act_and_mul(self.gate_up.multiply(x.float(), plan), self.activation)
             in_order = replace(plan, sources=np.arange(len(hidden)))
             results = self.down.multiply(hidden, in_order)
-            add_weighted(array(results), array(weights), slots, array(out))
+            add_weighted(array(results), array(weights), slots, array(sums))
+        return sums
 
 
 def quantised_alike(

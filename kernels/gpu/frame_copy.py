@@ -3,7 +3,7 @@
     cache [K, N, W] of each component of each layer    frame [L][component][H][T][W]
 
 in words of four bytes; a frame has consecutive layers that are alike. A program copies some tokens
-of a head, all components of them, sixteen bytes at a time. Each byte is read once, summed and
+of a head, one component of them, sixteen bytes at a time. Each byte is read once, summed and
 written once. A tile of a component is consecutive in the frame, so that it lies in at most two rows
 of the sums (``kernels/row_sums.py``), to which it adds its share: integers wrap around, so that any
 order gives the same sums.
@@ -89,7 +89,7 @@ def copy_frame(
     rows = heads * count
     pitch, aligned = pointers_LC.shape[1], is_aligned(widths, rows)
     fixed = constants(widths, pitch, block_size, aligned=aligned, scatter=scatter)
-    _copy_frame[(triton.cdiv(count, fixed["TOKENS"]), heads, len(cells.layers))](
+    _copy_frame[(triton.cdiv(count, fixed["TOKENS"]), heads, len(cells.layers) * len(widths))](
         pointers_LC,
         cells.blocks,
         frame.view(torch.int32),
@@ -126,43 +126,71 @@ def _copy_frame(
     ALIGNED: tl.constexpr,
     SCATTER: tl.constexpr,
 ) -> None:
-    """Copy some tokens of one head of one layer."""
+    """Copy some tokens of one head of a component of one layer."""
+    COMPONENTS: tl.constexpr = len(WIDTHS)
     first = tl.program_id(0) * TOKENS
     head, heads = tl.program_id(1), tl.num_programs(1)
-    layer = tl.program_id(2)
+    layer, component = tl.program_id(2) // COMPONENTS, tl.program_id(2) % COMPONENTS
+    base = tl.load(pointers_LC + (first_layer + layer) * PITCH + component)
     token = tl.arange(0, TOKENS)
     inside = first + token < count
     position = first_token + first + token
     block = tl.load(blocks + position // BLOCK, mask=inside, other=0).to(tl.int64)
     slot = block * BLOCK + position % BLOCK + (first_head + head).to(tl.int64) * cache_slots
-    pointers = pointers_LC + (first_layer + layer) * PITCH
     words = 0
-    for c in tl.static_range(len(WIDTHS)):
+    for c in tl.static_range(COMPONENTS):
         words += WIDTHS[c]
     begin = layer * heads * count * words  # of the component in the frame
-    for c in tl.static_range(len(WIDTHS)):
-        word = tl.arange(0, WIDES[c])
-        there = inside[:, None] & (word < WIDTHS[c])[None, :]
-        base = tl.load(pointers + c).to(tl.pointer_type(tl.int32))
-        cached = base + slot[:, None] * WIDTHS[c] + word[None, :]
-        if WIDTHS[c] % 4 == 0:  # which the address, a mere number, does not tell
-            cached = tl.multiple_of(cached, (4, 16))
-        start = begin + (head * count + first) * WIDTHS[c]
-        if ALIGNED:
-            start = tl.multiple_of(start, 4)
-        place = start + token[:, None] * WIDTHS[c] + word[None, :]
-        if SCATTER:
-            x = tl.load(frame + place, mask=there, other=0)
-            tl.store(cached, x, mask=there)
-        else:
-            x = tl.load(cached, mask=there, other=0)
-            tl.store(frame + place, x, mask=there)
-        product = x.to(tl.int64) * tl.load(keys + place % _COLUMNS, mask=there, other=0)
-        row = start // _COLUMNS
-        in_next = place // _COLUMNS > row
-        share = tl.sum(tl.sum(tl.where(in_next, 0, product), 1), 0)
-        tl.atomic_add(sums + row, share, sem="relaxed")
-        if start + tl.minimum(TOKENS, count - first) * WIDTHS[c] > (row + 1) * _COLUMNS:
-            share = tl.sum(tl.sum(tl.where(in_next, product, 0), 1), 0)
-            tl.atomic_add(sums + row + 1, share, sem="relaxed")
+    for c in tl.static_range(COMPONENTS):
+        if component == c:
+            start = begin + (head * count + first) * WIDTHS[c]
+            _copy_tokens(
+                base.to(tl.pointer_type(tl.int32)),
+                frame,
+                sums,
+                keys,
+                slot[:, None],
+                inside[:, None],
+                tl.multiple_of(start, 4) if ALIGNED else start,
+                tl.minimum(TOKENS, count - first),
+                WIDTHS[c],
+                WIDES[c],
+                TOKENS,
+                SCATTER,
+            )
         begin += heads * count * WIDTHS[c]
+
+
+@triton.jit
+def _copy_tokens(
+    cache: tl.tensor,
+    frame: tl.tensor,
+    sums: tl.tensor,
+    keys: tl.tensor,
+    slot: tl.tensor,
+    inside: tl.tensor,
+    start: tl.tensor,
+    tokens: tl.tensor,
+    WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SCATTER: tl.constexpr,
+) -> None:
+    """Copy tokens between slots and the words of a frame from ``start``, and add to its sums."""
+    word = tl.arange(0, WIDE)[None, :]
+    there = inside & (word < WIDTH)
+    cached = cache + slot * WIDTH + word
+    if WIDTH % 4 == 0:  # which the address, a mere number, does not tell
+        cached = tl.multiple_of(cached, (4, 16))
+    place = start + tl.arange(0, TOKENS)[:, None] * WIDTH + word
+    x = tl.load(frame + place if SCATTER else cached, mask=there, other=0)
+    key = tl.load(keys + place % _COLUMNS, mask=there, other=0)
+    tl.store(cached if SCATTER else frame + place, x, mask=there)
+    product = x.to(tl.int64) * key
+    row = start // _COLUMNS
+    in_next = place // _COLUMNS > row
+    share = tl.sum(tl.where(in_next, 0, product))
+    tl.atomic_add(sums + row, share, sem="relaxed")
+    if start + tokens * WIDTH > (row + 1) * _COLUMNS:
+        share = tl.sum(tl.where(in_next, product, 0))
+        tl.atomic_add(sums + row + 1, share, sem="relaxed")

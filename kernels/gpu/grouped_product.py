@@ -14,8 +14,11 @@ from .row_blocks import RowBlocks
 
 # By rows of a block: the outputs of a program, and the inputs of one of its steps.
 ROWS = {8: (64, 128), 32: (64, 64), 64: (128, 64)}
-_SIZE = 1024
 _ALIGNED = 16
+# Columns and choices that are added at a time.
+_COLUMNS, _CHOICES = 512, 8
+# Without the bound, ptxas saves registers, and reads fewer results at a time.
+_ADD = {"num_warps": 2, "maxnreg": 96}
 
 
 def multiply_experts(
@@ -45,14 +48,30 @@ def multiply_experts(
 
 
 def add_weighted(
-    results_SC: torch.Tensor, weights_TK: torch.Tensor, plan: RowBlocks, out_TC: torch.Tensor
-) -> None:
-    """Add the weighted results of each row's experts to ``out``, in the order of ``weights``."""
+    results_SC: torch.Tensor,
+    weights_TK: torch.Tensor,
+    plan: RowBlocks,
+    out_TC: torch.Tensor | None,
+) -> torch.Tensor:
+    """Add the weighted results of each row's experts, in the order of ``weights``, to ``out`` if
+    there is one. Returns the sums. Widths are a multiple of 16, as those of inputs are."""
     rows, top_k = weights_TK.shape
     width = results_SC.shape[1]
-    _add_weighted[(rows, triton.cdiv(width, _SIZE))](
-        results_SC, weights_TK.contiguous(), plan.places, out_TC, width, top_k, SIZE=_SIZE
+    assert width % _ALIGNED == 0, width
+    sums_TC = results_SC.new_empty(rows, width) if out_TC is None else out_TC
+    _add_weighted[(rows, triton.cdiv(width, _COLUMNS))](
+        results_SC,
+        weights_TK.contiguous(),
+        plan.places,
+        sums_TC,
+        width // _ALIGNED,
+        top_k,
+        ADDS=out_TC is not None,
+        CHOICES=_CHOICES,
+        COLUMNS=_COLUMNS,
+        **_ADD,
     )
+    return sums_TC
 
 
 @triton.jit(do_not_specialize=["outputs", "sixteenths"])
@@ -93,25 +112,32 @@ def _multiply_plain(
     tl.store(out_SO + out_at, acc.to(out_SO.dtype.element_ty), mask=out_mask)
 
 
-@triton.jit(do_not_specialize=["width", "top_k"])
+@triton.jit(do_not_specialize=["sixteenths", "top_k"])
 def _add_weighted(
     results_SC: tl.tensor,
     weights_TK: tl.tensor,
     places_TK: tl.tensor,
-    out_TC: tl.tensor,
-    width: tl.tensor,
+    sums_TC: tl.tensor,
+    sixteenths: tl.tensor,
     top_k: tl.tensor,
-    SIZE: tl.constexpr,
+    ADDS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    there = at < width
-    acc = tl.zeros((SIZE,), tl.float32)
-    for number in range(top_k):
-        place = tl.load(places_TK + row * top_k + number)
-        weight = tl.load(weights_TK + row * top_k + number).to(tl.float32)
-        result = tl.load(results_SC + place * width + at, mask=there, other=0)
-        acc += weight * result.to(tl.float32)
-    out_at = out_TC + row * width + at
-    out = tl.load(out_at, mask=there, other=0).to(tl.float32) + acc
-    tl.store(out_at, out.to(out_TC.dtype.element_ty), mask=there)
+    """Add some columns of a row's results, and read several of them at a time."""
+    row, width = tl.program_id(0).to(tl.int64), sixteenths * 16
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = column < width
+    sum_at = sums_TC + row * width + column
+    acc = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(0, top_k, CHOICES):
+        choice = first + tl.arange(0, CHOICES)[:, None]
+        at, is_chosen = row * top_k + choice, choice < top_k
+        place = tl.load(places_TK + at, mask=is_chosen, other=0)
+        weight = tl.load(weights_TK + at, mask=is_chosen, other=0.0).to(tl.float32)
+        result_at = results_SC + place * width + column[None, :]
+        result = tl.load(result_at, mask=is_chosen & there[None, :], other=0.0)
+        acc += tl.sum(weight * result.to(tl.float32), axis=0)
+    if ADDS:
+        acc += tl.load(sum_at, mask=there, other=0.0).to(tl.float32)
+    tl.store(sum_at, acc.to(sums_TC.dtype.element_ty), mask=there)

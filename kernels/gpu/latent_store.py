@@ -12,6 +12,8 @@ latent.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -21,11 +23,29 @@ from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
 from .cached_kv import parts, to_fp8, to_int8, whole_scale
 
-# Numbers of a program that rotates queries.
-_BLOCK = 2048
-_OPTIONS = {"num_warps": 4}
+VECTOR_BYTES = 16
+# Numbers of each half of the queries that a program rotates, and its warps: a thread has a vector.
+# Without the bound, ptxas saves registers, and reads the angles only when the queries are there.
+_BLOCK = 512
+_OPTIONS = {"num_warps": 2, "maxnreg": 96}
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST = tl.constexpr(SMALLEST)
+
+
+def takes(q_THD: torch.Tensor, kv_TC: torch.Tensor) -> bool:
+    """True if the kernel that is compiled for these sizes can read queries and latents where they
+    are: parts of one product's results, in whole vectors."""
+    vector = _vector(q_THD, kv_TC)
+    rows = (q_THD, q_THD.stride(0)), (kv_TC, kv_TC.stride(0))
+    return all(
+        stride % vector == 0 and x.data_ptr() % (vector * x.element_size()) == 0
+        for x, stride in rows
+    )
+
+
+def _vector(q_THD: torch.Tensor, kv_TC: torch.Tensor) -> int:
+    """Numbers of a vector: the most of 16 bytes that divide a head and a latent."""
+    return math.gcd(q_THD.shape[2], kv_TC.shape[1], VECTOR_BYTES // q_THD.element_size())
 
 
 def rope_and_cache_latent(
@@ -48,11 +68,13 @@ def rope_and_cache_latent(
         kv_TC.stride(),
     )
     assert cos.shape[-1] == sin.shape[-1] == rope_dim and cos.stride() == sin.stride()
-    assert rope_dim % 2 == 0 and cos.stride(2) == 1 and cos.dtype == sin.dtype == torch.float32
+    assert rope_dim > 0 and rope_dim % 2 == 0 and cos.stride(0) % rope_dim == 0
+    assert cos.stride(2) == 1 and cos.dtype == sin.dtype == torch.float32
     assert slots_T.dtype == torch.int64 and slots_T.is_contiguous()
+    assert takes(q_THD, kv_TC) and q_THD.dtype == kv_TC.dtype, (q_THD.stride(), kv_TC.stride())
     if not rows:
         return q_THD
-    half = max(1, triton.next_power_of_2(rope_dim // 2))
+    vector, half = _vector(q_THD, kv_TC), triton.next_power_of_2(rope_dim // 2)
     block_h = min(triton.next_power_of_2(heads), max(1, _BLOCK // half))
     _store_latents[(rows, 1 + triton.cdiv(heads, block_h))](
         q_THD,
@@ -65,9 +87,11 @@ def rope_and_cache_latent(
         token_scales,
         eps,
         whole_scale(latents),
-        q_THD.stride(0),
-        kv_TC.stride(0),
-        cos.stride(0),
+        q_THD.stride(0) // vector,
+        kv_TC.stride(0) // vector,
+        cos.stride(0) // rope_dim,
+        VECTOR=vector,
+        VECTOR_BYTES=vector * q_THD.element_size(),
         HEADS=heads,
         NOPE_DIM=q_dim - rope_dim,
         ROPE_DIM=rope_dim,
@@ -101,6 +125,8 @@ def _store_latents(
     q_row: tl.tensor,
     kv_row: tl.tensor,
     angle_row: tl.tensor,
+    VECTOR: tl.constexpr,
+    VECTOR_BYTES: tl.constexpr,
     HEADS: tl.constexpr,
     NOPE_DIM: tl.constexpr,
     ROPE_DIM: tl.constexpr,
@@ -111,30 +137,40 @@ def _store_latents(
     IS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
 ) -> None:
-    """The latent of a row, or some of its queries."""
+    """The latent of a row, or some of its queries. Reads come before everything that depends on any
+    of them: a program lasts hardly longer than one."""
     row, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    offs_r = tl.arange(0, BLOCK_R)
+    # Vectors are matrices of one row, like the rotated halves.
+    offs_r = tl.arange(0, BLOCK_R)[None, :]
     HALF: tl.constexpr = ROPE_DIM // 2
-    cos, sin = cos_TR + row * angle_row, sin_TR + row * angle_row
+    # Angles are equal in both halves, but for the sign of the first one's sine.
+    angle = row * angle_row * ROPE_DIM + HALF + offs_r
     if program > 0:
-        head = (program - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
-        q_mask = (head < HEADS)[:, None] & (offs_r < HALF)[None, :]
-        q = q_THD + row * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
-        q += offs_r[None, :]
-        q_first, q_second = _rotated(q, q_mask, cos, sin, offs_r, HALF)
+        head = (program - 1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+        q_mask = (head < HEADS) & (offs_r < HALF)
+        q = tl.multiple_of(q_THD + row * q_row * VECTOR, VECTOR_BYTES)
+        q += head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM + offs_r
+        cos = tl.load(cos_TR + angle, mask=offs_r < HALF, other=0.0)
+        sin = tl.load(sin_TR + angle, mask=offs_r < HALF, other=0.0)
+        q_first = tl.load(q, mask=q_mask, other=0.0)
+        q_second = tl.load(q + HALF, mask=q_mask, other=0.0)
+        q_first, q_second = _rotated(q_first, q_second, cos, sin)
         tl.store(q, q_first, mask=q_mask)
         tl.store(q + HALF, q_second, mask=q_mask)
     else:
-        # Vectors are matrices of one row, like the rotated halves.
-        slot, is_row = tl.load(slots_T + row), tl.arange(0, 1)[:, None] < 1
-        offs_c, r_offs = tl.arange(0, BLOCK_C)[None, :], offs_r[None, :]
-        is_latent, is_half = is_row & (offs_c < LATENT_DIM), is_row & (r_offs < HALF)
-        kv = kv_TC + row * kv_row
+        is_row, offs_c = tl.arange(0, 1)[:, None] < 1, tl.arange(0, BLOCK_C)[None, :]
+        is_latent, is_half = is_row & (offs_c < LATENT_DIM), is_row & (offs_r < HALF)
+        slot = tl.load(slots_T + row)
+        kv = tl.multiple_of(kv_TC + row * kv_row * VECTOR, VECTOR_BYTES)
         x = tl.load(kv + offs_c, mask=is_latent, other=0.0).to(tl.float32)
+        first = tl.load(kv + LATENT_DIM + offs_r, mask=is_half, other=0.0)
+        second = tl.load(kv + LATENT_DIM + HALF + offs_r, mask=is_half, other=0.0)
         weight = tl.load(norm_weight + offs_c, mask=is_latent, other=0.0).to(tl.float32)
+        cos = tl.load(cos_TR + angle, mask=is_half, other=0.0)
+        sin = tl.load(sin_TR + angle, mask=is_half, other=0.0)
         rstd = tl.math.rsqrt(tl.sum(x * x, axis=1) / LATENT_DIM + eps)
         normed = (x * rstd[:, None] * weight).to(kv_TC.dtype.element_ty)
-        first, second = _rotated(kv + LATENT_DIM + r_offs, is_half, cos, sin, offs_r, HALF)
+        first, second = _rotated(first, second, cos, sin)
         if slot >= 0:
             scale = whole_scale
             if IS_INT8:
@@ -146,30 +182,18 @@ def _store_latents(
             place = latents + slot * (LATENT_DIM + ROPE_DIM)
             code = _coded(normed, scale, latents, IS_FP8, IS_INT8)
             tl.store(place + offs_c, code, mask=is_latent)
-            place += LATENT_DIM
-            tl.store(place + r_offs, _coded(first, scale, latents, IS_FP8, IS_INT8), mask=is_half)
-            place += HALF
-            tl.store(place + r_offs, _coded(second, scale, latents, IS_FP8, IS_INT8), mask=is_half)
+            place += LATENT_DIM + offs_r
+            tl.store(place, _coded(first, scale, latents, IS_FP8, IS_INT8), mask=is_half)
+            tl.store(place + HALF, _coded(second, scale, latents, IS_FP8, IS_INT8), mask=is_half)
 
 
 @triton.jit
 def _rotated(
-    at: tl.tensor,
-    mask: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    offs_r: tl.tensor,
-    HALF: tl.constexpr,
+    first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of vectors, rotated against each other."""
-    first, second = tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
-    there = offs_r < HALF
-    cos_x = tl.load(cos + offs_r, mask=there, other=0.0)[None, :]
-    sin_x = tl.load(sin + offs_r, mask=there, other=0.0)[None, :]
-    cos_y = tl.load(cos + HALF + offs_r, mask=there, other=0.0)[None, :]
-    sin_y = tl.load(sin + HALF + offs_r, mask=there, other=0.0)[None, :]
-    return (x * cos_x + y * sin_x).to(first.dtype), (y * cos_y + x * sin_y).to(first.dtype)
+    return (x * cos - y * sin).to(first.dtype), (y * cos + x * sin).to(first.dtype)
 
 
 @triton.jit

@@ -140,6 +140,15 @@ class GpuOperators(Operators):
             return partial(routing_trial.choose_experts, routing=routing)
         return super().prepare_routing(routing, experts, device)
 
+    def prepare_fused_router(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, routing: Routing, dtype: torch.dtype
+    ) -> ExpertChoice | None:
+        """For a weight that is the same in ``dtype``, as those of most checkpoints are."""
+        narrow = routing_trial.narrowed(weight, dtype)
+        if narrow is None or not routing_trial.router_works(narrow, bias, routing):
+            return None
+        return partial(routing_trial.route, weight_EC=narrow, bias_E=bias, routing=routing)
+
     def prepare_frame_copies(
         self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
     ) -> FrameCopies:
@@ -268,12 +277,11 @@ class GpuOperators(Operators):
         cache: LayerKV,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
-        if not self._stores_latents:
-            return super().rope_and_cache_latent(
-                q_THD, kv_TC, norm_weight, eps, cos_sin, cache, slots_T
-            )
         (latents,) = cache
-        return latent_trial.store_latents(q_THD, kv_TC, norm_weight, eps, cos_sin, latents, slots_T)
+        inputs, out = (q_THD, kv_TC, norm_weight, eps, cos_sin), None
+        if self._stores_latents:
+            out = latent_trial.store_latents(*inputs, latents, slots_T)
+        return super().rope_and_cache_latent(*inputs, cache, slots_T) if out is None else out
 
     def latent_attention(
         self,

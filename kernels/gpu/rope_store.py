@@ -13,8 +13,6 @@ head dimension, N slots of the cache.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -25,9 +23,10 @@ from ..signatures import CosSin, LayerKV
 from .cached_kv import to_fp8, to_int8
 
 VECTOR_BYTES = 16
-# Numbers of a program, and its warps.
-_BLOCK = 2048
-_OPTIONS = {"num_warps": 4}
+# Numbers of a program, and its warps: a thread has a vector of each half of a head. Without the
+# bound, ptxas saves registers, and reads the weight and the angles only when the heads are there.
+_BLOCK = 1024
+_OPTIONS = {"num_warps": 2, "maxnreg": 64}
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST = tl.constexpr(SMALLEST)
 
@@ -94,8 +93,9 @@ def _launch(
     values, value_scales, value_factor = _parts(q_THD if values_KND is None else values_KND)
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
     assert keys.shape[2] == dim, (keys.shape, dim)
-    block_d = triton.next_power_of_2(dim)
-    block_h = max(1, min(triton.next_power_of_2(max(heads, kv_heads)), _BLOCK // block_d))
+    block_h = min(
+        triton.next_power_of_2(max(heads, kv_heads)), max(1, _BLOCK // triton.next_power_of_2(dim))
+    )
     blocks = triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h)
     _rope_store[(rows, blocks)](
         qkv_TXD,
@@ -117,14 +117,14 @@ def _launch(
         NUM_HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=dim,
-        ROTATED=rotated,
-        VECTOR=math.gcd(rotated // 2, VECTOR_BYTES // qkv_TXD.element_size()),
+        HALF=rotated // 2,
         HAS_NORM=norm_weight_RD is not None,
         IS_FP8=keys_KND is not None and keys_KND.dtype == FP8,
         IS_INT8=keys_KND is not None and keys_KND.dtype == INT8,
         HAS_SCALE=isinstance(keys_KND, TensorScaledKV),
         BLOCK_H=block_h,
-        BLOCK_D=block_d,
+        BLOCK_R=triton.next_power_of_2(max(1, rotated // 2)),
+        BLOCK_S=triton.next_power_of_2(max(1, dim - rotated)),
         **_OPTIONS,
     )
     return q_THD
@@ -165,136 +165,138 @@ def _rope_store(
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    ROTATED: tl.constexpr,
-    VECTOR: tl.constexpr,
+    HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ) -> None:
-    """Some query, key or value heads of a row."""
+    """Some query, key or value heads of a row. Reads come before everything that depends on any of
+    them: a program lasts hardly longer than one."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    offs_h, offs_d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-    x = qkv_TXD + row * x_row * HEAD_DIM
-    cos, sin = cos_TD + row * angle_row * ROTATED, sin_TD + row * angle_row * ROTATED
     Q_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     K_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
-    if block < Q_BLOCKS:
-        head = block * BLOCK_H + offs_h
-        mask = (head < NUM_HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :]
-        q = _rotated(
-            x,
-            norm_weight_RD,
-            cos,
-            sin,
-            head,
-            offs_d,
-            mask,
-            eps,
-            HEAD_DIM,
-            ROTATED,
-            VECTOR,
-            HAS_NORM,
-        )
-        place = q_THD + (row * NUM_HEADS + head[:, None]) * HEAD_DIM + offs_d[None, :]
-        tl.store(place, q, mask=mask)
+    is_query, is_value = block < Q_BLOCKS, block >= Q_BLOCKS + K_BLOCKS
+    first_block = tl.where(is_query, 0, tl.where(is_value, Q_BLOCKS + K_BLOCKS, Q_BLOCKS))
+    first_head = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + KV_HEADS, NUM_HEADS))
+    head = (block - first_block) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    there = head < tl.where(is_query, NUM_HEADS, KV_HEADS)
+    offs_r = tl.broadcast_to(tl.arange(0, BLOCK_R)[None, :], BLOCK_H, BLOCK_R)
+    offs_s = tl.broadcast_to(tl.arange(0, BLOCK_S)[None, :], BLOCK_H, BLOCK_S)
+    mask_r, mask_s = there & (offs_r < HALF), there & (offs_s < HEAD_DIM - 2 * HALF)
+
+    slot = tl.load(slots_T + row) if KV_HEADS else row
+    x = qkv_TXD + row * x_row * HEAD_DIM + (first_head + head) * HEAD_DIM
+    first, second, rest = _heads(x, offs_r, offs_s, mask_r, mask_s, HEAD_DIM, HALF)
+    if not is_value:
+        weight = norm_weight_RD + (first_head + head) * HEAD_DIM
+        cos = cos_TD + row * angle_row * 2 * HALF
+        sin = sin_TD + row * angle_row * 2 * HALF
+        first, second, rest = _rotated(
+            first, second, rest, weight, cos, sin, eps,
+            offs_r, offs_s, mask_r, mask_s, HEAD_DIM, HALF, HAS_NORM,
+        )  # fmt: skip
+    if is_query:
+        q = q_THD + (row * NUM_HEADS + head) * HEAD_DIM
+        _store(q, first, second, rest, offs_r, offs_s, mask_r, mask_s, HEAD_DIM, HALF)
     elif KV_HEADS:
-        is_key = block < Q_BLOCKS + K_BLOCKS
-        head = (block - Q_BLOCKS - tl.where(is_key, 0, K_BLOCKS)) * BLOCK_H + offs_h
-        mask = (head < KV_HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :]
-        slot = tl.load(slots_T + row)
+        there = head < tl.where(slot >= 0, KV_HEADS, 0)
+        mask_r, mask_s = mask_r & there, mask_s & there
         at = head.to(tl.int64) * slots + slot
-        if slot >= 0:
-            if is_key:
-                its_head = NUM_HEADS + head
-                k = _rotated(
-                    x,
-                    norm_weight_RD,
-                    cos,
-                    sin,
-                    its_head,
-                    offs_d,
-                    mask,
-                    eps,
-                    HEAD_DIM,
-                    ROTATED,
-                    VECTOR,
-                    HAS_NORM,
-                )
-                _cache(
-                    k,
-                    keys_KND,
-                    key_scales_KN,
-                    key_factor,
-                    at,
-                    offs_d,
-                    mask,
-                    HEAD_DIM,
-                    IS_FP8,
-                    IS_INT8,
-                    HAS_SCALE,
-                )
-            else:
-                its_head = NUM_HEADS + KV_HEADS + head
-                v = tl.load(
-                    x + its_head[:, None] * HEAD_DIM + offs_d[None, :], mask=mask, other=0.0
-                )
-                _cache(
-                    v,
-                    values_KND,
-                    value_scales_KN,
-                    value_factor,
-                    at,
-                    offs_d,
-                    mask,
-                    HEAD_DIM,
-                    IS_FP8,
-                    IS_INT8,
-                    HAS_SCALE,
-                )
+        if is_value:
+            _cache(
+                first, second, rest, values_KND, value_scales_KN, value_factor,
+                at, offs_r, offs_s, mask_r, mask_s, there,
+                HEAD_DIM, HALF, IS_FP8, IS_INT8, HAS_SCALE,
+            )  # fmt: skip
+        else:
+            _cache(
+                first, second, rest, keys_KND, key_scales_KN, key_factor,
+                at, offs_r, offs_s, mask_r, mask_s, there,
+                HEAD_DIM, HALF, IS_FP8, IS_INT8, HAS_SCALE,
+            )  # fmt: skip
+
+
+@triton.jit
+def _heads(
+    at: tl.tensor,
+    offs_r: tl.tensor,
+    offs_s: tl.tensor,
+    mask_r: tl.tensor,
+    mask_s: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Both halves of the rotated dimensions of heads, and the rest."""
+    first = tl.zeros(offs_r.shape, at.dtype.element_ty)
+    second, rest = first, tl.zeros(offs_s.shape, at.dtype.element_ty)
+    if HALF:
+        first = tl.load(at + offs_r, mask=mask_r, other=0.0)
+        second = tl.load(at + HALF + offs_r, mask=mask_r, other=0.0)
+    if HEAD_DIM > 2 * HALF:
+        rest = tl.load(at + 2 * HALF + offs_s, mask=mask_s, other=0.0)
+    return first, second, rest
+
+
+@triton.jit
+def _store(
+    at: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    rest: tl.tensor,
+    offs_r: tl.tensor,
+    offs_s: tl.tensor,
+    mask_r: tl.tensor,
+    mask_s: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+) -> None:
+    """The reverse."""
+    if HALF:
+        tl.store(at + offs_r, first, mask=mask_r)
+        tl.store(at + HALF + offs_r, second, mask=mask_r)
+    if HEAD_DIM > 2 * HALF:
+        tl.store(at + 2 * HALF + offs_s, rest, mask=mask_s)
 
 
 @triton.jit
 def _rotated(
-    x: tl.tensor,
-    norm_weight_RD: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    rest: tl.tensor,
+    weight: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
-    head: tl.tensor,
-    offs_d: tl.tensor,
-    mask: tl.tensor,
     eps: tl.tensor,
+    offs_r: tl.tensor,
+    offs_s: tl.tensor,
+    mask_r: tl.tensor,
+    mask_s: tl.tensor,
     HEAD_DIM: tl.constexpr,
-    ROTATED: tl.constexpr,
-    VECTOR: tl.constexpr,
+    HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
-) -> tl.tensor:
-    """Heads of a row, normed and rotated. The dimension that another is rotated with is read once
-    more, from the L1 cache."""
-    HALF: tl.constexpr = ROTATED // 2
-    other_d = offs_d + tl.where(offs_d < HALF, HALF, tl.where(offs_d < ROTATED, -HALF, 0))
-    other_d = tl.max_contiguous(tl.multiple_of(other_d, VECTOR), VECTOR)
-    at = head[:, None] * HEAD_DIM + offs_d[None, :]
-    other_at = head[:, None] * HEAD_DIM + other_d[None, :]
-    out = tl.load(x + at, mask=mask, other=0.0)
-    dtype: tl.constexpr = out.dtype
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Heads, normed and rotated."""
+    dtype: tl.constexpr = first.dtype
+    if HALF:  # angles are equal in both halves, but for the sign of the first one's sine
+        cos_R = tl.load(cos + offs_r, mask=offs_r < HALF, other=0.0)
+        sin_R = tl.load(sin + HALF + offs_r, mask=offs_r < HALF, other=0.0)
     if HAS_NORM:
-        wide = out.to(tl.float32)
-        rstd = tl.math.rsqrt(tl.sum(wide * wide, axis=1) / HEAD_DIM + eps)[:, None]
-        out = _weighted(out, rstd, tl.load(norm_weight_RD + at, mask=mask, other=0.0))
-    if ROTATED:
-        other = tl.load(x + other_at, mask=mask, other=0.0)
-        if HAS_NORM:
-            weight = tl.load(norm_weight_RD + other_at, mask=mask, other=0.0)
-            other = _weighted(other, rstd, weight)
-        turns = offs_d < ROTATED
-        cos_D = tl.load(cos + offs_d, mask=turns, other=0.0)[None, :]
-        sin_D = tl.load(sin + offs_d, mask=turns, other=0.0)[None, :]
-        turned = (out.to(tl.float32) * cos_D + other.to(tl.float32) * sin_D).to(dtype)
-        out = turned if ROTATED == HEAD_DIM else tl.where(turns[None, :], turned, out)
-    return out
+        weights = _heads(weight, offs_r, offs_s, mask_r, mask_s, HEAD_DIM, HALF)
+        x, y, z = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+        squares = tl.sum(x * x + y * y, axis=1)
+        if HEAD_DIM > 2 * HALF:
+            squares += tl.sum(z * z, axis=1)
+        rstd = tl.math.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        first, second = _weighted(first, rstd, weights[0]), _weighted(second, rstd, weights[1])
+        rest = _weighted(rest, rstd, weights[2])
+    if HALF:
+        x, y = first.to(tl.float32), second.to(tl.float32)
+        first, second = (x * cos_R - y * sin_R).to(dtype), (y * cos_R + x * sin_R).to(dtype)
+    return first, second, rest
 
 
 @triton.jit
@@ -305,28 +307,59 @@ def _weighted(x: tl.tensor, rstd: tl.tensor, weight: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _cache(
-    x: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    rest: tl.tensor,
     cache_KND: tl.tensor,
     scales_KN: tl.tensor,
     factor: tl.tensor,
     at: tl.tensor,
-    offs_d: tl.tensor,
-    mask: tl.tensor,
+    offs_r: tl.tensor,
+    offs_s: tl.tensor,
+    mask_r: tl.tensor,
+    mask_s: tl.tensor,
+    there: tl.tensor,
     HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
     HAS_SCALE: tl.constexpr,
 ) -> None:
     """Write heads to the cache in its dtype."""
-    place = cache_KND + at[:, None] * HEAD_DIM + offs_d[None, :]
-    if IS_FP8:
-        wide = x.to(tl.float32)
-        tl.store(place, to_fp8(wide * factor if HAS_SCALE else wide), mask=mask)
-    elif IS_INT8:
-        wide = x.to(tl.float32)
-        largest = tl.max(tl.abs(wide), axis=1)
+    scale = factor
+    if IS_INT8:
+        x, y, z = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+        largest = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
+        if HEAD_DIM > 2 * HALF:
+            largest = tl.maximum(largest, tl.max(tl.abs(z), axis=1, keep_dims=True))
         scales = tl.maximum(tl.div_rn(largest, _LARGEST), _SMALLEST)
-        tl.store(place, to_int8(wide * (1 / scales)[:, None]), mask=mask)
-        tl.store(scales_KN + at, scales, mask=tl.max(mask.to(tl.int32), axis=1) > 0)
+        tl.store(scales_KN + at, scales, mask=there)
+        scale = 1 / scales
+    place = cache_KND + at * HEAD_DIM
+    _store(
+        place,
+        _coded(first, scale, cache_KND, IS_FP8, IS_INT8, HAS_SCALE),
+        _coded(second, scale, cache_KND, IS_FP8, IS_INT8, HAS_SCALE),
+        _coded(rest, scale, cache_KND, IS_FP8, IS_INT8, HAS_SCALE),
+        offs_r, offs_s, mask_r, mask_s, HEAD_DIM, HALF,
+    )  # fmt: skip
+
+
+@triton.jit
+def _coded(
+    x: tl.tensor,
+    scale: tl.tensor,
+    cache_KND: tl.tensor,
+    IS_FP8: tl.constexpr,
+    IS_INT8: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+) -> tl.tensor:
+    """Numbers in the cache's dtype."""
+    if IS_INT8:
+        codes = to_int8(x.to(tl.float32) * scale)
+    elif IS_FP8:
+        wide = x.to(tl.float32)
+        codes = to_fp8(wide * scale if HAS_SCALE else wide)
     else:
-        tl.store(place, x.to(cache_KND.dtype.element_ty), mask=mask)
+        codes = x.to(cache_KND.dtype.element_ty)
+    return codes

@@ -1,6 +1,7 @@
 """Triton choice of experts, in one launch.
 
-    logits [T, E]   ->   weights [T, K] in fp32, indices [T, K] in int64
+    logits [T, E], or parts of their sums [S, T, E]   ->   weights [T, K] in fp32, indices [T, K] in
+    int64
 
 A program takes a row, as groups of experts in a matrix. It takes the best score K times, the first
 of equal ones. A row whose logits are no numbers has weights that are none, and valid indices.
@@ -22,6 +23,7 @@ from ..signatures import Routing
 _NO_SCORE = tl.constexpr(NO_SCORE)
 # Scores that one warp takes, which then need not wait for others.
 _WARP = 256
+_LOWEST = tl.constexpr(-(1 << 31))
 
 
 def constants(routing: Routing, experts: int) -> dict[str, Any]:
@@ -44,39 +46,52 @@ def constants(routing: Routing, experts: int) -> dict[str, Any]:
     }
 
 
-def choose_experts(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``reference.routing.choose_experts``."""
-    rows, experts = logits_TE.shape
-    logits_TE = logits_TE.contiguous()
-    assert logits_TE.dtype == torch.float32 and experts % routing.groups == 0
-    for vector in (routing.correction, routing.expert_scale):
+def choose_experts(
+    logits: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``reference.routing.choose_experts``; logits are first added to a bias."""
+    rows, experts = logits.shape[-2:]
+    logits_STE = logits.contiguous().view(-1, rows, experts) if rows else logits[None]
+    assert logits.dtype == torch.float32 and experts % routing.groups == 0
+    for vector in (routing.correction, routing.expert_scale, bias_E):
         assert vector is None or (vector.is_contiguous() and vector.shape == (experts,))
-    weights_TK = logits_TE.new_empty(rows, routing.top_k)
-    ids_TK = logits_TE.new_empty(rows, routing.top_k, dtype=torch.int64)
+    weights_TK = logits.new_empty(rows, routing.top_k)
+    ids_TK = logits.new_empty(rows, routing.top_k, dtype=torch.int64)
     if not rows:
         return weights_TK, ids_TK
     fixed = constants(routing, experts)
     _choose[(rows,)](
-        logits_TE,
-        logits_TE if routing.correction is None else routing.correction,
-        logits_TE if routing.expert_scale is None else routing.expert_scale,
+        logits_STE,
+        logits_STE if bias_E is None else bias_E,
+        logits_STE if routing.correction is None else routing.correction,
+        logits_STE if routing.expert_scale is None else routing.expert_scale,
         weights_TK,
         ids_TK,
+        rows,
         routing.scale,
+        PARTS=len(logits_STE),
+        HAS_BIAS=bias_E is not None,
         **fixed,
         num_warps=1 if fixed["BLOCK_G"] * fixed["BLOCK_M"] <= _WARP else 4,
     )
     return weights_TK, ids_TK
 
 
-@triton.jit(do_not_specialize_on_alignment=["correction_E", "expert_scale_E"])
+@triton.jit(
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=["bias_E", "correction_E", "expert_scale_E"],
+)
 def _choose(
-    logits_TE: tl.tensor,
+    logits_STE: tl.tensor,
+    bias_E: tl.tensor,
     correction_E: tl.tensor,
     expert_scale_E: tl.tensor,
     weights_TK: tl.tensor,
     ids_TK: tl.tensor,
+    rows: tl.tensor,
     scale: tl.tensor,
+    PARTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -96,7 +111,12 @@ def _choose(
     GROUP_SIZE: tl.constexpr = EXPERTS // GROUPS
     expert = group[:, None] * GROUP_SIZE + member[None, :]
     there = (group < GROUPS)[:, None] & (member < GROUP_SIZE)[None, :]
-    logits = tl.load(logits_TE + row * EXPERTS + expert, mask=there, other=float("-inf"))
+    logits = tl.load(logits_STE + row * EXPERTS + expert, mask=there, other=float("-inf"))
+    for part in tl.static_range(1, PARTS):
+        at = (part * rows.to(tl.int64) + row) * EXPERTS
+        logits += tl.load(logits_STE + at + expert, mask=there, other=0.0)
+    if HAS_BIAS:
+        logits += tl.load(bias_E + expert, mask=there, other=0.0)
     if IS_SOFTMAX:
         scores = tl.exp(logits - tl.max(logits))
         scores = scores / tl.sum(scores)
@@ -120,16 +140,19 @@ def _choose(
             place = tl.min(tl.where(quality_left == tl.max(quality_left), group, BLOCK_G))
             is_open = is_open | (group == place)
         ranking = tl.where(is_open[:, None], ranking, float("-inf"))
+    # Integers in the order of scores, which an instruction reduces over a warp.
+    bits = ranking.to(tl.int32, bitcast=True)
+    ordered = tl.where(there, bits ^ ((bits >> 31) & 0x7FFFFFFF), _LOWEST)
     offs_k = tl.arange(0, BLOCK_K)
-    ids, weights = tl.zeros([BLOCK_K], tl.int32), tl.zeros([BLOCK_K], tl.float32)
+    ids = tl.zeros([BLOCK_K], tl.int32)
     for number in tl.static_range(TOP_K):
-        is_best = ranking == tl.max(ranking)
-        chosen = tl.minimum(tl.min(tl.where(is_best, expert, EXPERTS)), EXPERTS - 1)
-        is_chosen = expert == chosen
-        weight = tl.sum(tl.where(is_chosen & there, scores, 0.0))
+        is_best = ordered == tl.max(ordered)
+        chosen = tl.min(tl.where(is_best, expert, EXPERTS - 1))
         ids = tl.where(offs_k == number, chosen, ids)
-        weights = tl.where(offs_k == number, weight, weights)
-        ranking = tl.where(is_chosen, float("-inf"), ranking)
+        ordered = tl.where(expert == chosen, _LOWEST, ordered)
+    place = ids // GROUP_SIZE * BLOCK_M + ids % GROUP_SIZE
+    weights = tl.gather(tl.reshape(scores, [BLOCK_G * BLOCK_M]), place, 0)
+    weights = tl.where(offs_k < TOP_K, weights, 0.0)
     if NORMALISE:
         weights = weights / (tl.sum(weights) + _NO_SCORE)
     if HAS_EXPERT_SCALE:

@@ -1,4 +1,4 @@
-"""Trial of the Triton choice of experts, before it is used."""
+"""Trials of the Triton choice of experts and router, before they are used."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .trials import passes, too_far
 
 _ROWS = 33
 _LIMIT = 1e-4
+_ALIGNED = 16
 
 
 def choose_experts(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,12 +23,60 @@ def choose_experts(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Ten
     return choose_experts(logits_TE, routing)
 
 
+def route(
+    x_TC: torch.Tensor, weight_EC: torch.Tensor, bias_E: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and indices of the experts of each row, both [T, K], importing Triton on demand."""
+    from .router import multiply_router
+    from .routing import choose_experts
+
+    return choose_experts(multiply_router(x_TC.contiguous(), weight_EC), routing, bias_E)
+
+
+def narrowed(weight_EC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """The weight in a dtype that the router multiplies and that represents all of it, if any."""
+    if dtype not in (torch.float16, torch.bfloat16) or weight_EC.shape[1] % _ALIGNED:
+        return None
+    narrow = weight_EC.to(dtype)
+    is_same = narrow.device.type == "meta" or narrow.float().equal(weight_EC)
+    return narrow if is_same else None
+
+
 def works(routing: Routing, experts: int, device: torch.device) -> bool:
     """True if the kernel compiles and is correct on this device; logs the reason if not."""
     if device.type == "cpu":
         return False
     has = routing.correction is not None, routing.expert_scale is not None
     return _works(replace(routing, correction=None, expert_scale=None), has, experts, device)
+
+
+def router_works(weight_EC: torch.Tensor, bias_E: torch.Tensor | None, routing: Routing) -> bool:
+    """The same of the router."""
+    if weight_EC.device.type == "cpu":
+        return False
+    vectors = routing.correction, routing.expert_scale, bias_E
+    bare = replace(routing, correction=None, expert_scale=None)
+    return _router_works(
+        bare,
+        (vectors[0] is not None, vectors[1] is not None, bias_E is not None),
+        tuple(weight_EC.shape),
+        weight_EC.dtype,
+        weight_EC.device,
+    )
+
+
+@cache
+def _router_works(
+    routing: Routing,
+    has: tuple[bool, bool, bool],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
+    return passes(
+        lambda: too_far(router_error(routing, has, shape, dtype, device), _LIMIT),
+        "torch multiplies for the choice of experts, because of Triton",
+    )
 
 
 @cache
@@ -44,16 +93,54 @@ def largest_error(
     """The largest difference from the reference in the weights of all experts, with a correction
     and scales if the routing ``has`` them."""
     random = torch.Generator().manual_seed(0)
+    routing = _with_vectors(routing, has, experts, random, device)
+    logits = torch.randn(_ROWS, experts, generator=random).to(device)
+    return _difference(choose_experts(logits, routing), logits, routing)
+
+
+def router_error(
+    routing: Routing,
+    has: tuple[bool, bool, bool],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> float:
+    """The same of the router, with a bias if ``has`` ends so, for few rows and many."""
+    from .router import FEW
+
+    (experts, inputs), random = shape, torch.Generator().manual_seed(0)
+    routing = _with_vectors(routing, has[:2], experts, random, device)
+    bias = torch.rand(experts, generator=random).to(device) if has[2] else None
+    weight = (torch.randn(shape, generator=random) * inputs**-0.5).to(device, dtype)
+    # The same rows again and again, since few chances of a draw are better than many.
+    x = torch.randn(_ROWS, inputs, generator=random).to(device, dtype)
+    x = x.repeat(FEW // _ROWS + 1, 1)
+    logits = torch.nn.functional.linear(x.float(), weight.float(), bias)
+    return max(
+        _difference(route(x[:rows], weight, bias, routing), logits[:rows], routing)
+        for rows in (_ROWS, len(x))
+    )
+
+
+def _with_vectors(
+    routing: Routing,
+    has: tuple[bool, bool],
+    experts: int,
+    random: torch.Generator,
+    device: torch.device,
+) -> Routing:
     correction, scales = (
         torch.rand(experts, generator=random).to(device) if each else None for each in has
     )
-    routing = replace(routing, correction=correction, expert_scale=scales)
-    logits = torch.randn(_ROWS, experts, generator=random).to(device)
-    weights, expert_ids = choose_experts(logits, routing)
-    if device.type == "meta":  # nothing is computed there
+    return replace(routing, correction=correction, expert_scale=scales)
+
+
+def _difference(
+    choice: tuple[torch.Tensor, torch.Tensor], logits: torch.Tensor, routing: Routing
+) -> float:
+    """The largest from the reference's weights of all experts."""
+    if logits.device.type == "meta":  # nothing is computed there
         return 0.0
-    expected = torch.zeros_like(logits).scatter_(
-        1, *reversed(reference.choose_experts(logits, routing))
-    )
-    result = torch.zeros_like(logits).scatter_(1, expert_ids, weights)
+    sides = choice, reference.choose_experts(logits, routing)
+    result, expected = (torch.zeros_like(logits).scatter_(1, ids, w) for w, ids in sides)
     return float((result - expected).abs().nan_to_num(torch.inf).max()) / routing.scale

@@ -19,8 +19,10 @@ import triton.language as tl
 
 from .row_blocks import RowBlocks, block_count, rows_of_a_block
 
-# Choices that a program counts at a time, and that it compares pairwise to place them.
+# Choices that a program counts at a time, of many or few, and that it compares pairwise to
+# place them.
 _COUNT_STEP = 2048
+_FEW = 256
 _PLACE_STEP = 128
 # The most programs, each of which reads all choices.
 _PROGRAMS = 128
@@ -59,7 +61,7 @@ def plan_rows(expert_ids_TK: torch.Tensor, experts: int, sizes: Iterable[int]) -
         size,
         part,
         COUNTERS=max(_FEWEST, triton.next_power_of_2(experts)),
-        COUNT_STEP=_COUNT_STEP,
+        COUNT_STEP=_FEW if choices <= _FEW else _COUNT_STEP,
         PLACE_STEP=_PLACE_STEP,
         **_OPTIONS,
     )

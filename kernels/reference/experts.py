@@ -34,13 +34,15 @@ class LoopedExperts:
         x: torch.Tensor,
         weights: torch.Tensor,
         expert_ids: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
         """See ``signatures.Experts``."""
+        sums = torch.zeros_like(x) if out is None else out
         for index, rows, row_weights in self._assignments(weights, expert_ids):
             gate_up, down = self._experts[index]
             hidden = self._act_and_mul(gate_up(x.index_select(0, rows)), self._activation)
-            out.index_add_(0, rows, (down(hidden) * row_weights[:, None]).to(out.dtype))
+            sums.index_add_(0, rows, (down(hidden) * row_weights[:, None]).to(sums.dtype))
+        return sums
 
     def _assignments(
         self, weights: torch.Tensor, expert_ids: torch.Tensor

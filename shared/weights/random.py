@@ -17,7 +17,7 @@ _PIECE = 1 << 24
 
 class RandomWeights:
     """Seeded weights, equal for every tensor-parallel size. Norms are one; the others are scaled so
-    that the hidden state keeps its magnitude."""
+    that the hidden state keeps its magnitude, and numbers of bfloat16, as in most checkpoints."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -47,4 +47,4 @@ def _fill_matrix(name: str, slot: WeightSlot, pool: torch.Tensor) -> None:
         repeats = -(-(begin + count) // _PERIOD)
         piece = pool.repeat(repeats)[begin : begin + count].view(-1, columns) * scale
         piece = piece if slot.dim == 0 else piece[:, slot.first : slot.end]
-        slot.target[row - first_row : end - first_row].copy_(piece)
+        slot.target[row - first_row : end - first_row].copy_(piece.bfloat16())

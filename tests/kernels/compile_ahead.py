@@ -60,6 +60,7 @@ from tandem.kernels.gpu import (
     paged_decode,
     quantized_linear,
     rope_store,
+    router,
     row_plan,
     sampling,
 )
@@ -97,7 +98,7 @@ PROGRAMS = {
     "_decode": 4,
     "_add": 8,
     "_multiply_plain": 2,
-    "_add_weighted": 8,
+    "_add_weighted": 7,
     "_copy_frame": 4,
     "_stage": 8,
     "_plan": 8,
@@ -105,6 +106,7 @@ PROGRAMS = {
     "_act_and_mul": 8,
     "_rope_store": 6,
     "_choose": 5,
+    "_route": 4,
     "_attend_latents": 2,
     "_attend_latent_chunks": 2,
     "_combine_latents": 8,
@@ -169,9 +171,7 @@ SLOW = (
     ("multiply 32", 0.67),
     ("multiply IQ4_NL", 0.83),
     ("multiply", 0.63),
-    # Both of the numbers that rotate together are normed and rounded twice, for each of them; and
     # gpt-oss's activation is rounded five times.
-    ("rope_store normed", 0.63),
     ("copy_frame odd", 0.7),
     ("measure", 0.73 if OLDEST else 0.7),
     ("histogram", 2.5 if OLDEST else 0.5),
@@ -380,7 +380,8 @@ def experts(kind: BlockFormat | None, rows: int) -> Case:
         else:
             products = quantized_linear.multiply_grouped(x, stack_packed([weight] * 3, 3), plan)
         shares = torch.empty(rows, 2, device=META)
-        grouped_product.add_weighted(products, shares, plan, torch.empty_like(x[:, :64]))
+        for out in (None, torch.empty_like(x[:, :64])):
+            grouped_product.add_weighted(products, shares, plan, out)
 
     name = "experts" if kind is None else f"experts {kind.name}"
     return Case(f"{name} bf16 {rows}", launch, moved)
@@ -403,6 +404,19 @@ def choice(model: str, experts: int, routing: Routing) -> Case:
         gpu_routing.choose_experts(torch.empty(4, experts, device=META), routing)
 
     return Case(model, launch, {})
+
+
+def logits(experts: int, inputs: int, rows: int) -> Case:
+    """The logits of so many rows, from which experts are chosen."""
+    routing = Routing("softmax", 8, None, True, 1.0)
+
+    def launch() -> None:
+        x, weight = (
+            torch.empty(n, inputs, dtype=torch.bfloat16, device=META) for n in (rows, experts)
+        )
+        gpu_routing.choose_experts(router.multiply_router(x, weight), routing)
+
+    return Case(f"{experts} experts {inputs} bf16 {rows}", launch, {})
 
 
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
@@ -603,6 +617,9 @@ def cases(generation: int) -> Iterator[Case]:
         yield experts(kind, few)
     yield plan(128)
     yield choice("Qwen3-30B-A3B", 128, Routing("softmax", 8, None, True, 1.0))
+    for rows in (4, router.FEW + 1):
+        yield logits(128, 2048, rows)
+    yield logits(256, 7168, 4)
     corrected = Routing("sigmoid", 8, torch.empty(256, device=META), True, 2.5, 8, 4, 2)
     yield choice("DeepSeek-V3", 256, corrected)
     yield sampling_rows(151_936)

@@ -66,6 +66,7 @@ TRIALS = (
     fused_trial.rope_works,
     step_inputs_trial.works,
     routing_trial._works,
+    routing_trial._router_works,
     latent_trial.decodes,
     latent_trial.takes_chunks,
     latent_trial.stores,
@@ -89,6 +90,7 @@ STEPS: tuple[Rows, ...] = (
     [(row, 1) for row in range(max(PRODUCT_ROWS))],
     [(row, 1) for row in range(max(PRODUCT_ROWS) + 1)],
     [(0, 5)],
+    [(0, 600)],
     [(0, 300), (40, 1), (64, 20), (3, 1)],
     [(40, 3), (90, 1)],
 )

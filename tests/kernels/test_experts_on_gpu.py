@@ -131,11 +131,28 @@ def test_experts_are_those_of_the_loop(
     shares = torch.rand(rows, TOP_K, device=DEVICE)
     expert_ids = torch.rand(rows, EXPERTS).topk(TOP_K).indices.to(DEVICE)
     result, expected = (torch.ones(rows, HIDDEN, device=DEVICE).half() for _ in range(2))
-    together(x, shares, expert_ids, result)
-    one_by_one(x, shares, expert_ids, expected)
+    assert together(x, shares, expert_ids, result) is result
+    assert one_by_one(x, shares, expert_ids, expected) is expected
+    fresh, zeros = (each(x, shares, expert_ids, None) for each in (together, one_by_one))
     if rows:
-        size = expected.abs().max()
-        torch.testing.assert_close(result, expected, atol=float(size) * 4e-3, rtol=0)
+        size = float(expected.abs().max())
+        torch.testing.assert_close(result, expected, atol=size * 4e-3, rtol=0)
+        torch.testing.assert_close(fresh, zeros, atol=size * 4e-3, rtol=0)
+
+
+@pytest.mark.parametrize("top_k", [1, 8, 11])
+@pytest.mark.parametrize("width", [16, 1040])
+def test_results_are_weighted_and_added(top_k: int, width: int) -> None:
+    """Of more choices and columns than are added at a time, or fewer."""
+    torch.manual_seed(0)
+    expert_ids = torch.rand(5, 12).topk(top_k).indices.to(DEVICE)
+    plan, shares = row_blocks(expert_ids, 12, [8]), torch.rand(5, top_k, device=DEVICE)
+    results = torch.randn(5 * top_k, width, device=DEVICE)
+    expected = (results[plan.places] * shares[..., None]).sum(1)
+    summed = grouped_product.add_weighted(results, shares, plan, None)
+    torch.testing.assert_close(summed, expected)
+    added = grouped_product.add_weighted(results, shares, plan, torch.ones_like(summed))
+    torch.testing.assert_close(added, expected + 1)
 
 
 def test_experts_have_rows_of_a_codebook() -> None:

@@ -257,7 +257,7 @@ def test_queries_alone(normed: bool) -> None:
 # ---- trials --------------------------------------------------------------------------------------
 
 KIND = RopeConfig(
-    device=DEVICE,
+    device=torch.empty(0, device=DEVICE).device,  # with its number, as tensors have it
     dtype=torch.float32,
     cache_dtype=torch.float32,
     has_scale=False,

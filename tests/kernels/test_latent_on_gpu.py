@@ -280,6 +280,25 @@ def test_a_row_without_a_place_is_not_stored() -> None:
     assert latents[0].isnan().all(dim=-1).logical_not().nonzero().tolist() == [[5]]
 
 
+def test_rows_between_vectors_are_left_to_torch() -> None:
+    """Here, those of a product whose results begin with something else."""
+    down, slots = torch.randn(2, 51, device=DEVICE), torch.tensor([3, 5], device=DEVICE)
+    q, kv = down[:, 3:35].view(2, 4, 8), down[:, 35:]
+    angles = torch.ones(2, 1, 4, device=DEVICE), torch.zeros(2, 1, 4, device=DEVICE)
+    inputs, (ours, theirs) = (
+        (torch.ones(12, device=DEVICE), 1e-6, angles),
+        torch.zeros(2, 1, 8, 16, device=DEVICE),
+    )
+    assert not latent_store.takes(q, kv)
+    assert latent_store.takes(q.clone(), kv.clone())
+    assert latent_trial.store_latents(q, kv, *inputs, ours, slots) is None
+    operators = GpuOperators()
+    operators._stores_latents = True
+    operators.rope_and_cache_latent(q, kv, *inputs, (ours,), slots)
+    Operators().rope_and_cache_latent(q, kv, *inputs, (theirs,), slots)
+    assert ours.equal(theirs) and ours.any()
+
+
 def test_fp8_is_rounded_as_torch_rounds_it() -> None:
     """Every step between two codes, its middle, and its neighbours."""
     codes = torch.arange(127, dtype=torch.uint8).view(FP8).float()

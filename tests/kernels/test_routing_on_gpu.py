@@ -1,5 +1,5 @@
-"""The choice of experts by Triton against torch's: on a GPU if there is one, else as Triton
-interprets it. Without Triton it is skipped."""
+"""The choice of experts and the router by Triton against torch's: on a GPU if there is one, else as
+Triton interprets them. Without Triton they are skipped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tandem.kernels.signatures import Routing
 
 pytest.importorskip("triton")
 
+from tandem.kernels.gpu import router
 from tandem.kernels.gpu.routing import choose_experts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,20 +81,72 @@ def test_logits_that_are_not_numbers_choose_experts_that_exist() -> None:
             assert weights[0].isnan().all() and weights[1].isfinite().all()
 
 
+@pytest.mark.parametrize("few", [router.FEW, 5])
+@pytest.mark.parametrize(("inputs", "experts"), [(16, 5), (272, 70), (2320, 20)])
+def test_logits_are_those_of_fp32(
+    monkeypatch: pytest.MonkeyPatch, few: int, inputs: int, experts: int
+) -> None:
+    """In steps of few rows and many; of numbers that fp16 represents, as the interpreter does not
+    multiply bf16."""
+    monkeypatch.setattr(router, "FEW", few)
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, inputs, device=DEVICE).half() for n in (19, experts))
+    for rows in (0, 1, 19):
+        parts = router.multiply_router(x[:rows], weight)
+        assert len(parts) == (1 if rows > few else min(-(-inputs // 256), 5))
+        expected = x[:rows].float() @ weight.float().t()
+        torch.testing.assert_close(parts.sum(0), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_a_router_chooses_as_torch_does(scoring: Any) -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, 528, device=DEVICE).half() for n in (7, 20))
+    routing = Routing(scoring, 4, vector(20), True, 1.5, **GROUPED)
+    bias = vector(20)
+    weights, ids = routing_trial.route(x, weight, bias, routing)
+    logits = torch.nn.functional.linear(x.float(), weight.float(), bias)
+    expected, expected_ids = reference.choose_experts(logits, routing)
+    ours, theirs = (
+        torch.zeros_like(logits).scatter_(1, *side)
+        for side in ((ids, weights), (expected_ids, expected))
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_weights_are_narrowed_only_if_they_stay_the_same() -> None:
+    weight = torch.randn(4, 32).bfloat16().float()
+    narrow = routing_trial.narrowed(weight, torch.bfloat16)
+    assert narrow is not None and narrow.dtype == torch.bfloat16
+    weight[3, 31] = 1 / 3
+    assert routing_trial.narrowed(weight, torch.bfloat16) is None
+    assert routing_trial.narrowed(weight.half().float(), torch.float16) is not None
+    assert routing_trial.narrowed(weight, torch.float32) is None
+    assert routing_trial.narrowed(weight[:, :31], torch.bfloat16) is None
+
+
 def test_what_a_rank_tries_at_its_start_finds_them_right() -> None:
     plain = Routing("softmax", 4, None, True, 2.0)
     grouped = Routing("sigmoid", 4, None, True, 2.0, **GROUPED)
     for routing, has in ((plain, (False, True)), (grouped, (True, False))):
         assert routing_trial.largest_error(routing, has, 16, DEVICE) < 1e-5
+        kind = routing, (*has, True), (16, 64), torch.float16
+        assert routing_trial.router_error(*kind, DEVICE) < 1e-5
 
 
 def test_a_choice_that_is_wrong_is_not_relied_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(routing_trial, "largest_error", lambda *_: 0.5)
-    routing_trial._works.cache_clear()
+    monkeypatch.setattr(routing_trial, "router_error", lambda *_: 0.5)
+    for trial in (routing_trial._works, routing_trial._router_works):
+        trial.cache_clear()
     routing = Routing("softmax", 2, None, True, 1.0)
+    weight = torch.empty(8, 16, device="meta")
+    assert GpuOperators().prepare_fused_router(weight, None, routing, torch.float16) is None
+    assert "torch multiplies for the choice of experts, because of Triton" in caplog.text
     choose = GpuOperators().prepare_routing(routing, 8, torch.device("cuda"))
     assert choose.func is reference.choose_experts  # type: ignore[attr-defined]
     assert "torch chooses experts, because of Triton: its results are 0.5 off" in caplog.text
-    routing_trial._works.cache_clear()
+    for trial in (routing_trial._works, routing_trial._router_works):
+        trial.cache_clear()

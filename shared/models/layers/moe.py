@@ -34,15 +34,13 @@ class MoE(Part):
         self.experts = ExpertWeights(place, spec.expert, spec.router.experts, hidden)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.shared is None:
-            out = torch.zeros_like(x)
-        else:
+        out = None
+        if self.shared is not None:
             out = self.shared.partial(x)
             if self.shared_gate is not None:
                 out = out * self.shared_gate(x)
         weights, expert_ids = self.router(x)
-        self.experts(x, weights, expert_ids, out)
-        return self.tp.all_reduce(out)
+        return self.tp.all_reduce(self.experts(x, weights, expert_ids, out))
 
     def prepare(self, o: Sequence[Linear], norm: RMSNorm) -> FeedForward | None:
         """A fused operator for the layer from its output projection on, if this is its whole
@@ -72,8 +70,7 @@ class NormedMoE(Part):
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         weights, expert_ids = self.router(residual)
-        out = torch.zeros_like(x)
-        self.experts(self.experts_norm(residual), weights, expert_ids, out)
+        out = self.experts(self.experts_norm(residual), weights, expert_ids, None)
         expert_out = self.post_experts_norm(self.tp.all_reduce(out))
         return self.post_shared_norm(self.shared(x)) + expert_out
 
@@ -127,10 +124,14 @@ class ExpertWeights(Part):
         self._experts: Experts | None = None
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor
-    ) -> None:
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        expert_ids: torch.Tensor,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
         """See ``signatures.Experts``."""
-        self.operator(x, weights, expert_ids, out)
+        return self.operator(x, weights, expert_ids, out)
 
     @property
     def operator(self) -> Experts:
@@ -194,11 +195,15 @@ class ExpertRouter(Part):
         self.expert_scale = vector("expert_scale.weight", spec.experts, spec.expert_scale)
         self.input_norm = vector("norm.weight", hidden, spec.input_norm)
         self.eps = eps
+        self.activations = place.activations
+        self._fused: ExpertChoice | None = None
         self._linear: Linear | None = None
         self._choose: ExpertChoice | None = None
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and indices of the experts of each row, both [T, K]."""
+        if self._fused is not None:
+            return self._fused(x)
         wide = x.float()
         if self.input_norm is not None:
             wide = self.operators.rms_norm(wide, self.input_norm, self.eps) * wide.shape[1] ** -0.5
@@ -212,9 +217,11 @@ class ExpertRouter(Part):
         return self._linear
 
     def routing(self) -> Routing | None:
-        """The rule by which logits choose experts, for fused operators; ``None`` if they lack
-        it."""
+        """The rule by which logits choose experts, for other fused operators; ``None`` if they lack
+        it, or the router is fused."""
         spec = self.spec
+        if self._fused is not None:
+            return None
         if spec.open_groups < spec.groups or self.expert_scale is not None or spec.input_norm:
             return None
         return self._routing()
@@ -237,8 +244,12 @@ class ExpertRouter(Part):
         return self.slots
 
     def pack(self) -> None:
-        self._linear = self.operators.prepare_router(self.weight, self.logit_bias)
-        self._choose = self.operators.prepare_routing(
-            self._routing(), self.spec.experts, self.weight.device
-        )
+        routing, weight = self._routing(), self.weight
+        if self.input_norm is None:
+            self._fused = self.operators.prepare_fused_router(
+                weight, self.logit_bias, routing, self.activations
+            )
+        if self._fused is None:
+            self._linear = self.operators.prepare_router(weight, self.logit_bias)
+            self._choose = self.operators.prepare_routing(routing, self.spec.experts, weight.device)
         del self.weight, self.slots
