@@ -224,7 +224,7 @@ def chunks_of(load: AttentionLoad) -> Iterator[Figure]:
         if name == "bf16":
             cases |= {f"{name}, window {WINDOW}": (1, WINDOW), f"{name}, 8 chunks": (8, None)}
         for case, (count, window) in cases.items():
-            duration = seconds(chunk_attention(load.prompt, kv, count, window))
+            duration = graph_seconds([chunk_attention(load.prompt, kv, count, window)])
             share = operations(load.prompt, count, window) / duration / limits().product
             yield figure(CHUNKS.format(case), share, "", share)
 

@@ -79,7 +79,8 @@ def constants(
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
         "num_warps": _WARPS,
-        "num_stages": 1 if q_dtype == torch.float32 else 2,
+        # A tile is copied two iterations ahead: copies take longer than its products.
+        "num_stages": 1 if q_dtype == torch.float32 else 3 if _is_wide() else 2,
     }
 
 
@@ -167,6 +168,24 @@ def find_rows(
     return entry, (number - tl.load(entry) // ROWS - low) * ROWS
 
 
+@triton.jit
+def _heads_and_rows(
+    offs_m: tl.tensor,
+    kv_head: tl.tensor,
+    first: tl.tensor,
+    num_rows: tl.tensor,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Each tile row's head and row of its chunk, and whether it is there; others are as the
+    last."""
+    of_chunk = first + offs_m // GROUP
+    real = of_chunk < num_rows
+    if BLOCK_M % GROUP != 0:
+        real = real & (offs_m < BLOCK_M // GROUP * GROUP)
+    return kv_head * GROUP + offs_m % GROUP, tl.minimum(of_chunk, num_rows - 1), real
+
+
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "out_row", "slots"])
 def _attend_chunks(
     q_THD: tl.tensor,
@@ -204,20 +223,19 @@ def _attend_chunks(
 ) -> None:
     """Attend with some rows of one chunk, for the query heads of one KV head."""
     ROWS: tl.constexpr = BLOCK_M // GROUP
+    # int8 is read in words of four.
+    KV_WIDTH: tl.constexpr = HEAD_DIM // 4 if IS_INT8 else HEAD_DIM
+    BLOCK_W: tl.constexpr = BLOCK_D // 4 if IS_INT8 else BLOCK_D
     # The last rows of a chunk see most tokens and begin first.
     kv_head, number = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     entry, first = find_rows(chunks, count, number, ROWS)
     first_row, num_rows, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3)
     table = tables + tl.load(entry + 2).to(tl.int64) * table_stride
+    zero = tl.load(entry, volatile=True) - first_row  # which the compiler cannot know
     if first >= 0 and first < num_rows:
         offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-        real = first + offs_m // GROUP < num_rows
-        if BLOCK_M % GROUP != 0:
-            real = real & (offs_m < ROWS * GROUP)
-        # Rows that are not there are as the last.
-        of_chunk = tl.minimum(first + offs_m // GROUP, num_rows - 1)
+        head, of_chunk, real = _heads_and_rows(offs_m, kv_head, first, num_rows, GROUP, BLOCK_M)
         row, position = first_row.to(tl.int64) + of_chunk, start + of_chunk
-        head = kv_head * GROUP + offs_m % GROUP
         length = start + num_rows
         # The tokens that each row sees, and those that all see.
         seen_from = tl.maximum(position - WINDOW + 1, 0) if WINDOW else tl.zeros_like(position)
@@ -231,6 +249,9 @@ def _attend_chunks(
             seen_to = tl.maximum(seen_to, tl.minimum(tl.load(span_ends_T + row), length))
         begin, end = tl.min(seen_from, axis=0), tl.max(seen_to, axis=0)
         all_from, all_to = tl.max(seen_from, axis=0), tl.min(seen_to, axis=0)
+        offs_n = tl.arange(0, BLOCK_N)
+        there = tl.minimum(begin + offs_n, end - 1).to(tl.uint32)
+        block = tl.load(table + there // BLOCK_SIZE)
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
         q_offs = (row * q_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
@@ -247,20 +268,21 @@ def _attend_chunks(
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         widest = 1e-30
         first_slot = kv_head.to(tl.int64) * slots
+        key_scales_KN += first_slot
+        value_scales_KN += first_slot
+        offs_w = tl.arange(0, BLOCK_W)
+        k_ptrs = (keys_KND + first_slot * KV_WIDTH) + offs_w[None, :]
+        v_ptrs = (values_KND + first_slot * KV_WIDTH) + offs_w[None, :]
+        kv_mask = (offs_w < KV_WIDTH)[None, :]
         for tile in range(begin, end, BLOCK_N):
-            token = tile + tl.arange(0, BLOCK_N)
-            there = tl.minimum(token, end - 1)
-            block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
-            slot = first_slot + block * BLOCK_SIZE + there % BLOCK_SIZE
-            if IS_INT8:  # in words of four
-                offs_w = tl.arange(0, BLOCK_D // 4)
-                place = slot[:, None] * (HEAD_DIM // 4) + offs_w[None, :]
-                kv_mask = (offs_w < HEAD_DIM // 4)[None, :]
-            else:
-                place = slot[:, None] * HEAD_DIM + offs_d[None, :]
-                kv_mask = (offs_d < HEAD_DIM)[None, :]
-            k = tl.load(keys_KND + place, mask=kv_mask, other=0)
-            v = tl.load(values_KND + place, mask=kv_mask, other=0)
+            there = tl.minimum(tile + offs_n, end - 1).to(tl.uint32)
+            slot = (block * BLOCK_SIZE + there % BLOCK_SIZE).to(tl.int64)
+            place = (slot * KV_WIDTH)[:, None]
+            k = tl.load(k_ptrs + place, mask=kv_mask, other=0)
+            v = tl.load(v_ptrs + place, mask=kv_mask, other=0)
+            # Blocks are looked up one iteration before their tokens are copied.
+            there = tl.minimum(tile + BLOCK_N + offs_n, end - 1).to(tl.uint32)
+            block = tl.load(table + there // BLOCK_SIZE)
             if CONVERTS_FP8:
                 k = k.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
                 v = v.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
@@ -272,11 +294,14 @@ def _attend_chunks(
                 v = from_int8(v).to(q.dtype)
             qk = tl.dot(q, tl.trans(k), input_precision="ieee")
             if IS_INT8:
-                qk = qk * tl.load(key_scales_KN + slot)[None, :]
+                # Gathers keep Triton from looking up each scale in all threads that need it.
+                qk = qk * tl.gather(tl.load(key_scales_KN + slot), offs_n, 0)[None, :]
             if HAS_CAP:
                 qk = cap - 2 * cap / (tl.exp2(qk * scales[:, None]) + 1)
             if tile < all_from or tile + BLOCK_N > all_to:
-                seen = (token[None, :] >= seen_from[:, None]) & (token[None, :] < seen_to[:, None])
+                seen = offs_n[None, :] < (seen_to - tile)[:, None]
+                if WINDOW:
+                    seen = seen & (offs_n[None, :] >= (seen_from - tile)[:, None])
                 qk = tl.where(seen, qk, float("-inf"))
             if HAS_CAP:
                 m_new = tl.maximum(m_i, tl.max(qk, axis=1))
@@ -290,20 +315,25 @@ def _attend_chunks(
                 # Sums are relative to the largest scale up to here, so that products fit fp16.
                 scale_v = tl.load(value_scales_KN + slot)
                 wider = tl.maximum(widest, tl.max(scale_v, axis=0))
-                p = p * (scale_v * (FP16_SHARE / wider))[None, :]
+                p = p * tl.gather(scale_v * (FP16_SHARE / wider), offs_n, 0)[None, :]
                 alpha = alpha * (widest / wider)
                 widest = wider
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
             m_i = m_new
+        # Places of rows are computed once more, since they would take registers of the loop.
+        offs_m += zero
+        head, of_chunk, real = _heads_and_rows(offs_m, kv_head, first, num_rows, GROUP, BLOCK_M)
+        row = first_row.to(tl.int64) + of_chunk
         if HAS_SINKS:
             sink = tl.load(sinks_H + head) * LOG2_E
             m_new = tl.maximum(m_i, sink)
             alpha = tl.exp2(m_i - m_new)
             l_i = l_i * alpha + tl.exp2(sink - m_new)
             acc = acc * alpha[:, None]
-        out_offs = (row * out_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
         if IS_INT8:
             value_scale = widest / FP16_SHARE
         out = acc / l_i[:, None] * value_scale
+        q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
+        out_offs = (row * out_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
         tl.store(out_THD + out_offs, out.to(out_THD.dtype.element_ty), mask=q_mask)

@@ -51,7 +51,7 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
         ("attend M bfloat16 fp8", {"asynchronous": 0}, ["does not copy keys and values"]),
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
-        ("attend_chunks M bfloat16", {"shared": 227 << 10, "async_products": 4, "slots": 1.7}, []),
+        ("attend_chunks M bfloat16", {"shared": 227 << 10, "async_products": 4, "slots": 1.5}, []),
         ("attend_chunks M bfloat16", {"shared": 228 << 10}, ["more than", "does not multiply"]),
         ("copy_frame 128 bf16 in", {}, ["moves less than 16 bytes at a time"]),
         ("copy_frame 128 bf16 in", {"vectors": 64}, []),
