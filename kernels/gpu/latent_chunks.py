@@ -215,12 +215,13 @@ def _attend_latent_chunks(
             token = tile + tl.arange(0, BLOCK_N)
             inside = token < end
             block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
-            slot = block * BLOCK_SIZE + token % BLOCK_SIZE
             k_c, k_r = latents_at(
                 latents,
-                slot,
+                block,
+                token,
                 inside,
                 q_c.dtype,
+                BLOCK_SIZE,
                 LATENT_DIM,
                 BLOCK_C,
                 ROPE_DIM,
@@ -232,6 +233,7 @@ def _attend_latent_chunks(
             qk = tl.dot(q_r, tl.trans(k_r), input_precision="ieee")
             qk = tl.dot(q_c, tl.trans(k_c), qk, input_precision="ieee")
             if IS_INT8:
+                slot = block * BLOCK_SIZE + token % BLOCK_SIZE
                 token_scale = tl.load(token_scales + slot, mask=inside, other=0.0)
                 qk = qk * token_scale[None, :]
             if tile + BLOCK_N > all_to:

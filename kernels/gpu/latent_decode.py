@@ -169,9 +169,11 @@ def latent_decode(
 @triton.jit
 def latents_at(
     latents: tl.tensor,
-    slot: tl.tensor,
+    block: tl.tensor,
+    token: tl.tensor,
     inside: tl.tensor,
     dtype: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ROPE_DIM: tl.constexpr,
@@ -180,13 +182,14 @@ def latents_at(
     CONVERTS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The latents in some slots, [slots, C], and their rotated parts, [slots, R]: zero where no
-    token is inside, and codes widened to ``dtype``."""
+    """The latents of tokens in their blocks, [tokens, C], and their rotated parts, [tokens, R]:
+    zero where no token is inside, and codes widened to ``dtype``."""
     WIDTH: tl.constexpr = LATENT_DIM + ROPE_DIM
-    first = slot[:, None].to(tl.int64)
+    # In numbers of the cache. Not as a slot's: every slot would count as aligned like a block.
+    block, of_block = block[:, None].to(tl.int64) * BLOCK_SIZE, (token % BLOCK_SIZE)[:, None]
     if IS_INT8 or CONVERTS_FP8:  # in words of four
         c_words, r_words = tl.arange(0, BLOCK_C // 4), tl.arange(0, BLOCK_R // 4)
-        place = latents + first * (WIDTH // 4)
+        place = latents + block * (WIDTH // 4) + of_block * (WIDTH // 4)
         there = inside[:, None] & (c_words < LATENT_DIM // 4)[None, :]
         k_c = tl.load(place + c_words[None, :], mask=there, other=0)
         there = inside[:, None] & (r_words < ROPE_DIM // 4)[None, :]
@@ -197,7 +200,7 @@ def latents_at(
             k_c, k_r = from_fp8(k_c).to(dtype), from_fp8(k_r).to(dtype)
     else:
         offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
-        place = latents + first * WIDTH
+        place = latents + block * WIDTH + of_block * WIDTH
         there = inside[:, None] & (offs_c < LATENT_DIM)[None, :]
         k_c = tl.load(place + offs_c[None, :], mask=there, other=0)
         there = inside[:, None] & (offs_r < ROPE_DIM)[None, :]
@@ -283,12 +286,13 @@ def _attend_latents(
             token = tile + tl.arange(0, BLOCK_N)
             inside = token < end
             block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
-            slot = block * BLOCK_SIZE + token % BLOCK_SIZE
             k_c, k_r = latents_at(
                 latents,
-                slot,
+                block,
+                token,
                 inside,
                 q_c.dtype,
+                BLOCK_SIZE,
                 LATENT_DIM,
                 BLOCK_C,
                 ROPE_DIM,
@@ -300,6 +304,7 @@ def _attend_latents(
             qk = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
             qk = tl.dot(q_r, tl.trans(k_r), qk, input_precision="ieee") * scales
             if IS_INT8:
+                slot = block * BLOCK_SIZE + token % BLOCK_SIZE
                 token_scale = tl.load(token_scales + slot, mask=inside, other=0.0)
                 qk = qk * token_scale[None, :]
             qk = tl.where(inside[None, :], qk, float("-inf"))
