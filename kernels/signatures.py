@@ -43,7 +43,12 @@ class QuantizedLinear(Protocol):
 
 
 class Experts(Protocol):
-    """The feed-forwards of a layer's experts, prepared once."""
+    """The feed-forwards of a layer's experts, prepared once.
+
+    ``waits`` is true if a call waits for the device, so that no CUDA graph can contain it.
+    """
+
+    waits: bool
 
     def __call__(
         self,

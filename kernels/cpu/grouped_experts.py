@@ -59,6 +59,8 @@ class GroupedExperts:
     """See ``signatures.Experts``. Each expert's weights are read once for all of its rows, and a
     row's results are added in the order of its experts."""
 
+    waits = False  # a CPU is done when the call returns
+
     def __init__(
         self,
         gate_up: GroupedWeights,

@@ -46,6 +46,8 @@ class StackedWeights:
 class TritonExperts:
     """See ``signatures.Experts``. A row's results are added in the order of its choices."""
 
+    waits = False
+
     def __init__(
         self,
         gate_up: StackedWeights,

@@ -213,13 +213,12 @@ def _attend_latent_chunks(
         widest = 1e-30
         for tile in range(0, end, BLOCK_N):
             token = tile + tl.arange(0, BLOCK_N)
-            inside = token < end
-            block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
-            slot = block * BLOCK_SIZE + token % BLOCK_SIZE
+            there = tl.minimum(token, end - 1)  # also for the alignment of slots: latent_decode.py
+            block = tl.load(table + there // BLOCK_SIZE)
+            slot = block * BLOCK_SIZE + there % BLOCK_SIZE
             k_c, k_r = latents_at(
                 latents,
                 slot,
-                inside,
                 q_c.dtype,
                 LATENT_DIM,
                 BLOCK_C,
@@ -232,7 +231,7 @@ def _attend_latent_chunks(
             qk = tl.dot(q_r, tl.trans(k_r), input_precision="ieee")
             qk = tl.dot(q_c, tl.trans(k_c), qk, input_precision="ieee")
             if IS_INT8:
-                token_scale = tl.load(token_scales + slot, mask=inside, other=0.0)
+                token_scale = tl.load(token_scales + slot)
                 qk = qk * token_scale[None, :]
             if tile + BLOCK_N > all_to:
                 qk = tl.where(token[None, :] < seen_to[:, None], qk, float("-inf"))

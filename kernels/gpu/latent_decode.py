@@ -38,14 +38,15 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
+from .paged_decode import processors
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches.
 MIN_SPLIT = 256
-# The most splits of a row, and the most programs, beyond which rows have fewer splits: a program
-# takes memory for its results, and time even if its row is too short for it.
+# The most splits of a row, and the programs for each multiprocessor, beyond which rows have fewer
+# splits: a program writes as many numbers for each head as a latent has, for the second kernel.
 _MAX_SPLITS = 64
-_MAX_PROGRAMS = 2048
+_PROGRAMS = 4
 # Splits that are combined at a time, and heads of a program that combines.
 _BLOCK_S = 8
 _MIN_DOT = 16
@@ -61,7 +62,7 @@ def attend_options(constants: dict[str, Any]) -> dict[str, int]:
     for fp8 that is widened through fp32."""
     by_bits = constants["IS_FP8"] and not constants["CONVERTS_FP8"]
     many = by_bits or constants["BLOCK_H"] == _BLOCK_H_MORE
-    return {"num_warps": 8 if many else 4, "num_stages": 2}
+    return {"num_warps": 8 if many else 4, "num_stages": 2 if many else 3}
 
 
 def constants(
@@ -130,7 +131,8 @@ def latent_decode(
     if attend["IS_INT8"] or attend["CONVERTS_FP8"]:  # read in words
         values = values.view(torch.int32)
     count, blocks = len(decodes.rows), triton.cdiv(heads, attend["BLOCK_H"])
-    max_splits = max(1, min(_MAX_SPLITS, _MAX_PROGRAMS // (count * blocks)))
+    programs = _PROGRAMS * processors(wide_HTC.device)
+    max_splits = max(1, min(_MAX_SPLITS, programs // (count * blocks)))
     partial = wide_HTC.new_empty(count, heads, max_splits, latent_dim, dtype=torch.float32)
     lse = wide_HTC.new_empty(count, heads, max_splits, dtype=torch.float32)
     factor = whole_scale(latents)
@@ -170,7 +172,6 @@ def latent_decode(
 def latents_at(
     latents: tl.tensor,
     slot: tl.tensor,
-    inside: tl.tensor,
     dtype: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -180,30 +181,22 @@ def latents_at(
     CONVERTS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The latents in some slots, [slots, C], and their rotated parts, [slots, R]: zero where no
-    token is inside, and codes widened to ``dtype``."""
-    WIDTH: tl.constexpr = LATENT_DIM + ROPE_DIM
-    first = slot[:, None].to(tl.int64)
-    if IS_INT8 or CONVERTS_FP8:  # in words of four
-        c_words, r_words = tl.arange(0, BLOCK_C // 4), tl.arange(0, BLOCK_R // 4)
-        place = latents + first * (WIDTH // 4)
-        there = inside[:, None] & (c_words < LATENT_DIM // 4)[None, :]
-        k_c = tl.load(place + c_words[None, :], mask=there, other=0)
-        there = inside[:, None] & (r_words < ROPE_DIM // 4)[None, :]
-        k_r = tl.load(place + LATENT_DIM // 4 + r_words[None, :], mask=there, other=0)
-        if IS_INT8:
-            k_c, k_r = from_int8(k_c).to(dtype), from_int8(k_r).to(dtype)
-        else:
-            k_c, k_r = from_fp8(k_c).to(dtype), from_fp8(k_r).to(dtype)
-    else:
-        offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
-        place = latents + first * WIDTH
-        there = inside[:, None] & (offs_c < LATENT_DIM)[None, :]
-        k_c = tl.load(place + offs_c[None, :], mask=there, other=0)
-        there = inside[:, None] & (offs_r < ROPE_DIM)[None, :]
-        k_r = tl.load(place + LATENT_DIM + offs_r[None, :], mask=there, other=0)
-        if IS_FP8:
-            k_c, k_r = widened(k_c).to(dtype), widened(k_r).to(dtype)
+    """The latents in some slots, [slots, C], and their rotated parts, [slots, R]; codes are widened
+    to ``dtype``."""
+    WORDS: tl.constexpr = IS_INT8 or CONVERTS_FP8
+    EACH: tl.constexpr = 4 if WORDS else 1  # numbers
+    WIDTH: tl.constexpr = (LATENT_DIM + ROPE_DIM) // EACH
+    place = latents + slot[:, None].to(tl.int64) * WIDTH
+    offs_c, offs_r = tl.arange(0, BLOCK_C // EACH), tl.arange(0, BLOCK_R // EACH)
+    k_c = tl.load(place + offs_c[None, :], mask=(offs_c < LATENT_DIM // EACH)[None, :], other=0)
+    place += LATENT_DIM // EACH
+    k_r = tl.load(place + offs_r[None, :], mask=(offs_r < ROPE_DIM // EACH)[None, :], other=0)
+    if IS_INT8:
+        k_c, k_r = from_int8(k_c).to(dtype), from_int8(k_r).to(dtype)
+    elif WORDS:
+        k_c, k_r = from_fp8(k_c).to(dtype), from_fp8(k_r).to(dtype)
+    elif IS_FP8:
+        k_c, k_r = widened(k_c).to(dtype), widened(k_r).to(dtype)
     return k_c, k_r
 
 
@@ -279,15 +272,16 @@ def _attend_latents(
         l_i = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
         acc_scale = 1e-30
+        # Blocks are looked up a tile ahead, so that copies of several tiles are under way at once.
+        # Behind the end, the last token is read again: without that bound, Triton would conclude
+        # that all slots are aligned like the first ones of blocks, and copy too many bytes at once.
+        token = tl.minimum(begin + tl.arange(0, BLOCK_N), end - 1)
+        block = tl.load(table + token // BLOCK_SIZE)
         for tile in range(begin, end, BLOCK_N):
-            token = tile + tl.arange(0, BLOCK_N)
-            inside = token < end
-            block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
             slot = block * BLOCK_SIZE + token % BLOCK_SIZE
             k_c, k_r = latents_at(
                 latents,
                 slot,
-                inside,
                 q_c.dtype,
                 LATENT_DIM,
                 BLOCK_C,
@@ -300,8 +294,9 @@ def _attend_latents(
             qk = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
             qk = tl.dot(q_r, tl.trans(k_r), qk, input_precision="ieee") * scales
             if IS_INT8:
-                token_scale = tl.load(token_scales + slot, mask=inside, other=0.0)
+                token_scale = tl.load(token_scales + slot)
                 qk = qk * token_scale[None, :]
+            inside = tile + tl.arange(0, BLOCK_N) < end
             qk = tl.where(inside[None, :], qk, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(qk, axis=1))
             p = tl.exp2(qk - m_new[:, None])
@@ -314,6 +309,8 @@ def _attend_latents(
                 acc_scale = new_scale
             acc = tl.dot(p.to(k_c.dtype), k_c, acc * alpha[:, None], input_precision="ieee")
             m_i = m_new
+            token = tl.minimum(tile + BLOCK_N + tl.arange(0, BLOCK_N), end - 1)
+            block = tl.load(table + token // BLOCK_SIZE)
         values = acc / l_i[:, None]
         if IS_INT8:
             values = values * acc_scale

@@ -18,6 +18,8 @@ class LoopedExperts:
     The numbers of rows are copied to the host once a layer, while the device is idle.
     """
 
+    waits = True
+
     def __init__(
         self,
         gate_up: list[Linear],

@@ -576,6 +576,12 @@ class Decoder:
             layer.attention.batched_decode for layer in self.layers
         )
 
+    @property
+    def waits_for_device(self) -> bool:
+        """True if a step waits for the device between layers, for the rows of each expert."""
+        mlps = (layer.mlp for layer in self.layers)
+        return any(mlp.experts.operator.waits for mlp in mlps if isinstance(mlp, MoE | NormedMoE))
+
     def prepare_ropes(self, cache: Sequence[LayerKV]) -> None:
         """Compile the kernels that rotate heads and write them to the cache."""
         for layer, spec, memories in zip(

@@ -129,8 +129,8 @@ WIDE = {"_measure", "_histogram", "_keep", "_weigh"}
 # that are converted, for products, whose tiles are as wide as registers allow, and for lists of
 # edits.
 SMALL_STACK = 16
-# Queries of latents take most registers while latents of int8 are widened.
-LATENT_STACK = 64
+# Queries of latents take most registers while latents of a byte are widened.
+LATENT_STACK = 96
 # Latents of a byte for chunks do on Blackwell, where sums are moved to registers and back.
 LATENT_CHUNKS_STACK = 256
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
@@ -156,9 +156,9 @@ SLOW = (
     ("attend_chunks Gemma-2-9B", 1.3),
     ("attend_chunks", 1.55),
     ("attend_latent_chunks int8", 1.26),
-    ("attend_latent_chunks", 1.0),
-    ("attend_latents int8", 0.7),
-    ("attend_latents float32", 0.61),
+    ("attend_latent_chunks", 1.01),
+    ("attend_latents int8", 0.75),
+    ("attend_latents float32", 0.68),
     ("multiply IQ1_S", 1.9),
     ("multiply IQ1_M", 1.8),
     ("multiply IQ2_XXS", 1.55),
@@ -299,11 +299,15 @@ def _cache(dtype: torch.dtype, kv_heads: int, dim: int) -> CachedKV:
 
 
 def latent_attention(
-    model: str, q_dtype: torch.dtype, cache_dtype: torch.dtype, heads: int
+    model: str,
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    heads: int,
+    dims: tuple[int, int, int] = (128, 64, 512),
 ) -> Case:
-    """Attention of a decoding row and of a chunk to latents of DeepSeek's sizes, and their write to
-    the cache."""
-    nope, rope, width = 128, 64, 512
+    """Attention of a decoding row and of a chunk to latents, of DeepSeek's sizes unless others are
+    given, and their write to the cache."""
+    nope, rope, width = dims
     operations: dict[str, float] = {}
 
     def launch() -> None:
@@ -332,6 +336,8 @@ def latent_attention(
             tile = fixed["BLOCK_M"] * fixed["BLOCK_N"]
             operations["_attend_latent_chunks"] = 2.0 * tile * (2 * width + rope)
 
+    if "odd" in model:
+        return Case(model, launch, {})
     constants, _ = latent_decode.constants(q_dtype, cache_dtype, heads, nope, rope, width, 16)
     token = (width + rope) * cache_dtype.itemsize + (4 if cache_dtype == INT8 else 0)
     name = f"{model} {_short(q_dtype)} {_short(cache_dtype)}"
@@ -593,6 +599,7 @@ def cases(generation: int) -> Iterator[Case]:
         yield latent_attention("DeepSeek-V2-Lite", bf16, kv_dtype, 16)
     yield latent_attention("DeepSeek-V2-Lite", fp32, fp32, 16)
     yield latent_attention("DeepSeek-V3", bf16, bf16, 128)
+    yield latent_attention("odd bfloat16", bf16, bf16, 3, (8, 6, 24))
     for scatter in (False, True):
         yield copy("128 bf16", (64, 64), 40, scatter=scatter)
         yield copy("128 int8", (1, 1, 32, 32), 40, scatter=scatter)
@@ -759,7 +766,7 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     words = set(name.split())
-    if usage.kernel == "_attend_latents" and "int8" in words:
+    if usage.kernel == "_attend_latents" and words & {"int8", "fp8"}:
         max_stack: float = LATENT_STACK
     elif usage.kernel == "_attend_latent_chunks" and words & {"int8", "fp8"}:
         max_stack = LATENT_CHUNKS_STACK if generation >= 100 or OLDEST else SMALL_STACK
@@ -785,11 +792,13 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
         wrong.append("reads less than 16 bytes at a time")
     # Latents of fp8 are not where it is widened by bits, in the order of bytes.
     of_latents = usage.kernel in ("_attend_latents", "_attend_latent_chunks")
-    copies = usage.kernel == "_attend" or (of_latents and "fp8" not in words)
+    if of_latents and "odd" in words and usage.asynchronous:
+        wrong.append("copies 16 bytes at a time from rows that are aligned to fewer")
+    copies = usage.kernel == "_attend" or (of_latents and not words & {"fp8", "odd"})
     copies = copies or (usage.kernel == "_attend_chunks" and "float32" not in words)
     if copies and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
-    if wide and not usage.async_products and "float32" not in words:
+    if wide and not usage.async_products and not words & {"float32", "odd"}:
         wrong.append("does not multiply asynchronously")
     bar = next((limit for key, limit in SLOW if words.issuperset(key.split())), MAX_SLOTS)
     shuffled = usage.kernel == "_multiply" or of_latents or words & {"int8", "latent"}

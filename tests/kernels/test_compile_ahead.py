@@ -53,6 +53,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
         ("attend_chunks M bfloat16", {"shared": 227 << 10, "async_products": 4, "slots": 1.5}, []),
         ("attend_chunks M bfloat16", {"shared": 228 << 10}, ["more than", "does not multiply"]),
+        ("attend_latents odd bfloat16", {"asynchronous": 4}, ["copies 16 bytes at a time from"]),
+        ("attend_latents odd bfloat16", {"asynchronous": 0}, []),
         ("copy_frame 128 bf16 in", {}, ["moves less than 16 bytes at a time"]),
         ("copy_frame 128 bf16 in", {"vectors": 64}, []),
         ("copy_frame 128 int8 odd in", {"vectors": 32}, []),

@@ -165,7 +165,8 @@ def test_more_splits_than_are_combined_at_a_time(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("programs", [1, 6])
 def test_many_rows_have_fewer_splits(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one, which is written at once, also if it is longer than the shortest splits."""
-    monkeypatch.setattr(kernels, "_MAX_PROGRAMS", programs)
+    monkeypatch.setattr(kernels, "_PROGRAMS", 1)
+    monkeypatch.setattr(kernels, "processors", lambda device: programs)
     LatentCase([5 * MIN_SPLIT, 1, 40]).check()
 
 

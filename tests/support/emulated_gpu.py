@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from tandem.kernels.gpu import chunk_trial, decode_trial, fused_trial, step_inputs_trial
+from tandem.kernels.gpu import (
+    chunk_trial,
+    decode_trial,
+    fused_trial,
+    latent_trial,
+    routing_trial,
+    step_inputs_trial,
+)
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -28,6 +35,10 @@ _TRIALS = (
     (fused_trial, "rope_works"),
     (step_inputs_trial, "works"),
     (chunk_trial, "works"),
+    (latent_trial, "decodes"),
+    (latent_trial, "takes_chunks"),
+    (latent_trial, "stores"),
+    (routing_trial, "works"),
 )
 
 

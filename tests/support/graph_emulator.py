@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
 WAITS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "unique", "masked_select"}
+# Methods that copy to the host, where a CPU's memory is read without an operator.
+COPIES = {"tolist", "numpy", "__array__", "cpu"}
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -91,6 +94,16 @@ class _Recorder(TorchDispatchMode):
         return results
 
 
+class _NoCopies(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in COPIES:
+            raise CaptureError(f"{name} waits for the device")
+        return func(*args, **kwargs or {})
+
+
 def _repeat(func: Any, args: Any, options: Any, results: Any, fresh: list[torch.Tensor]) -> None:
     """Run an operator again; what it allocates is copied to where the capture had it."""
     again = func(*args, **options)
@@ -136,7 +149,7 @@ def emulated_capture(
     with np.errstate(all="ignore"):
         forward()
     recorder = _Recorder()
-    with _recorded_kernels(recorder), recorder:
+    with _recorded_kernels(recorder), recorder, _NoCopies():
         hidden = forward()
     return Replay(recorder), hidden
 

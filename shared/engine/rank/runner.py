@@ -148,8 +148,9 @@ class ModelRunner:
     def can_capture(self) -> bool:
         """True if the model has decode steps, and all ranks can capture them in CUDA graphs: those
         that could would wait for the others in the model's collectives."""
-        generates = self.model.head is not None
-        here = generates and self.batched_decode and not self.model.attends_one_by_one
+        model = self.model
+        by_kernels = self.batched_decode and not model.attends_one_by_one
+        here = model.head is not None and by_kernels and not model.waits_for_device
         return self.tp.agree([here])[0] == self.tp.size
 
     def capture_graphs(self, capture: Capture, sizes: Sequence[int]) -> None:
@@ -157,7 +158,8 @@ class ModelRunner:
         if not self.can_capture():
             if self.model.head is not None:
                 log.info(
-                    "decode steps are launched kernel by kernel: not all ranks have the kernels"
+                    "decode steps are launched kernel by kernel: not all ranks have kernels for "
+                    "attention and experts"
                 )
             return
         try:

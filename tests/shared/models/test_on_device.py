@@ -106,11 +106,13 @@ def test_greedy_tokens_do_not_depend_on_the_device(tmp_path: Path, name: str, de
 def test_graphs_draw_what_their_kernels_draw_alone(
     tmp_path: Path, name: str, dtype: str, kv_dtype: str, device: str
 ) -> None:
-    """Bit for bit, since a sequence's numbers depend on no other row."""
-    folder = tiny_models.cached(name, tmp_path)
-    eager, captured = (runner_on(device, folder, dtype, kv_dtype) for _ in range(2))
+    """Bit for bit, since a sequence's numbers depend on no other row. Experts in float32 wait for
+    the device, so there are no graphs."""
+    experts = {"moe_intermediate_size": 32} if name == "deepseek_v3" else {}  # as kernels need it
+    tiny_models.build(name, tmp_path, **experts)
+    eager, captured = (runner_on(device, tmp_path, dtype, kv_dtype) for _ in range(2))
     captured.capture_graphs(capture(), graph_sizes(3))
-    assert captured.graphs is not None
+    assert (captured.graphs is None) == bool(experts and dtype == "float32")
     for plan in Streams(3, block_size=BLOCK, max_rows=3).plans(min(40, LAUNCHES)):
         assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
 

@@ -21,7 +21,7 @@ from tandem.shared.engine.plan import (
 )
 from tandem.shared.engine.rank import gpu_sampler
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
-from tandem.shared.engine.rank.graphs import graph_sizes
+from tandem.shared.engine.rank.graphs import DecodeGraphs, graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.step_inputs import StepInputs
 from tandem.shared.engine.rank.step_profile import graph_bytes
@@ -180,6 +180,19 @@ def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None
     assert graph_bytes(runner, 20, memory, emulated_capture) == 0
 
 
+@pytest.mark.parametrize(("name", "captured"), [("deepseek_v3_dense", True), ("qwen3_moe", False)])
+def test_latents_are_captured_but_not_experts_that_wait(
+    tmp_path: Path, name: str, captured: bool
+) -> None:
+    """Experts without a kernel are computed in turn, which a capture would refuse."""
+    runner = runner_of(tiny_models.cached(name, tmp_path))
+    runner.capture_graphs(emulated_capture, graph_sizes(1))
+    assert (runner.graphs is not None) == captured
+    if not captured:
+        with pytest.raises(CaptureError, match="tolist waits"), torch.inference_mode():
+            DecodeGraphs(runner.model, runner.cache, runner.inputs, [1], emulated_capture)
+
+
 def test_a_model_that_only_embeds_has_no_graphs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,8 +209,11 @@ def test_a_model_that_only_embeds_has_no_graphs(
         (lambda x: x + x.sum().item(), "waits for the device"),
         (lambda x: x + torch.tensor([1.0, 2.0]), "from the host"),
         (lambda x: x[x > 1], "waits for the device"),
+        (lambda x: x * len(x.int().tolist()), "tolist waits for the device"),
+        (lambda x: x + x.cpu(), "cpu waits for the device"),
+        (lambda x: x + float(x.numpy().sum()), "numpy waits for the device"),
     ],
-    ids=["a wait", "an upload", "a size"],
+    ids=["a wait", "an upload", "a size", "a list", "a copy", "an array"],
 )
 def test_the_emulator_refuses_what_a_capture_forbids(
     forward: Callable[[torch.Tensor], torch.Tensor], message: str
