@@ -56,9 +56,8 @@ _SPLIT_UNIT = tl.constexpr(64)
 # much memory.
 _ROW_PROGRAMS = 2
 MAX_SPLITS = 64
-# Programs of a processor, as many as its registers and shared memory hold at once: of fp8, more.
-_PROGRAMS = 3
-_PROGRAMS_FP8 = 4
+# Warps of all programs of a processor, as many as its registers and shared memory hold at once.
+_WARPS = 12
 # Splits that are combined at a time.
 _BLOCK_S = 4
 # Rows that a program lists, and others with which it compares them at a time.
@@ -67,13 +66,15 @@ _BLOCK_OTHERS = 256
 # The fewest rows and columns of a tensor core's product. float32 is multiplied without tensor cores.
 _MIN_DOT = 16
 _MIN_HEADS = 8
-# Tokens of a block, and bytes of its keys in the dtype of the product: two blocks of keys and
-# values fit every GPU's shared memory. float32 needs registers for them.
+# Dimensions for which a program has a warp. Warps often wait for each other, so that programs have
+# few; of two, all GPUs take products alike.
+_WARP_DIMS = 64
+_MIN_WARPS = 2
+# The most tokens of a block, and bytes of its keys for each warp, in the dtype of the product.
 _BLOCK_N = 64
-_BLOCK_BYTES = {2: 16 << 10, 4: 8 << 10}
+_WARP_BYTES = 4 << 10
 # Options of compilation. One block is computed while two are read.
-ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 3}
-ATTEND_OPTIONS_INT8 = ATTEND_OPTIONS | {"maxnreg": 65536 // (128 * _PROGRAMS) // 8 * 8}
+_OPTIONS = {"num_stages": 3, "maxnreg": 168}
 # Multiprocessors of an H100, for devices that torch does not ask.
 _H100_PROCESSORS = 132
 
@@ -87,7 +88,7 @@ def processors(device: torch.device) -> int:
 
 
 class Constants(NamedTuple):
-    """Compile-time constants of the kernels."""
+    """Compile-time constants and options of the kernels."""
 
     list_splits: dict[str, Any]
     attend: dict[str, Any]
@@ -108,6 +109,7 @@ def constants(
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
     block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
+    warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
     block_s = triton.next_power_of_2(max_splits)
     splits = {
@@ -132,10 +134,12 @@ def constants(
         "BLOCK_D": block_d,
         "BLOCK_N": max(
             _MIN_DOT,
-            min(_BLOCK_N, _BLOCK_BYTES[q_dtype.itemsize] // (block_d * q_dtype.itemsize)),
+            min(_BLOCK_N, warps * _WARP_BYTES // (block_d * q_dtype.itemsize)),
         ),
         "BLOCK_G": triton.next_power_of_2(group),
         "BLOCK_S": min(_BLOCK_S, block_s),
+        "num_warps": warps,
+        **_OPTIONS,
         "IS_FP8": cache_dtype == FP8,
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
@@ -184,7 +188,7 @@ def paged_decode(
     several = count * max_splits if max_splits > 1 else 0
     partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
     lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
-    programs = (_PROGRAMS_FP8 if fixed.attend["CONVERTS_FP8"] else _PROGRAMS) * num_processors
+    programs = _WARPS // fixed.attend["num_warps"] * num_processors
     _attend[(min(len(splits) * kv_heads, programs),)](
         q_THD,
         keys,
@@ -206,7 +210,6 @@ def paged_decode(
         out_THD.stride(0) // dim,
         keys.shape[1],
         **fixed.attend,
-        **(ATTEND_OPTIONS_INT8 if fixed.attend["IS_INT8"] else ATTEND_OPTIONS),
     )
 
 

@@ -369,7 +369,7 @@ def test_splits_are_spread_over_a_gpu(lengths: list[int]) -> None:
     """Program p of the grid runs on processor p, modulo their number."""
     splits, kv_heads = listed(lengths), 8
     tokens = (splits[:, 3] - splits[:, 2]).repeat_interleave(kv_heads)
-    assert len(tokens) >= H100_PROCESSORS
+    assert len(tokens) >= 0.9 * H100_PROCESSORS
     loads = torch.zeros(H100_PROCESSORS)
     loads.index_add_(0, torch.arange(len(tokens)) % H100_PROCESSORS, tokens.float())
     if len(lengths) > 1:
