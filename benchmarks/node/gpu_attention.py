@@ -48,8 +48,8 @@ from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, quantize
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 FORMATS = {"bf16": torch.bfloat16, "fp8": FP8, "int8": INT8}
 OPTIONS = [
-    {"tile": tile, "num_stages": stages, "num_warps": warps}
-    for tile, stages, warps in product((32, 64, 128), (2, 3), (4, 8))
+    {"BLOCK_N": tokens, "num_stages": stages, "num_warps": warps}
+    for tokens, stages, warps in product((32, 64, 128), (2, 3, 4), (2, 4))
 ]
 SWEPT = ("bf16", "fp8")
 CHUNK_OPTIONS = [
@@ -257,15 +257,13 @@ def sweep(load: AttentionLoad) -> None:
 
 
 def _sweep_decodes(options: list[dict[str, int]], work: Callable[[], None]) -> None:
-    constants, before = kernels.constants, dict(kernels.ATTEND_OPTIONS)
+    constants = kernels.constants
     try:
         for each in options:
-            kernels.constants = partial(_with_tile, constants, each["tile"])
-            kernels.ATTEND_OPTIONS.update({k: v for k, v in each.items() if k != "tile"})
+            kernels.constants = partial(_with_options, constants, each)
             _print_time(each, work)
     finally:
         kernels.constants = constants
-        kernels.ATTEND_OPTIONS.update(before)
 
 
 def _sweep_chunks(options: list[dict[str, int]], work: Callable[[], None]) -> None:
@@ -286,9 +284,9 @@ def _print_time(options: dict[str, int], work: Callable[[], None]) -> None:
     print(f"  {' '.join(f'{k} {v}' for k, v in options.items())}: {result}", flush=True)
 
 
-def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any:
+def _with_options(constants: Callable[..., Any], options: dict[str, int], *arguments: Any) -> Any:
     fixed = constants(*arguments)
-    return fixed._replace(attend=fixed.attend | {"BLOCK_N": tile})
+    return fixed._replace(attend=fixed.attend | options)
 
 
 def measure(load: AttentionLoad) -> Iterator[Figure]:

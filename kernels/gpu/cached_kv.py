@@ -63,9 +63,20 @@ def from_int8(words: tl.tensor) -> tl.tensor:
     the bits of 1024 plus a code from 0 to 255: a GPU converts integers at a quarter of its rate.
     Words, because Triton would bring int8 into the tensor cores' order byte by byte."""
     codes = words ^ -0x7F7F7F80
-    magic = tl.full(codes.shape, 0x64646464, tl.int32)
-    lower = fours(codes, magic, tl.full(codes.shape, 0x4140, tl.int32))
-    upper = fours(codes, magic, tl.full(codes.shape, 0x4342, tl.int32))
+    if INTERPRETED:
+        magic = tl.full(codes.shape, 0x64646464, tl.int32)
+        lower = fours(codes, magic, tl.full(codes.shape, 0x4140, tl.int32))
+        upper = fours(codes, magic, tl.full(codes.shape, 0x4342, tl.int32))
+    else:
+        lower, upper = tl.inline_asm_elementwise(
+            """prmt.b32 $0, $2, 0x64646464, 0x4140;
+               prmt.b32 $1, $2, 0x64646464, 0x4342;""",
+            "=&r,=r,r",
+            [codes],
+            (tl.int32, tl.int32),
+            True,
+            1,
+        )
     pairs = tl.join(two(lower, tl.float16), two(upper, tl.float16)) - 1152.0
     return pairs.permute(0, 1, 3, 2).reshape(codes.shape[0], 4 * codes.shape[1])
 

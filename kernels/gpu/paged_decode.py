@@ -4,9 +4,12 @@
 
 The tokens of each row are split, and the GPU lists the splits of all rows, the longest first. A few
 programs for each of its processors take turns with the pairs of a split and a KV head, and attend
-for all query heads that share it. The result of a row with one split is written to ``out``; the
-splits of other rows are combined by a second kernel. How a row is split depends only on its own
-length, so its result is the same in any batch.
+for all query heads that share it. The result of a row with one split is written to ``out``; of
+other rows, whichever program finishes a KV head's last split combines all of them, in their order.
+How a row is split depends only on its own length, so its result is the same in any batch.
+
+Scores and sums have tokens and dimensions as rows, and heads as columns: tensor cores multiply 16
+rows by as few as 8 columns.
 
 Lengths and block tables are read on the GPU only; grids and workspaces depend on the number of
 rows, the heads and the GPU. So a CUDA graph of the launches can be replayed with other lengths and
@@ -45,31 +48,33 @@ from .cached_kv import (
     widened,
 )
 
-# The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
-# batches. Longer splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
-MIN_SPLIT = 128
+# About as many tokens as a split has. Fewer mean more splits to combine; more leave a GPU idle in
+# small batches. Splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
+MIN_SPLIT = 256
 _SPLIT_UNIT = tl.constexpr(64)
 # The most splits of a row: enough programs for each processor if it is alone, unless that takes too
 # much memory.
 _ROW_PROGRAMS = 2
 MAX_SPLITS = 64
-# Programs of a processor, as many as its registers and shared memory hold at once.
-_PROGRAMS = 3
+# Warps of all programs of a processor, as many as its registers and shared memory hold at once.
+_WARPS = 12
 # Splits that are combined at a time.
-_BLOCK_S = 16
+_BLOCK_S = 4
 # Rows that a program lists, and others with which it compares them at a time.
 _BLOCK_R = 8
 _BLOCK_OTHERS = 256
-# The fewest rows or columns of a tensor core's product. float32 is multiplied without tensor cores.
+# The fewest rows and columns of a tensor core's product. float32 is multiplied without tensor cores.
 _MIN_DOT = 16
-# Tokens of a block, and bytes of its keys in the dtype of the product: two stages of keys and
-# values fit every GPU's shared memory. float32 needs registers for them.
+_MIN_HEADS = 8
+# Dimensions for which a program has a warp. Warps often wait for each other, so that programs have
+# few; of two, all GPUs take products alike.
+_WARP_DIMS = 64
+_MIN_WARPS = 2
+# The most tokens of a block, and bytes of its keys for each warp, in the dtype of the product.
 _BLOCK_N = 64
-_BLOCK_N_INT8 = 128
-_BLOCK_BYTES = {2: 16 << 10, 4: 8 << 10}
-# Options of compilation.
-ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
-COMBINE_OPTIONS = {"num_warps": 4}
+_WARP_BYTES = 4 << 10
+# Options of compilation. One block is computed while two are read.
+_OPTIONS = {"num_stages": 3, "maxnreg": 168}
 # Multiprocessors of an H100, for devices that torch does not ask.
 _H100_PROCESSORS = 132
 
@@ -83,11 +88,10 @@ def processors(device: torch.device) -> int:
 
 
 class Constants(NamedTuple):
-    """Compile-time constants of the kernels."""
+    """Compile-time constants and options of the kernels."""
 
     list_splits: dict[str, Any]
     attend: dict[str, Any]
-    combine: dict[str, Any]
 
 
 def constants(
@@ -105,14 +109,19 @@ def constants(
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
     block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
-    group, min_rows = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_DOT
-    max_tokens = _BLOCK_N_INT8 if cache_dtype == INT8 else _BLOCK_N
+    warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
+    group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
+    block_s = triton.next_power_of_2(max_splits)
     splits = {
         "WINDOW": params.window or 0,
         "MIN_SPLIT": MIN_SPLIT,
         "MAX_SPLITS": max_splits,
+        "KV_HEADS": kv_heads,
+        "BLOCK_R": _BLOCK_R,
+        "BLOCK_OTHERS": _BLOCK_OTHERS,
+        "BLOCK_S": block_s,
+        "BLOCK_K": triton.next_power_of_2(kv_heads),
     }
-    shape = {"HEAD_DIM": dim, "BLOCK_D": block_d}
     attend = {
         "MAX_SPLITS": max_splits,
         "HAS_CAP": params.soft_cap is not None,
@@ -120,21 +129,22 @@ def constants(
         "BLOCK_SIZE": block_size,
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "BLOCK_H": max(min_rows, triton.next_power_of_2(group)),
+        "BLOCK_H": max(min_heads, triton.next_power_of_2(group)),
+        "HEAD_DIM": dim,
+        "BLOCK_D": block_d,
         "BLOCK_N": max(
             _MIN_DOT,
-            min(max_tokens, _BLOCK_BYTES[q_dtype.itemsize] // (block_d * q_dtype.itemsize)),
+            min(_BLOCK_N, warps * _WARP_BYTES // (block_d * q_dtype.itemsize)),
         ),
+        "BLOCK_G": triton.next_power_of_2(group),
+        "BLOCK_S": min(_BLOCK_S, block_s),
+        "num_warps": warps,
+        **_OPTIONS,
         "IS_FP8": cache_dtype == FP8,
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
     }
-    block_s = triton.next_power_of_2(max_splits)
-    return Constants(
-        splits | {"BLOCK_R": _BLOCK_R, "BLOCK_OTHERS": _BLOCK_OTHERS, "BLOCK_S": block_s},
-        shape | attend,
-        shape | splits | {"BLOCK_S": min(_BLOCK_S, block_s)},
-    )
+    return Constants(splits, attend)
 
 
 def paged_decode(
@@ -174,11 +184,12 @@ def paged_decode(
     if fixed.attend["CONVERTS_FP8"] or fixed.attend["IS_INT8"]:  # read in words
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     max_splits = fixed.attend["MAX_SPLITS"]
-    splits, num_splits = split_list(decodes, fixed.list_splits)
+    splits, num_splits, finished = split_list(decodes, fixed.list_splits)
     several = count * max_splits if max_splits > 1 else 0
     partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
     lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
-    _attend[(min(len(splits) * kv_heads, _PROGRAMS * num_processors),)](
+    programs = _WARPS // fixed.attend["num_warps"] * num_processors
+    _attend[(min(len(splits) * kv_heads, programs),)](
         q_THD,
         keys,
         values,
@@ -188,6 +199,7 @@ def paged_decode(
         decodes.tables,
         splits,
         num_splits,
+        finished,
         partial_LHD,
         lse_LH,
         out_THD,
@@ -198,104 +210,125 @@ def paged_decode(
         out_THD.stride(0) // dim,
         keys.shape[1],
         **fixed.attend,
-        **ATTEND_OPTIONS,
     )
-    if several:
-        _combine[(count, heads)](
-            partial_LHD,
-            lse_LH,
-            decodes.rows,
-            out_THD,
-            out_THD.stride(0) // dim,
-            **fixed.combine,
-            **COMBINE_OPTIONS,
-        )
 
 
 def split_list(
     decodes: DecodeMetadata, constants: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The splits of all rows, int32 [L, 5], and their number, int32 [1]; the rest is undefined.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The splits of all rows, int32 [L, 6], and their number, int32 [1]; the rest is undefined. And
+    zeros, int32 [R, K], in which programs count the splits that they have finished.
 
-    A split has its row in the step, the row of its block table, its first token, its end, and its
-    place among the partial results: -1 if it is its row's only one. All layers of a step with the
-    same constants share one list.
+    A split has its row in the step, the row of its block table, its first token, its end, the
+    number of its row's splits, and its place among the partial results. All layers of a step with
+    the same constants share one list.
     """
     key = ("splits", *constants.values())
     if key not in decodes.derived:
         rows = decodes.rows
         assert rows.dtype == decodes.tables.dtype == torch.int32
         assert rows.is_contiguous() and decodes.tables.stride(1) == 1
-        splits = rows.new_empty(len(rows) * constants["MAX_SPLITS"], 5)
+        splits = rows.new_empty(len(rows) * constants["MAX_SPLITS"], 6)
         number = rows.new_empty(1)
+        finished = rows.new_empty(len(rows), constants["KV_HEADS"])
         grid = (triton.cdiv(len(rows), constants["BLOCK_R"]),)
-        _list_splits[grid](rows, splits, number, len(rows), **constants)
-        decodes.derived[key] = splits, number
-    splits, number = decodes.derived[key]
-    return splits, number
-
-
-@triton.jit
-def _visible(length: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
-    """The tokens to which a row attends."""
-    return tl.minimum(length, WINDOW) if WINDOW else length
+        _list_splits[grid](rows, splits, number, finished, len(rows), **constants)
+        decodes.derived[key] = splits, number, finished
+    splits, number, finished = decodes.derived[key]
+    return splits, number, finished
 
 
 @triton.jit
 def _split(
-    visible: tl.tensor, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """The number of splits of so many tokens, and the tokens of each. The last one also has what
-    remains, if that is less than half as many."""
-    size = tl.cdiv(tl.cdiv(visible, MAX_SPLITS), _SPLIT_UNIT) * _SPLIT_UNIT
-    size = tl.maximum(size, MIN_SPLIT)
-    return tl.maximum((visible + size // 2) // size, tl.minimum(visible, 1)), size
+    length: tl.tensor, WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """How a row is split: the number of its splits, the tokens of all but the last, and those of
+    the last."""
+    visible = tl.minimum(length, WINDOW) if WINDOW else length
+    count = tl.minimum((visible + MIN_SPLIT // 2) // MIN_SPLIT, MAX_SPLITS)
+    size = tl.cdiv(tl.cdiv(visible, tl.maximum(count, 1)), _SPLIT_UNIT) * _SPLIT_UNIT
+    count = tl.cdiv(visible, tl.maximum(size, 1))
+    return count, size, visible - (count - 1) * size
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _list_splits(
     rows: tl.tensor,
-    splits_L5: tl.tensor,
+    splits_L6: tl.tensor,
     num_splits: tl.tensor,
+    finished_RK: tl.tensor,
     num_rows: tl.tensor,
     WINDOW: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_OTHERS: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ) -> None:
-    """List the splits of some rows, each one's behind those of all rows with longer ones."""
+    """List the splits of some rows, each one behind all longer ones."""
     number = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row, entry = number < num_rows, rows + number * 3
     length = tl.load(entry + 2, mask=is_row, other=0)
-    visible = _visible(length, WINDOW)
-    count, size = _split(visible, MIN_SPLIT, MAX_SPLITS)
-    longest = tl.where(count > 1, size, visible)
+    count, size, last = _split(length, WINDOW, MIN_SPLIT, MAX_SPLITS)
     first = tl.zeros([BLOCK_R], tl.int32)
+    final = tl.zeros([BLOCK_R], tl.int32)
     total = 0
     for begin in range(0, num_rows, BLOCK_OTHERS):
         other = begin + tl.arange(0, BLOCK_OTHERS)
-        others = _visible(tl.load(rows + other * 3 + 2, mask=other < num_rows, other=0), WINDOW)
-        counts, sizes = _split(others, MIN_SPLIT, MAX_SPLITS)
-        others = tl.where(counts > 1, sizes, others)
-        is_longer = others[None, :] > longest[:, None]
-        is_before = (others[None, :] == longest[:, None]) & (other[None, :] < number[:, None])
-        first += tl.sum(tl.where(is_longer | is_before, counts[None, :], 0), axis=1)
+        others = tl.load(rows + other * 3 + 2, mask=other < num_rows, other=0)
+        counts, sizes, lasts = _split(others, WINDOW, MIN_SPLIT, MAX_SPLITS)
+        is_before = other[None, :] < number[:, None]
+        is_same = other[None, :] == number[:, None]
+        some, one = tl.maximum(counts - 1, 0)[None, :], tl.minimum(counts, 1)[None, :]
+        sizes, lasts = sizes[None, :], lasts[None, :]
+        # Of equally long ones, those of earlier rows come first.
+        size_before = (sizes > size[:, None]) | ((sizes == size[:, None]) & is_before)
+        last_before = (lasts > size[:, None]) | ((lasts == size[:, None]) & is_before)
+        first += tl.sum(tl.where(size_before, some, 0) + tl.where(last_before, one, 0), axis=1)
+        size_before = (sizes > last[:, None]) | ((sizes == last[:, None]) & (is_before | is_same))
+        last_before = (lasts > last[:, None]) | ((lasts == last[:, None]) & is_before)
+        final += tl.sum(tl.where(size_before, some, 0) + tl.where(last_before, one, 0), axis=1)
         total += tl.sum(counts, axis=0)
     split = tl.arange(0, BLOCK_S)[None, :]
-    mask = split < count[:, None]
-    begin = (length - visible)[:, None] + split * size[:, None]
-    end = tl.where(split == count[:, None] - 1, length[:, None], begin + size[:, None])
-    place = tl.where(count > 1, number * MAX_SPLITS, -1)[:, None]
-    at = splits_L5 + (first[:, None] + split) * 5
+    count, mask = count[:, None], split < count[:, None]
+    is_last = split == count - 1
+    tokens = tl.where(is_last, last[:, None], size[:, None])
+    # The window begins where all splits before the last one have their tokens left.
+    begin = (length - last)[:, None] - (count - 1 - split) * size[:, None]
+    at = splits_L6 + tl.where(is_last, final[:, None], first[:, None] + split) * 6
     tl.store(at, tl.load(entry, mask=is_row, other=0)[:, None], mask=mask)
     tl.store(at + 1, tl.load(entry + 1, mask=is_row, other=0)[:, None], mask=mask)
     tl.store(at + 2, begin, mask=mask)
-    tl.store(at + 3, end, mask=mask)
-    tl.store(at + 4, place + split, mask=mask)
+    tl.store(at + 3, begin + tokens, mask=mask)
+    tl.store(at + 4, tl.broadcast_to(count, mask.shape), mask=mask)
+    tl.store(at + 5, number[:, None] * MAX_SPLITS + split, mask=mask)
+    kv_head = tl.arange(0, BLOCK_K)[None, :]
+    at = finished_RK + number[:, None] * KV_HEADS + kv_head
+    tl.store(at, 0, mask=is_row[:, None] & (kv_head < KV_HEADS))
     if tl.program_id(0) == 0:
         tl.store(num_splits, total)
+
+
+@triton.jit
+def _entry(splits_L6: tl.tensor, split: tl.tensor) -> tuple[tl.tensor, ...]:
+    """What the list says about a split."""
+    at = splits_L6 + split * 6
+    return (
+        tl.load(at),
+        tl.load(at + 1),
+        tl.load(at + 2),
+        tl.load(at + 3),
+        tl.load(at + 4),
+        tl.load(at + 5),
+    )
+
+
+@triton.jit
+def _blocks(blocks: tl.tensor, token: tl.tensor, end: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """The cache's blocks that have the tokens of a row."""
+    return tl.load(blocks + token.to(tl.uint32) // SIZE, mask=token < end, other=0)
 
 
 @triton.jit(do_not_specialize=["table_stride", "q_row", "out_row", "slots"])
@@ -307,8 +340,9 @@ def _attend(
     value_scales_KN: tl.tensor,
     sinks_H: tl.tensor,
     tables: tl.tensor,
-    splits_L5: tl.tensor,
+    splits_L6: tl.tensor,
     num_splits: tl.tensor,
+    finished_RK: tl.tensor,
     partial_LHD: tl.tensor,
     lse_LH: tl.tensor,
     out_THD: tl.tensor,
@@ -329,132 +363,164 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     IS_FP8: tl.constexpr,
     CONVERTS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
 ) -> None:
     """Attend to the splits whose turn it is, each for the query heads of one KV head."""
-    offs_h, offs_d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    IN_WORDS: tl.constexpr = CONVERTS_FP8 or IS_INT8
+    WIDTH: tl.constexpr = HEAD_DIM // 4 if IN_WORDS else HEAD_DIM
+    offs_h, offs_d, offs_n = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    offs_w = tl.arange(0, BLOCK_D // 4 if IN_WORDS else BLOCK_D)
     head_mask = offs_h < GROUP
     q_mask = head_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
-    for work in range(tl.program_id(0), tl.load(num_splits) * KV_HEADS, tl.num_programs(0)):
-        split, kv_head = splits_L5 + work // KV_HEADS * 5, work % KV_HEADS
-        row, table = tl.load(split).to(tl.int64), tl.load(split + 1).to(tl.int64)
-        begin, end, place = tl.load(split + 2), tl.load(split + 3), tl.load(split + 4)
+    end_work, step = tl.load(num_splits) * KV_HEADS, tl.num_programs(0)
+    # Entries are read a turn ahead.
+    row, table, begin, end, count, place = _entry(splits_L6, tl.program_id(0) // KV_HEADS)
+    for work in range(tl.program_id(0), end_work, step):
+        kv_head = work % KV_HEADS
+        blocks = tables + table.to(tl.int64) * table_stride
+        block = _blocks(blocks, begin + offs_n, end, BLOCK_SIZE)
         head = kv_head * GROUP + offs_h
-        q_offs = (row * q_row + head[:, None]) * HEAD_DIM + offs_d[None, :]
+        q_offs = (row.to(tl.int64) * q_row + head[:, None]) * HEAD_DIM + offs_d[None, :]
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
-        if (CONVERTS_FP8 or IS_INT8) and q.dtype == tl.bfloat16:
+        out_HD = out_THD + row.to(tl.int64) * out_row * HEAD_DIM
+        is_first, is_only = place % MAX_SPLITS == 0, count == 1
+        if IN_WORDS and q.dtype == tl.bfloat16:
             # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.
             wide = q.to(tl.float32)
             largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
             q = (wide / largest[:, None]).to(tl.float16)
-            scales = scale * largest[:, None]
+            scales = (scale * largest)[None, :]
         else:
             scales = scale
+        q = tl.trans(q)
         m_i = tl.full([BLOCK_H], float("-inf"), tl.float32)
         l_i = tl.zeros([BLOCK_H], tl.float32)
         if HAS_SINKS:
-            is_first = tl.maximum(place, 0) % MAX_SPLITS == 0
             sink = tl.load(sinks_H + head, mask=head_mask, other=0.0) * LOG2_E
             m_i = tl.where(is_first, sink, m_i)
             l_i = tl.where(is_first, 1.0, l_i)
-        acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-        blocks = tables + table * table_stride
+        acc = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
         first_slot = slots.to(tl.int64) * kv_head
+        keys_ND, values_ND = keys_KND + first_slot * WIDTH, values_KND + first_slot * WIDTH
         for tile in range(begin, end, BLOCK_N):
-            token = tile + tl.arange(0, BLOCK_N)
+            token = tile + offs_n
             inside = token < end
-            block = tl.load(blocks + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-            slot = first_slot + block * BLOCK_SIZE + token % BLOCK_SIZE
-            if IS_INT8 or CONVERTS_FP8:  # in words of four
-                offs = slot[:, None] * (HEAD_DIM // 4) + tl.arange(0, BLOCK_D // 4)[None, :]
-                there = inside[:, None] & (tl.arange(0, BLOCK_D // 4) < HEAD_DIM // 4)[None, :]
-            else:
-                offs = slot[:, None] * HEAD_DIM + offs_d[None, :]
-                there = inside[:, None] & (offs_d < HEAD_DIM)[None, :]
-            k = tl.load(keys_KND + offs, mask=there, other=0)
-            v = tl.load(values_KND + offs, mask=there, other=0)
+            slot = block.to(tl.uint32) * BLOCK_SIZE + token.to(tl.uint32) % BLOCK_SIZE
+            slot = slot.to(tl.int64)
+            # Read a turn ahead, so that copies of keys and values need not wait.
+            block = _blocks(blocks, token + BLOCK_N, end, BLOCK_SIZE)
+            offs = slot[:, None] * WIDTH + offs_w[None, :]
+            there = inside[:, None] & (offs_w < WIDTH)[None, :]
+            k = tl.load(keys_ND + offs, mask=there, other=0)
             if CONVERTS_FP8:
                 k = from_fp8(k).to(q.dtype)
-                v = from_fp8(v).to(q.dtype)
-            elif IS_FP8:
-                k = widened(k).to(q.dtype)
-                v = widened(v).to(q.dtype)
+                v = tl.trans(from_fp8(tl.load(values_ND + offs, mask=there, other=0)).to(q.dtype))
             elif IS_INT8:
                 k = from_int8(k).to(q.dtype)
-                v = from_int8(v).to(q.dtype)
-            qk = tl.dot(q, tl.trans(k), input_precision="ieee") * scales
+                v = tl.trans(from_int8(tl.load(values_ND + offs, mask=there, other=0)).to(q.dtype))
+            else:
+                v = tl.load(values_ND + tl.trans(offs), mask=tl.trans(there), other=0)
+                if IS_FP8:
+                    k, v = widened(k).to(q.dtype), widened(v).to(q.dtype)
+            qk = tl.dot(k, q, input_precision="ieee") * scales
             if IS_INT8:
-                key_scale = tl.load(key_scales_KN + slot, mask=inside, other=0.0)
-                qk = qk * key_scale[None, :]
+                key_scale = tl.load(key_scales_KN + first_slot + slot, mask=inside, other=0.0)
+                qk = qk * key_scale[:, None]
             if HAS_CAP:
                 qk = cap - 2 * cap / (tl.exp2(qk) + 1)
-            qk = tl.where(inside[None, :], qk, float("-inf"))
-            m_new = tl.maximum(m_i, tl.max(qk, axis=1))
-            p = tl.exp2(qk - m_new[:, None])
+            qk = tl.where(inside[:, None], qk, float("-inf"))
+            m_new = tl.maximum(m_i, tl.max(qk, axis=0))
+            p = tl.exp2(qk - m_new[None, :])
             alpha = tl.exp2(m_i - m_new)
-            l_i = l_i * alpha + tl.sum(p, axis=1)
-            acc = acc * alpha[:, None]
+            l_i = l_i * alpha + tl.sum(p, axis=0)
+            acc = acc * alpha[None, :]
             if IS_INT8:
                 # Relative to the block's largest scale, so that the products fit fp16.
-                value_scale = tl.load(value_scales_KN + slot, mask=inside, other=0.0)
+                value_scale = tl.load(value_scales_KN + first_slot + slot, mask=inside, other=0.0)
                 widest = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
-                p = p * (value_scale / widest)[None, :]
-                product = tl.dot(p.to(v.dtype), v, input_precision="ieee")
-                acc += product * widest
+                p = p * (value_scale * (1 / widest))[:, None]
+                acc += tl.dot(v, p.to(v.dtype), input_precision="ieee") * widest
             else:
-                acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")
+                acc += tl.dot(v, p.to(v.dtype), input_precision="ieee")
             m_i = m_new
-        value = acc / l_i[:, None] * out_scale
-        if place < 0:
-            out_offs = (row * out_row + head[:, None]) * HEAD_DIM + offs_d[None, :]
-            tl.store(out_THD + out_offs, value.to(out_THD.dtype.element_ty), mask=q_mask)
+        value = tl.trans(acc / l_i[None, :] * out_scale)
+        number, all_splits, own = place // MAX_SPLITS, count, place.to(tl.int64)
+        ahead = tl.minimum(work + step, end_work - 1) // KV_HEADS
+        row, table, begin, end, count, place = _entry(splits_L6, ahead)
+        if is_only:
+            offs = head[:, None] * HEAD_DIM + offs_d[None, :]
+            tl.store(out_HD + offs, value.to(out_THD.dtype.element_ty), mask=q_mask)
         else:
-            at = place.to(tl.int64) * (KV_HEADS * GROUP) + head
+            at = own * (KV_HEADS * GROUP) + head
             tl.store(lse_LH + at, m_i + tl.log2(l_i), mask=head_mask)
             tl.store(partial_LHD + at[:, None] * HEAD_DIM + offs_d[None, :], value, mask=q_mask)
+            tl.debug_barrier()  # all threads have stored what the count releases
+            counter = finished_RK + number * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == all_splits - 1:
+                tl.store(counter, 0)  # for the next layer
+                _combine(
+                    partial_LHD + number.to(tl.int64) * (MAX_SPLITS * KV_HEADS * GROUP * HEAD_DIM),
+                    lse_LH + number.to(tl.int64) * (MAX_SPLITS * KV_HEADS * GROUP),
+                    out_HD,
+                    kv_head * GROUP,
+                    all_splits,
+                    KV_HEADS * GROUP,
+                    GROUP,
+                    BLOCK_G,
+                    HEAD_DIM,
+                    BLOCK_D,
+                    BLOCK_S,
+                )
 
 
-@triton.jit(do_not_specialize=["out_row"])
+@triton.jit
 def _combine(
-    partial_LHD: tl.tensor,
-    lse_LH: tl.tensor,
-    rows: tl.tensor,
-    out_THD: tl.tensor,
-    out_row: tl.tensor,
-    WINDOW: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
+    partial_SHD: tl.tensor,
+    lse_SH: tl.tensor,
+    out_HD: tl.tensor,
+    first_head: tl.tensor,
+    count: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ) -> None:
-    """Combine the splits of one head of one row, by their log-sum-exps, if there are several."""
-    number, head = tl.program_id(0), tl.program_id(1)
-    heads = tl.num_programs(1)
-    entry = rows + number * 3
-    visible = _visible(tl.load(entry + 2), WINDOW)
-    count, _ = _split(visible, MIN_SPLIT, MAX_SPLITS)
-    if count > 1:
-        row = tl.load(entry).to(tl.int64)
-        offs_d = tl.arange(0, BLOCK_D)
-        m_i = tl.full([1], float("-inf"), tl.float32)
-        l_i = tl.zeros([1], tl.float32)
-        acc = tl.zeros([BLOCK_D], tl.float32)
-        for begin in range(0, count, BLOCK_S):
-            split = begin + tl.arange(0, BLOCK_S)
-            at = (number * MAX_SPLITS + split).to(tl.int64) * heads + head
-            lse = tl.load(lse_LH + at, mask=split < count, other=float("-inf"))
-            there = (split < count)[:, None] & (offs_d < HEAD_DIM)[None, :]
-            values = tl.load(
-                partial_LHD + at[:, None] * HEAD_DIM + offs_d[None, :], mask=there, other=0.0
-            )
-            m_new = tl.maximum(m_i, tl.max(lse, axis=0))
-            p = tl.exp2(lse - m_new)
-            alpha = tl.exp2(m_i - m_new)
-            l_i = l_i * alpha + tl.sum(p, axis=0)
-            acc = acc * alpha + tl.sum(p[:, None] * values, axis=0)
-            m_i = m_new
-        place = out_THD + (row * out_row + head) * HEAD_DIM + offs_d
-        tl.store(place, (acc / l_i).to(out_THD.dtype.element_ty), mask=offs_d < HEAD_DIM)
+    """Combine the splits of some heads of one row, by their log-sum-exps. They are read past the
+    first-level cache, which may have older ones."""
+    offs_g, offs_d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    mask = (offs_g < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    # The heads of padding read those of the last one.
+    head = first_head + tl.minimum(offs_g, GROUP - 1)
+    offs = head[:, None] * HEAD_DIM + offs_d[None, :]
+    m_i = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for begin in range(0, count, BLOCK_S):
+        split = begin + tl.arange(0, BLOCK_S)
+        is_split = split < count
+        lse = tl.load(
+            lse_SH + split[:, None] * HEADS + head[None, :],
+            mask=is_split[:, None],
+            other=float("-inf"),
+            cache_modifier=".cg",
+        )
+        values = tl.load(
+            partial_SHD + (split * (HEADS * HEAD_DIM))[:, None, None] + offs[None, :, :],
+            mask=is_split[:, None, None] & mask[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        m_new = tl.maximum(m_i, tl.max(lse, axis=0))
+        p = tl.exp2(lse - m_new[None, :])
+        alpha = tl.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(p, axis=0)
+        acc = acc * alpha[:, None] + tl.sum(p[:, :, None] * values, axis=0)
+        m_i = m_new
+    value = acc / l_i[:, None]
+    tl.store(out_HD + offs, value.to(out_HD.dtype.element_ty), mask=mask)

@@ -92,7 +92,6 @@ WIDE_SHARED_BYTES = 227 << 10
 PROGRAMS = {
     "_attend": 3,
     "_attend_chunks": 2,
-    "_combine": 8,
     "_list_splits": 4,
     "_multiply": 2,
     "_decode": 4,
@@ -814,7 +813,7 @@ def main(generations: Sequence[int]) -> int:
         for case, usage in compile_cases(cases(generation), generation):
             name = f"{usage.kernel[1:]} {case.name}"
             if (
-                usage.kernel in ("_list_splits", "_combine", "_combine_latents", "_add")
+                usage.kernel in ("_list_splits", "_combine_latents", "_add")
                 and (generation, usage) in reported
             ):
                 continue  # it is the same for most

@@ -57,7 +57,7 @@ META = torch.device("meta")
 FREE = {"empty", "empty_strided", "empty_like", "new_empty", "detach_", "_unsafe_view"}
 SCALARS = {"is_nonzero", "item", "_local_scalar_dense"}
 VOCABULARY = 2000
-ATTENTION = ("_list_splits", "_attend", "_combine")
+ATTENTION = ("_list_splits", "_attend")
 
 
 @dataclass
