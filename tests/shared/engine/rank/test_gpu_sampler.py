@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec, SequenceStep
-from tandem.shared.engine.rank import sampler_choice
+from tandem.shared.engine.rank import sampler_choice, table_upload
 from tandem.shared.engine.rank.device_logprobs import PromptLogprobs, prompt_entries
 from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import Sampler
@@ -252,3 +252,19 @@ def test_masks_of_sequences_that_do_not_draw_change_nothing() -> None:
             (2, {2: only_9}, 9),
         ):
             assert sampler.sample([number], logits.clone(), masks)[0][0].tokens == [token]
+
+
+def test_a_new_sequence_has_its_mask_in_whatever_order_threads_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_columns = sampling.set_columns
+    monkeypatch.setattr(
+        table_upload, "set_columns", lambda table, pairs: set_columns(table, pairs.flip(0))
+    )
+    sampler = SequenceSampler(40, DEVICE)
+    sampler.add(SamplerSpec(1, RankSampling(), 0))
+    with blocks(**SMALL):
+        drawn, _ = sampler.sample(
+            [1], torch.zeros(1, 40, device=DEVICE), {1: bytes([0, 2, 0, 0, 0])}
+        )
+    assert drawn[0].tokens == [9]
