@@ -117,11 +117,13 @@ def draw_tokens(
     blocks = triton.cdiv(vocab, BLOCK)
     sizes = {"BLOCK": BLOCK, "BLOCKS": triton.next_power_of_2(blocks)}
     # Each on its own, so that all are aligned alike.
-    maxima_RB, sums_RB, distances_RB, squares_RB = (
-        logits_RV.new_empty(rows, blocks) for _ in range(4)
-    )
+    maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
-    floors_R, arrived_R = logits_RV.new_empty(rows), torch.empty_like(slots_R)
+    floors_R = logits_RV.new_empty(rows)
+    distances_RB, squares_RB, arrived_R = sums_RB, sums_RB, tokens_R
+    if filtered:
+        distances_RB, squares_RB = (torch.empty_like(sums_RB) for _ in range(2))
+        arrived_R = torch.empty_like(slots_R)
     state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
     if edited:
         grid = rows, triton.cdiv(vocab, EDITED_BLOCK)
@@ -356,7 +358,8 @@ def _measure(
     slot = _slot(table, slots)
     if block == 0:
         tl.store(floors + row, float("-inf"))
-        tl.store(arrived + row, 0)
+        if FILTERED:
+            tl.store(arrived + row, 0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
     edited = (tl.load(slot + MASK) != 0) | (tl.load(slot + EDITED) != 0)
@@ -369,10 +372,11 @@ def _measure(
     if scale == 0:
         tl.store(firsts + at, tl.min(tl.where(x == best, token, vocab), 0))
     elif tl.abs(best) < float("inf"):
-        mass = _mass(x, best, scale)
+        above = (x - best) * scale
+        mass = tl.exp2(above)
         tl.store(sums + at, tl.sum(mass, 0))
         if FILTERED:
-            distance = tl.where(mass > 0.0, (best - x) * scale, 0.0)
+            distance = tl.minimum(-above, _FARTHEST)  # a number also without a mass
             tl.store(distances + at, tl.sum(mass * distance, 0))
             tl.store(squares + at, tl.sum(mass * distance * distance, 0))
 
@@ -496,6 +500,9 @@ def _narrow(
     chooses the neighbouring pivots between which the floor is."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     slot, bounds = _slot(table, slots), ranges + row * _RANGE
+    if not FIRST:  # noqa: SIM102  # decided when it is compiled
+        if tl.load(bounds + _OPEN) == 0.0:
+            return
     best = _maximum(maxima, vocab, BLOCK, BLOCKS)
     if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
         return
@@ -516,8 +523,6 @@ def _narrow(
                 tl.store(bounds + _OPEN, 0.0)
             return
     else:
-        if tl.load(bounds + _OPEN) == 0.0:
-            return
         low, high = tl.load(bounds + _LOW), tl.load(bounds + _HIGH)
         pivots = _next_pivots(bounds, low, tl.minimum(high, best))
     reaching = tl.zeros((_PIVOTS, TILE), tl.float32)

@@ -145,7 +145,7 @@ OLDEST = triton.__version__.startswith("3.6.")
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
 # fifth to two fifths of its bytes. Latents are read once for keys and values. Exponentials of
-# chunks take as long as products over 64 values. Rows either take the best token or are summed; each
+# chunks take as long as products over 64 values. Rows either take the best token or are summed; a
 # logit is compared with eight pivots; and few blocks have logits that are listed.
 SLOW = (
     ("attend_chunks Llama-3-8B int8", 1.6),
