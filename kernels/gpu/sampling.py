@@ -10,16 +10,15 @@ A draw is that of ``shared/engine/rank/sampler.py``: the inverse of the cumulati
 splitmix64 of the seed and the number of the output. Filters are thresholds on logits, the *floors*.
 Sums are taken by blocks of V in a fixed order, so a draw does not depend on its batch.
 
-    edit       applies biases, penalties and restrictions
-    measure    finds the maximum of each block, and its mass
-    histogram  counts logits by their distance from the row's maximum
-    keep       finds the floor of min-p, top-k and top-p: few bins of the histogram may contain it,
-               and what is in these is searched exactly
-    weigh      finds the masses of blocks again, without what is below the floor
-    draw       chooses a block by these, and a token in it
+    edit     applies biases, penalties and restrictions
+    measure  finds the maximum of each block, and its mass
+    narrow   sums what reaches some pivots, which leaves a smaller range to the floor; several times
+    gather   lists the logits of this range, and sums those above it
+    keep     finds the floor among those listed, and the masses of blocks without what is below it
+    draw     chooses a block by these, and a token in it
 
-R rows, S slots, V vocabulary, B blocks of a row, H bins. A token's mass is its probability divided
-by that of the row's best token; y is its distance to that one, -log2(mass), plus ``_NEAREST``.
+R rows, S slots, V vocabulary, B blocks of a row, P parts of it, N pivots. A token's mass is its
+probability divided by that of the row's best token.
 """
 
 from __future__ import annotations
@@ -59,24 +58,29 @@ MASK = tl.constexpr(23)  # the grammar's bits for the next draw
 BLOCK = 4096
 EDITED_BLOCK = 1024
 ITEMS = 128
-# Blocks that a program of the histogram counts.
-TILES = 4
-# Tokens at a time where one program reads a row, and where it compares them with pivots.
-TILE = 4096
-PIVOT_TILE = 1024
-# Logits that are gathered to be searched. If more are in the bins, the row itself is read again.
-CAPACITY = 32768
+# Tokens of a part, which one program compares with pivots, TILE at a time.
+PART = 16384
+TILE = 1024
+STAGES = 4
+# Times that a range is narrowed, at most.
+PASSES = 3
+# Logits of a block that are listed. If a range has more in the end, the row itself is searched.
+LIMIT = 1024
+# Those of each block that are compared at a time.
+LISTED = 64
 
 _OPTIONS = {"num_warps": 8}
-# Bins are equal steps of y's bits, 256 for each doubling: of 1.1 % of the mass, and coarser where
-# no mass is. Triton 3.6 counts by votes of a warp, which takes longer the more bins there are.
-_BINS = tl.constexpr(512 if triton.__version__.startswith("3.6.") else 2048)
-_BIN_BITS = tl.constexpr(17 if triton.__version__.startswith("3.6.") else 15)
-_NEAREST = tl.constexpr(4.0)
-_NEAREST_BITS = tl.constexpr(0x40800000)
-# How much more than rounding the histogram's masses are off.
-_SLACK = tl.constexpr(1e-4)
-_PIVOTS = tl.constexpr(4)
+# Columns of a row's range.
+_RANGE = tl.constexpr(8)
+_LOW = tl.constexpr(0)  # the floor is not below
+_HIGH = tl.constexpr(1)  # and below this
+_TARGET = tl.constexpr(2)  # the mass, or for top-k the number, that the floor reaches
+_SUM_LOW = tl.constexpr(3)  # of what reaches these
+_SUM_HIGH = tl.constexpr(4)
+_OPEN = tl.constexpr(5)  # 1 if the range has to be narrowed
+_PIVOTS = tl.constexpr(8)
+# Twofold steps below the best token, of which none is left of a mass in fp32.
+_FARTHEST = tl.constexpr(150.0)
 # Allowed by a grammar, but forbidden otherwise: drawn if nothing else may be.
 _LAST_RESORT = tl.constexpr(-1e30)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -116,26 +120,55 @@ def draw_tokens(
     maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
     floors_R = logits_RV.new_empty(rows)
-    bins_RH = slots_R.new_empty(rows if filtered else 0, _BINS.value)
+    distances_RB, squares_RB, arrived_R = sums_RB, sums_RB, tokens_R
+    if filtered:
+        distances_RB, squares_RB = (torch.empty_like(sums_RB) for _ in range(2))
+        arrived_R = torch.empty_like(slots_R)
     state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
     if edited:
         grid = rows, triton.cdiv(vocab, EDITED_BLOCK)
         _edit[grid](*state, vocab, BLOCK=EDITED_BLOCK, ITEMS=ITEMS, **_OPTIONS)
-    measured = (*stats, firsts_RB, floors_R, bins_RH)
+    measured = (*stats, firsts_RB, floors_R, distances_RB, squares_RB, arrived_R)
     _measure[(rows, blocks)](*state, *measured, vocab, BLOCK=BLOCK, FILTERED=filtered, **_OPTIONS)
     if filtered:
-        _histogram[(rows, triton.cdiv(blocks, TILES))](
-            *state, maxima_RB, bins_RH, vocab, TILES=TILES, **sizes, **_OPTIONS
-        )
-        lists_RN = logits_RV.new_empty(rows, CAPACITY)
-        search = {"TILE": TILE, "PIVOT_TILE": PIVOT_TILE, "CAPACITY": CAPACITY}
-        _keep[(rows,)](
-            *state, *stats, floors_R, bins_RH, lists_RN, vocab, **search, **sizes, num_warps=16
-        )
-        _weigh[(rows, blocks)](*state, *stats, floors_R, vocab, BLOCK=BLOCK, **_OPTIONS)
+        moments = (sums_RB, distances_RB, squares_RB)
+        _find_floors(*state, maxima_RB, moments, floors_R, arrived_R, sizes)
     drawn = (tokens_R, last_tokens_S)
     _draw[(rows,)](*state, *stats, firsts_RB, floors_R, *drawn, vocab, **sizes, **_OPTIONS)
     return tokens_R
+
+
+def _find_floors(
+    table_SC: torch.Tensor,
+    slots_R: torch.Tensor,
+    logits_RV: torch.Tensor,
+    maxima_RB: torch.Tensor,
+    moments: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    floors_R: torch.Tensor,
+    arrived_R: torch.Tensor,
+    sizes: dict[str, int],
+) -> None:
+    """The floors of rows with filters, and the masses of their blocks relative to the row's best,
+    without what is below."""
+    rows, vocab = logits_RV.shape
+    state, (sums_RB, *_) = (table_SC, slots_R, logits_RV, maxima_RB), moments
+    ranges_RC = logits_RV.new_empty(rows, _RANGE.value)
+    parts = triton.cdiv(vocab, PART)
+    partial_RPN = logits_RV.new_empty(rows, parts, _PIVOTS.value)
+    narrow = {"PART": PART, "TILE": TILE, "STAGES": STAGES, "LIMIT": LIMIT}
+    narrow["PARTS"] = triton.next_power_of_2(parts)
+    for number in range(PASSES):
+        _narrow[(rows, parts)](
+            *state, *moments, ranges_RC, partial_RPN, arrived_R, vocab,
+            FIRST=number == 0, **narrow, **sizes, **_OPTIONS,
+        )  # fmt: skip
+    counts_RB = torch.empty_like(sums_RB, dtype=torch.int32)
+    lists_RBL = logits_RV.new_empty(*sums_RB.shape, LIMIT)
+    listed = (ranges_RC, sums_RB, counts_RB, lists_RBL)
+    grid = sums_RB.shape
+    _gather[grid](*state, *listed, vocab, LIMIT=LIMIT, WIDTH=TILE, **sizes, **_OPTIONS)
+    keep = {"LIMIT": LIMIT, "WIDTH": LISTED, **sizes}
+    _keep[(rows,)](*state, *listed, floors_R, vocab, **keep, num_warps=16)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -296,6 +329,11 @@ def _bits(column: tl.tensor, token: tl.tensor, inside: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _mass(x: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    return tl.exp2((x - best) * scale)
+
+
+@triton.jit
 def _measure(
     table: tl.tensor,
     slots: tl.tensor,
@@ -304,14 +342,16 @@ def _measure(
     sums: tl.tensor,
     firsts: tl.tensor,
     floors: tl.tensor,
-    bins: tl.tensor,
+    distances: tl.tensor,
+    squares: tl.tensor,
+    arrived: tl.tensor,
     vocab: tl.tensor,
     BLOCK: tl.constexpr,
     FILTERED: tl.constexpr,
 ) -> None:
     """The maximum of a block, inf if it is not finite. For a row that takes the best token, the
-    first one that has it; for others the block's mass relative to it. Clears what the next kernels
-    fill."""
+    first one that has it; for others the block's mass relative to it, and the sums of distances
+    from it in twofold steps, and of their squares, by mass. Clears what the next kernels fill."""
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     if tl.load(slots + row) < 0:
         return
@@ -319,8 +359,7 @@ def _measure(
     if block == 0:
         tl.store(floors + row, float("-inf"))
         if FILTERED:
-            bin = tl.arange(0, _BINS)
-            tl.store(bins + row * _BINS + bin, tl.zeros_like(bin))
+            tl.store(arrived + row, 0)
     token = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
     edited = (tl.load(slot + MASK) != 0) | (tl.load(slot + EDITED) != 0)
@@ -333,7 +372,13 @@ def _measure(
     if scale == 0:
         tl.store(firsts + at, tl.min(tl.where(x == best, token, vocab), 0))
     elif tl.abs(best) < float("inf"):
-        tl.store(sums + at, tl.sum(tl.exp2((x - best) * scale), 0))
+        above = (x - best) * scale
+        mass = tl.exp2(above)
+        tl.store(sums + at, tl.sum(mass, 0))
+        if FILTERED:
+            distance = tl.minimum(-above, _FARTHEST)  # a number also without a mass
+            tl.store(distances + at, tl.sum(mass * distance, 0))
+            tl.store(squares + at, tl.sum(mass * distance * distance, 0))
 
 
 # ---- filters -------------------------------------------------------------------------------------
@@ -358,81 +403,215 @@ def _maximum(
 
 
 @triton.jit
-def _distance(x: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    return (best - x) * scale + _NEAREST
+def _min_p_floor(slot: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """What min-p keeps, and has a mass at all."""
+    return tl.maximum(best + _number(slot + SPAN), best - _FARTHEST / scale)
 
 
 @triton.jit
-def _mass(y: tl.tensor) -> tl.tensor:
-    return tl.exp2(-(y - _NEAREST))
+def _likely_distance(
+    share: tl.tensor,
+    best: tl.tensor,
+    scale: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    distances: tl.tensor,
+    squares: tl.tensor,
+    there: tl.tensor,
+) -> tl.tensor:
+    """Where a row's share of mass would end if its distances from the best token had a normal
+    distribution, and the deviation of that; in twofold steps."""
+    highest = tl.load(maxima, mask=there, other=float("-inf"))
+    there &= highest > float("-inf")
+    farther = tl.where(there, (best - highest) * scale, 0.0)
+    factor = tl.exp2(-farther)
+    mass = tl.load(sums, mask=there, other=0.0)
+    distance = tl.load(distances, mask=there, other=0.0)
+    square = tl.load(squares, mask=there, other=0.0)
+    total = tl.sum(factor * mass, 0)
+    mean = tl.sum(factor * (distance + farther * mass), 0) / total
+    square = square + 2 * farther * distance + farther * farther * mass
+    variance = tl.sum(factor * square, 0) / total - mean * mean
+    deviation = tl.sqrt(tl.maximum(variance, 0.0))
+    # Of a normal distribution, to three digits.
+    below = tl.exp2(0.14 * tl.log2(tl.maximum(share, 1e-6)))
+    quantile = 4.91 * (below - tl.exp2(0.14 * tl.log2(tl.maximum(1.0 - share, 1e-6))))
+    return mean + quantile * deviation, deviation
 
 
 @triton.jit
-def _edge(bin: tl.tensor) -> tl.tensor:
-    """The y at which a bin begins. The last one has no end."""
-    y = ((bin << _BIN_BITS) + _NEAREST_BITS).to(tl.float32, bitcast=True)
-    return tl.where(bin < _BINS, y, float("inf"))
+def _first_pivots(
+    k: tl.tensor,
+    likely: tl.tensor,
+    deviation: tl.tensor,
+    best: tl.tensor,
+    lowest: tl.tensor,
+    scale: tl.tensor,
+) -> tl.tensor:
+    """For top-k farther apart the farther they are from the best token; for top-p around a likely
+    distance, and one near the best token. The last one is the lowest."""
+    pivot = tl.arange(0, _PIVOTS)
+    place = pivot.to(tl.float32)
+    offset = place - (_PIVOTS - 1) / 2
+    around = likely + deviation * (0.06 * offset + 0.055 * offset * offset * offset)
+    around = tl.where(pivot == 0, 1.5, around)
+    distance = tl.where(k > 0, (0.9 + 0.35 * (place + 1)) * (place + 1), around)
+    x = tl.maximum(best - distance / scale, lowest)
+    return tl.where(pivot < _PIVOTS - 1, x, lowest)
 
 
 @triton.jit
-def _histogram(
+def _next_pivots(bounds: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
+    """Half of them evenly spread, and half around where the target is if the mass of a range is
+    evenly spread."""
+    pivot = tl.arange(0, _PIVOTS)
+    sum_low, sum_high = tl.load(bounds + _SUM_LOW), tl.load(bounds + _SUM_HIGH)
+    likely = (sum_low - tl.load(bounds + _TARGET)) / (sum_low - sum_high)
+    offset = (pivot - 0.75 * _PIVOTS + 0.5).to(tl.float32)
+    near = likely + 0.02 * offset * offset * offset
+    even = (pivot + 1).to(tl.float32) / (_PIVOTS // 2 + 1)
+    place = tl.where(pivot < _PIVOTS // 2, even, tl.minimum(tl.maximum(near, 0.0), 1.0))
+    return low + (high - low) * place
+
+
+@triton.jit
+def _narrow(
     table: tl.tensor,
     slots: tl.tensor,
     logits: tl.tensor,
     maxima: tl.tensor,
-    bins: tl.tensor,
+    sums: tl.tensor,
+    distances: tl.tensor,
+    squares: tl.tensor,
+    ranges: tl.tensor,
+    partial: tl.tensor,
+    arrived: tl.tensor,
     vocab: tl.tensor,
-    TILES: tl.constexpr,
+    FIRST: tl.constexpr,
+    PART: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """Count the logits of some blocks by their distance from the best."""
-    row, slot = tl.program_id(0).to(tl.int64), _slot(table, slots)
+    """Sum what reaches each pivot in a part of a row. The last program of the row that is done
+    chooses the neighbouring pivots between which the floor is."""
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    slot, bounds = _slot(table, slots), ranges + row * _RANGE
+    if not FIRST:  # noqa: SIM102  # decided when it is compiled
+        if tl.load(bounds + _OPEN) == 0.0:
+            return
     best = _maximum(maxima, vocab, BLOCK, BLOCKS)
     if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
         return
-    scale = _number(slot + SCALE)
-    counts = tl.zeros((_BINS,), tl.int32)
-    for tile in range(TILES):
-        token = (tl.program_id(1) * TILES + tile) * BLOCK + tl.arange(0, BLOCK)
+    scale, k, share = _number(slot + SCALE), _count(slot + TOP_K), _number(slot + TOP_P)
+    pivot = tl.arange(0, _PIVOTS)
+    if FIRST:
+        low, high = _min_p_floor(slot, best, scale), float("inf")
+        block, blocks = tl.arange(0, BLOCKS), tl.cdiv(vocab, BLOCK)
+        at, there = row * blocks + block, block < blocks
+        likely, deviation = _likely_distance(
+            share, best, scale, maxima + at, sums + at, distances + at, squares + at, there
+        )
+        pivots = _first_pivots(k, likely, deviation, best, low, scale)
+        if (k == 0) & (share >= 1.0):
+            if part == 0:
+                tl.store(bounds + _LOW, low)
+                tl.store(bounds + _HIGH, low)
+                tl.store(bounds + _OPEN, 0.0)
+            return
+    else:
+        low, high = tl.load(bounds + _LOW), tl.load(bounds + _HIGH)
+        pivots = _next_pivots(bounds, low, tl.minimum(high, best))
+    reaching = tl.zeros((_PIVOTS, TILE), tl.float32)
+    end = tl.minimum(part * PART + PART, vocab)
+    for start in tl.range(part * PART, end, TILE, num_stages=STAGES):
+        token = start + tl.arange(0, TILE)
         x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
-        y = _distance(x, best, scale)
-        bin = (y.to(tl.int32, bitcast=True) - _NEAREST_BITS) >> _BIN_BITS
-        counts += tl.histogram(tl.minimum(bin, _BINS - 1), _BINS, mask=y < float("inf"))
-    at = bins + row * _BINS + tl.arange(0, _BINS)
-    tl.atomic_add(at, counts, mask=counts > 0, sem="relaxed")
+        weight = tl.where(k > 0, 1.0, _mass(x, best, scale))
+        # An addition with a condition is one instruction, the choice of what is added another.
+        reaching = tl.where(x[None, :] >= pivots[:, None], reaching + weight[None, :], reaching)
+    tl.store(partial + (row * parts + part) * _PIVOTS + pivot, tl.sum(reaching, 1))
+    tl.debug_barrier()  # all threads have stored before one tells
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") < parts - 1:
+        return
+    tl.store(arrived + row, 0)
+    each = tl.arange(0, PARTS)[:, None]
+    at = partial + (row * parts + each) * _PIVOTS + pivot[None, :]
+    reached = tl.sum(tl.load(at, mask=each < parts, other=0.0, cache_modifier=".cg"), 0)
+    if FIRST:
+        total = tl.sum(tl.where(pivot == _PIVOTS - 1, reached, 0.0), 0)
+        # The best token is kept in any case.
+        target = tl.where(k > 0, k.to(tl.float32), tl.maximum(share * total, 1.0))
+        sum_low, sum_high = float("inf"), 0.0
+        tl.store(bounds + _TARGET, target)
+    else:
+        target = tl.load(bounds + _TARGET)
+        sum_low, sum_high = tl.load(bounds + _SUM_LOW), tl.load(bounds + _SUM_HIGH)
+    enough = reached >= target
+    low = tl.maximum(low, tl.max(tl.where(enough, pivots, float("-inf")), 0))
+    high = tl.minimum(high, tl.min(tl.where(enough, float("inf"), pivots), 0))
+    sum_low = tl.minimum(sum_low, tl.min(tl.where(enough, reached, float("inf")), 0))
+    sum_high = tl.maximum(sum_high, tl.max(tl.where(enough, 0.0, reached), 0))
+    # Where top-p follows top-k, all that are higher are listed. None has less than the lowest mass.
+    listed = tl.where((k > 0) & (share < 1.0), sum_low, sum_low - sum_high)
+    limit = LIMIT * tl.where(k > 0, 1.0, _mass(low, best, scale))
+    tl.store(bounds + _LOW, low)
+    tl.store(bounds + _HIGH, high)
+    tl.store(bounds + _SUM_LOW, sum_low)
+    tl.store(bounds + _SUM_HIGH, sum_high)
+    tl.store(bounds + _OPEN, ((listed >= limit) & (low < high)).to(tl.float32))
+
+
+@triton.jit
+def _listed_range(bounds: tl.tensor, slot: tl.tensor) -> tl.tensor:
+    """The logits that are listed: for top-p after top-k, all that may be kept."""
+    high = tl.load(bounds + _HIGH)
+    both = (_count(slot + TOP_K) > 0) & (_number(slot + TOP_P) < 1.0)
+    return tl.load(bounds + _LOW), tl.where(both, float("inf"), high)
 
 
 @triton.jit
 def _gather(
+    table: tl.tensor,
+    slots: tl.tensor,
     logits: tl.tensor,
+    maxima: tl.tensor,
+    ranges: tl.tensor,
+    sums: tl.tensor,
+    counts: tl.tensor,
+    lists: tl.tensor,
     vocab: tl.tensor,
-    best: tl.tensor,
-    scale: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    into: tl.tensor,
-    fits: tl.tensor,
-    TILE: tl.constexpr,
-) -> tl.tensor:
-    """Read a row: the mass of the tokens nearer than ``low``. Those from there to before ``high``
-    are listed if they fit."""
-    tl.debug_barrier()  # other threads have read an earlier list
-    mass = tl.zeros((TILE,), tl.float32)
-    listed = 0
-    for start in range(0, vocab, TILE):
-        token = start + tl.arange(0, TILE)
-        x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-        y = _distance(x, best, scale)
-        mass += tl.where(y < low, _mass(y), 0.0)
-        inside = (y >= low) & (y < high)
-        found = tl.sum(inside.to(tl.int32), 0)
-        if fits & (found > 0):
-            place = listed + tl.cumsum(inside.to(tl.int32), 0) - 1
-            tl.store(into + place, x, mask=inside)
-            listed += found
-    tl.debug_barrier()  # other threads read the list
-    return tl.sum(mass, 0)
+    LIMIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> None:
+    """Sum the masses of a block above the row's range, and list the logits in the range if they
+    fit."""
+    row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    slot, at = _slot(table, slots), row * blocks + block
+    best = _maximum(maxima, vocab, BLOCK, BLOCKS)
+    if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
+        return
+    low, high = _listed_range(ranges + row * _RANGE, slot)
+    # Columns are counted together, so that few numbers are added up across threads.
+    line, column = tl.arange(0, BLOCK // WIDTH), tl.arange(0, WIDTH)
+    token = block * BLOCK + line[:, None] * WIDTH + column[None, :]
+    x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+    above = tl.where(x >= high, _mass(x, best, _number(slot + SCALE)), 0.0)
+    tl.store(sums + at, tl.sum(tl.sum(above, 0), 0))
+    inside = (x >= low) & (x < high)
+    ones = inside.to(tl.int32)
+    in_column = tl.sum(ones, 0)
+    count = tl.sum(in_column, 0)
+    tl.store(counts + at, count)
+    if (count > 0) & (count <= LIMIT):
+        first = tl.cumsum(in_column, 0) - in_column
+        place = first[None, :] + tl.cumsum(ones, 0) - ones
+        tl.store(lists + at * LIMIT + place, x, mask=inside)
 
 
 @triton.jit
@@ -449,54 +628,75 @@ def _value(key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _listed(
+    lists: tl.tensor,
+    counts: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """Some logits of every list; -inf for those out of the range."""
+    place = start + tl.arange(0, WIDTH)[None, :]
+    mask = place < counts[:, None]
+    x = tl.load(lists[:, None] + place, mask=mask, other=float("-inf"))
+    return tl.where((x >= low) & (x < high), x, float("-inf"))
+
+
+@triton.jit
 def _search(
-    logits: tl.tensor,
-    vocab: tl.tensor,
+    lists: tl.tensor,
+    counts: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
     best: tl.tensor,
     scale: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    counts: tl.tensor,
+    above: tl.tensor,
     target: tl.tensor,
-    into: tl.tensor,
     BY_MASS: tl.constexpr,
-    TILE: tl.constexpr,
-    PIVOT_TILE: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> tl.tensor:
-    """The highest logit that reaches the target together with all that are not lower, by their mass
-    or their number. It is in one of the bins ``first`` to ``last``, or all together do not reach
-    it."""
-    bin = tl.arange(0, _BINS)
-    before = tl.sum(tl.where(bin < first, counts, 0), 0)
-    inside = tl.sum(tl.where((bin >= first) & (bin <= last), counts, 0), 0)
-    low, high = _edge(first), _edge(last + 1)
-    # Distances may be rounded otherwise than where they were counted.
-    fits = inside <= CAPACITY - TILE
-    mass = _gather(logits, vocab, best, scale, low, high, into, fits, TILE)
-    above = mass if BY_MASS else before.to(tl.float32)
-    source = tl.where(fits, into.to(tl.int64), logits.to(tl.int64)).to(tl.pointer_type(tl.float32))
-    length = tl.where(fits, inside, vocab)
-    # A range of logits around these bins.
-    margin = tl.abs(best) * 1e-5 + high * 1e-5 / scale
-    key = _key(best - (high - _NEAREST) / scale - margin)
-    end = tl.minimum(_key(best - (low - _NEAREST) / scale + margin), _key(best)) + 1
+    """The highest logit in a range that reaches the target together with all that are not lower, by
+    their mass or their number; the lowest one if none does, and ``low`` if there is none."""
+    longest = tl.max(counts, 0)
+    lowest = tl.full((BLOCKS, WIDTH), float("inf"), tl.float32)
+    highest = tl.full((BLOCKS, WIDTH), float("-inf"), tl.float32)
+    for start in range(0, longest, WIDTH):
+        x = _listed(lists, counts, start, low, high, WIDTH)
+        lowest = tl.minimum(lowest, tl.where(x >= low, x, float("inf")))
+        highest = tl.maximum(highest, x)
+    least, greatest = tl.min(tl.min(lowest, 1), 0), tl.max(tl.max(highest, 1), 0)
+    key, end = _key(least), _key(greatest) + 1
     while end - key > 1:
-        step = (end - key + _PIVOTS) // (_PIVOTS + 1)
-        pivot_keys = key + step * (1 + tl.arange(0, _PIVOTS))
-        pivots = _value(tl.minimum(pivot_keys, end))
-        sums = tl.zeros((PIVOT_TILE, _PIVOTS), tl.float32)
-        for start in range(0, length, PIVOT_TILE):
-            place = start + tl.arange(0, PIVOT_TILE)
-            x = tl.load(source + place, mask=place < length, other=float("-inf"))
-            y = _distance(x, best, scale)
-            weight = _mass(y) if BY_MASS else tl.full((PIVOT_TILE,), 1.0, tl.float32)
-            weight = tl.where((y >= low) & (y < high), weight, 0.0)
-            sums += tl.where(x[:, None] >= pivots[None, :], weight[:, None], 0.0)
-        enough = (above + tl.sum(sums, 0) >= target) & (pivot_keys < end)
-        key += step * tl.sum(enough.to(tl.int32), 0)
-        end = tl.minimum(end, key + step)
-    return _value(key)
+        middle = key + (end - key) // 2
+        reaching = tl.zeros((BLOCKS, WIDTH), tl.float32)
+        for start in range(0, longest, WIDTH):
+            x = _listed(lists, counts, start, low, high, WIDTH)
+            weight = _mass(x, best, scale) if BY_MASS else 1.0
+            reaching = tl.where(x >= _value(middle), reaching + weight, reaching)
+        enough = above + tl.sum(tl.sum(reaching, 1), 0) >= target
+        key = tl.where(enough, middle, key)
+        end = tl.where(enough, end, middle)
+    return tl.where(greatest >= least, _value(key), low)
+
+
+@triton.jit
+def _kept_masses(
+    lists: tl.tensor,
+    counts: tl.tensor,
+    floor: tl.tensor,
+    high: tl.tensor,
+    best: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> tl.tensor:
+    """The mass of each list from the floor to the end of the range."""
+    mass = tl.zeros((BLOCKS, WIDTH), tl.float32)
+    for start in range(0, tl.max(counts, 0), WIDTH):
+        mass += _mass(_listed(lists, counts, start, floor, high, WIDTH), best, scale)
+    return tl.sum(mass, 1)
 
 
 @triton.jit
@@ -505,100 +705,54 @@ def _keep(
     slots: tl.tensor,
     logits: tl.tensor,
     maxima: tl.tensor,
+    ranges: tl.tensor,
     sums: tl.tensor,
-    floors: tl.tensor,
-    bins: tl.tensor,
+    counts: tl.tensor,
     lists: tl.tensor,
+    floors: tl.tensor,
     vocab: tl.tensor,
-    TILE: tl.constexpr,
-    PIVOT_TILE: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    LIMIT: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """The floor of a row: the highest of min-p's, top-k's, and that of top-p among what these
-    keep."""
+    """The floor of a row: the highest of min-p's, top-k's, and that of top-p among what these keep;
+    and the masses of its blocks without what is below."""
     row, slot = tl.program_id(0).to(tl.int64), _slot(table, slots)
     best = _maximum(maxima, vocab, BLOCK, BLOCKS)
     if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
         return
-    logits += row * vocab
-    lists += row * CAPACITY
-    scale = _number(slot + SCALE)
-    bin = tl.arange(0, _BINS)
-    counts = tl.load(bins + row * _BINS + bin)
-    floor = best + _number(slot + SPAN)
-    k = _count(slot + TOP_K)
+    scale, k, share = _number(slot + SCALE), _count(slot + TOP_K), _number(slot + TOP_P)
+    bounds = ranges + row * _RANGE
+    low, high = _listed_range(bounds, slot)
+    block, blocks = tl.arange(0, BLOCKS), tl.cdiv(vocab, BLOCK)
+    at, there = row * blocks + block, block < blocks
+    count = tl.load(counts + at, mask=there, other=0)
+    fits = tl.max(count, 0) <= LIMIT
+    # Lists that are too long are blocks of the row itself.
+    count = tl.where(fits, count, tl.minimum(tl.maximum(vocab - block * BLOCK, 0), BLOCK))
+    lists_B = lists + at * LIMIT
+    blocks_B = logits + row * vocab + block * BLOCK
+    lists_B = tl.where(fits, lists_B.to(tl.int64), blocks_B.to(tl.int64))
+    lists_B = lists_B.to(tl.pointer_type(tl.float32))
+    above = tl.load(sums + at, mask=there, other=0.0)
+    floor = low
     if k > 0:
-        last = tl.minimum(tl.sum((tl.cumsum(counts, 0) < k).to(tl.int32), 0), _BINS - 1)
-        threshold = _search(
-            logits, vocab, best, scale, last, last, counts, k.to(tl.float32), lists,
-            False, TILE, PIVOT_TILE, CAPACITY,
-        )  # fmt: skip
-        floor = tl.maximum(floor, threshold)
-    share = _number(slot + TOP_P)
+        higher = tl.where(share < 1.0, 0.0, tl.load(bounds + _SUM_HIGH))
+        floor = _search(
+            lists_B, count, low, high, best, scale, higher, k.to(tl.float32), False, WIDTH, BLOCKS
+        )
     if share < 1.0:
-        if floor > float("-inf"):
-            total = _mass_from(logits, vocab, floor, best, scale, TILE)
-        else:
-            block, blocks = tl.arange(0, BLOCKS), tl.cdiv(vocab, BLOCK)
-            at = row * blocks + block
-            total = tl.sum(_masses(maxima + at, sums + at, block < blocks, best, scale), 0)
-        # The best token is kept in any case.
-        target = tl.maximum(share * total, 1.0)
-        most = tl.cumsum(counts * _mass(_edge(bin)), 0)
-        least = tl.cumsum(counts * _mass(_edge(bin + 1)), 0)
-        first = tl.sum((most < target * (1 - _SLACK)).to(tl.int32), 0)
-        last = tl.sum((least < target * (1 + _SLACK)).to(tl.int32), 0)
-        first, last = tl.minimum(first, _BINS - 1), tl.minimum(last, _BINS - 1)
-        threshold = _search(
-            logits, vocab, best, scale, first, last, counts, target, lists,
-            True, TILE, PIVOT_TILE, CAPACITY,
-        )  # fmt: skip
-        floor = tl.maximum(floor, threshold)
+        target = tl.load(bounds + _TARGET)
+        if k > 0:
+            total = tl.sum(_kept_masses(lists_B, count, floor, high, best, scale, WIDTH, BLOCKS), 0)
+            target = tl.maximum(share * total, 1.0)
+        floor = _search(
+            lists_B, count, floor, high, best, scale, tl.sum(above, 0), target, True, WIDTH, BLOCKS
+        )
+    kept = _kept_masses(lists_B, count, floor, high, best, scale, WIDTH, BLOCKS)
+    tl.store(sums + at, above + kept, mask=there)
     tl.store(floors + row, floor)
-
-
-@triton.jit
-def _mass_from(
-    logits: tl.tensor,
-    vocab: tl.tensor,
-    floor: tl.tensor,
-    best: tl.tensor,
-    scale: tl.tensor,
-    TILE: tl.constexpr,
-) -> tl.tensor:
-    mass = tl.zeros((TILE,), tl.float32)
-    for start in range(0, vocab, TILE):
-        token = start + tl.arange(0, TILE)
-        x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-        mass += tl.where(x >= floor, _mass(_distance(x, best, scale)), 0.0)
-    return tl.sum(mass, 0)
-
-
-@triton.jit
-def _weigh(
-    table: tl.tensor,
-    slots: tl.tensor,
-    logits: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    floors: tl.tensor,
-    vocab: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """The mass of a block relative to its best, without what is below the floor."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if tl.load(slots + row) < 0:
-        return
-    floor = tl.load(floors + row)
-    if floor == float("-inf"):
-        return
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
-    at = row * tl.num_programs(1) + block
-    best, scale = tl.load(maxima + at), _number(_slot(table, slots) + SCALE)
-    tl.store(sums + at, tl.sum(_kept(x, floor, best, scale), 0))
 
 
 # ---- draws ---------------------------------------------------------------------------------------
@@ -609,18 +763,6 @@ def _kept(x: tl.tensor, floor: tl.tensor, best: tl.tensor, scale: tl.tensor) -> 
     """Masses relative to a block's best, 0 below the floor."""
     below = x - tl.maximum(best, _LAST_RESORT)  # a number even if all of the block is blocked
     return tl.where(x >= floor, tl.exp2(below * scale), 0.0)
-
-
-@triton.jit
-def _masses(
-    maxima: tl.tensor, sums: tl.tensor, there: tl.tensor, best: tl.tensor, scale: tl.tensor
-) -> tl.tensor:
-    """The masses of blocks."""
-    highest = tl.load(maxima, mask=there, other=float("-inf"))
-    some = highest > float("-inf")
-    return tl.where(
-        some, tl.load(sums, mask=there & some, other=0.0) * tl.exp2((highest - best) * scale), 0.0
-    )
 
 
 @triton.jit
@@ -675,7 +817,12 @@ def _draw(
         first = tl.load(firsts + at, mask=there & (highest == best), other=vocab)
         token = tl.min(first, 0)
     elif tl.abs(best) < float("inf"):
-        masses = _masses(maxima + at, sums + at, there, best, scale).to(tl.float64)
+        some = highest > float("-inf")
+        masses = tl.load(sums + at, mask=there & some, other=0.0)
+        floor = tl.load(floors + row)
+        if floor == float("-inf"):
+            masses *= tl.exp2(tl.where(some, highest - best, 0.0) * scale)
+        masses = masses.to(tl.float64)
         upto = tl.cumsum(masses, 0)
         total = tl.max(upto, 0)
         point = _uniform(slot) * total
@@ -684,7 +831,7 @@ def _draw(
         block_best = tl.load(maxima + row * blocks + chosen)
         inside = chosen * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + row * vocab + inside, mask=inside < vocab, other=float("-inf"))
-        kept = _kept(x, tl.load(floors + row), block_best, scale).to(tl.float64)
+        kept = _kept(x, floor, block_best, scale).to(tl.float64)
         upto_token = tl.cumsum(kept, 0)
         share = tl.exp2((block_best - best) * scale).to(tl.float64)
         rest = (point - before) / share

@@ -113,9 +113,9 @@ PROGRAMS = {
     "_set": 8,
     "_edit": 8,
     "_measure": 8,
-    "_histogram": 8,
+    "_narrow": 6,
+    "_gather": 6,
     "_keep": 4,
-    "_weigh": 8,
     "_draw": 6,
 }
 # Those whose loops take the tensor cores longer than memory.
@@ -123,7 +123,7 @@ CHUNKS = ("_attend_chunks", "_attend_latent_chunks")
 # Those that read and write the layer's activations 16 bytes a thread.
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # Those whose programs read in whole vectors.
-WIDE = {"_measure", "_histogram", "_keep", "_weigh"}
+WIDE = {"_measure", "_gather"}
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
 # that are converted, for products, whose tiles are as wide as registers allow, and for lists of
 # edits.
@@ -146,9 +146,8 @@ OLDEST = triton.__version__.startswith("3.6.")
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
 # fifth to two fifths of its bytes. Latents are read once for keys and values. Exponentials of
-# chunks take as long as products over 64 values. Rows either take the best token or are summed; and
-# few parts of a row have logits that are gathered. Triton 3.6 counts and places these by votes of a
-# warp.
+# chunks take as long as products over 64 values. Rows either take the best token or are summed; a
+# logit is compared with eight pivots; and few blocks have logits that are listed.
 SLOW = (
     ("attend_chunks Llama-3-8B int8", 1.4),
     ("attend_chunks Llama-3-8B", 0.95),
@@ -172,9 +171,9 @@ SLOW = (
     ("multiply", 0.63),
     # gpt-oss's activation is rounded five times.
     ("copy_frame odd", 0.7),
-    ("measure", 0.73 if OLDEST else 0.7),
-    ("histogram", 2.5 if OLDEST else 0.5),
-    ("keep", 2.8 if OLDEST else 1.4),
+    ("measure", 1.0),
+    ("narrow", 0.96),
+    ("gather", 1.5),
     ("act_and_mul clamped_swiglu", 0.65),
 )
 # Triton 3.6 moves more registers.
@@ -542,8 +541,7 @@ def sampling_rows(vocab: int) -> Case:
         sampling.draw_tokens(table, slots, logits, slots.new_empty(9))
 
     block = 4.0 * sampling.BLOCK
-    tile = 4.0 * sampling.TILE
-    moved = {"_measure": block, "_histogram": block, "_weigh": block, "_keep": tile}
+    moved = {"_measure": block, "_narrow": 4.0 * sampling.TILE, "_gather": block}
     return Case(f"{vocab} tokens", launch, moved)
 
 

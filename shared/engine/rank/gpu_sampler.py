@@ -118,17 +118,17 @@ class GpuSampler:
     def _upload(self, masks: Mapping[int, bytes], *others: np.ndarray) -> list[torch.Tensor]:
         """Send new columns, the masks of this step, and arrays of int64, which are returned."""
         count = sampling.COLUMNS.value
-        changes: list[tuple[int, Value]] = []
+        changes: dict[int, Value] = {}
         for slot in self._added:
             columns = columns_of(self._specs[slot], self.vocab_size)
-            own = [*enumerate(columns, slot * count)]
+            own = dict(enumerate(columns, slot * count))
             if any(isinstance(value, np.ndarray) for value in columns):
                 self._lists[slot], _ = send_changes(self._table_SC, own)
             else:
-                changes += own
+                changes |= own
         for slot, mask in masks.items():
             words = mask_words(mask, self.vocab_size)
-            changes.append((slot * count + sampling.MASK.value, words))
+            changes[slot * count + sampling.MASK.value] = words
         # The masks are read until this step has drawn.
         self._uploaded, arrays = send_changes(self._table_SC, changes, others)
         self._added.clear()

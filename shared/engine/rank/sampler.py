@@ -89,8 +89,12 @@ class Sampler:
 
     waits: Literal[True] = True  # for the draws, before ``sample`` returns
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device | str = "cpu", *, nudge: float = 0.0
+    ) -> None:
+        """``nudge`` is added to all uniform numbers, to see what depends on their last bits."""
         self.vocab_size = vocab_size
+        self._nudge = nudge
         self.device = torch.device(device)
         # Kept, because asking a tensor for its device takes longer than argmax.
         self._on_cpu = self.device.type == "cpu"
@@ -170,7 +174,8 @@ class Sampler:
         rows = [row for row, state in enumerate(states) if not state.greedy]
         if rows:
             random = [states[row] for row in rows]
-            draws = _draw_random(logits if len(rows) == len(states) else logits[rows], random)
+            values = logits if len(rows) == len(states) else logits[rows]
+            draws = _draw_random(values, random, self._nudge)
             for row, token in zip(rows, draws, strict=True):
                 tokens[row] = token
         return tokens
@@ -239,7 +244,7 @@ def _edit(logits: torch.Tensor, state: _State) -> None:
         logits[allowed] = allowed_logits
 
 
-def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
+def _draw_random(logits: torch.Tensor, states: list[_State], nudge: float) -> list[int]:
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
 
@@ -248,7 +253,7 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     probabilities = values.softmax(dim=-1)
     _keep_top_p(probabilities, [state.params.top_p for state in states])
     points = column([uniform(state.spec.seed, state.draws) for state in states])
-    return _tokens_at(probabilities, points)
+    return _tokens_at(probabilities, (points + nudge).clamp_(min=0))
 
 
 def _tokens_at(probabilities: torch.Tensor, shares: torch.Tensor) -> list[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from ....kernels.gpu.trials import passes, triton_problem
-from ..plan import RankSampling, SamplerSpec
+from ..plan import RankSampling, Sampled, SamplerSpec
 from .sampler import Sampler
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _TRIED = (
     RankSampling(temperature=0.0, logit_bias={2: 90.0, 3: 80.0}, bad_words=((2,), (3, 3))),
     RankSampling(allowed_token_ids=(1, 5, 6), bad_words=((5,),), logprob_token_ids=(4,)),
 )
+# By how much a cumulative probability may be off: several times what fp32 sums are.
+_ROUNDING = 1e-6
 
 
 def sampler_for(vocab_size: int, last_tokens: torch.Tensor) -> Sampler | GpuSampler:
@@ -47,29 +51,51 @@ def works(vocab_size: int, device: torch.device) -> bool:
 
 
 def first_difference(vocab_size: int, device: torch.device) -> str:
-    """The difference from the draws on a CPU; empty if there is none."""
+    """The difference from the draws on a CPU; empty if there is none but by rounding."""
     from .gpu_sampler import SequenceSampler
 
-    expected, actual = Sampler(vocab_size), SequenceSampler(vocab_size, device)
+    sampler = SequenceSampler(vocab_size, device)
+    specs = []
     for number, params in enumerate(_TRIED):
         spec = SamplerSpec(number, params, number)
         if number > 2:
             spec = SamplerSpec(number, params, number, [1, 7], [3], [0], 2)
-        expected.add(spec)
-        actual.add(spec)
+        specs.append(spec)
+        sampler.add(spec)
     random = torch.Generator().manual_seed(0)
     mask = bytes([0b10101010]) * -(-vocab_size // 8)
     # All rows, all again after what they drew, and those that need the fewest kernels.
-    for rows, masks in ((range(len(_TRIED)), {0: mask}), (range(len(_TRIED)), {}), (range(2), {})):
-        # Few tokens are likely, so that no draw is at the edge of one, where rounding decides.
-        logits = torch.randn(len(rows), vocab_size, generator=random) * 6
-        drawn = actual.sample(rows, logits.clone().to(device), masks)
+    for step, (count, masks) in enumerate(((len(specs), {0: mask}), (len(specs), {}), (2, {}))):
+        # Few tokens are likely, so that rounding seldom decides.
+        logits = torch.randn(count, vocab_size, generator=random) * 6
+        drawn, failed = sampler.sample(range(count), logits.clone().to(device), masks)
         if device.type == "meta":  # nothing is computed there
             continue
-        others = expected.sample(rows, logits, masks)
-        for row, one, other in zip(rows, drawn[0], others[0], strict=True):
-            if one.tokens != other.tokens:
-                return f"{_TRIED[row]} drew {one.tokens[0]}, not {other.tokens[0]}"
-            if [each.rank for each in one.logprobs] != [each.rank for each in other.logprobs]:
-                return f"{_TRIED[row]} has other logprobs"
+        if failed:
+            return f"step {step}: finite logits are taken for others"
+        expected = _draws(specs[:count], logits, masks)
+        for row, (one, other) in enumerate(zip(drawn, expected, strict=True)):
+            (token,), (right,) = one.tokens, other.tokens
+            if token != right:
+                only, mask_of_row = specs[row], {key: masks[key] for key in masks if key == row}
+                low, high = (
+                    _draws([only], logits[row : row + 1], mask_of_row, nudge)[0].tokens[0]
+                    for nudge in (-_ROUNDING, _ROUNDING)
+                )
+                if not low <= token <= high:
+                    rounded = f", nor from {low} to {high}" if low < high else ""
+                    return f"step {step}: {only.params} drew {token}, not {right}{rounded}"
+            elif [each.rank for each in one.logprobs] != [each.rank for each in other.logprobs]:
+                return f"step {step}: {specs[row].params} has other logprobs"
+            specs[row] = replace(specs[row], outputs=[*specs[row].outputs, token])
     return ""
+
+
+def _draws(
+    specs: list[SamplerSpec], logits: torch.Tensor, masks: Mapping[int, bytes], nudge: float = 0.0
+) -> list[Sampled]:
+    """Draws on a CPU."""
+    sampler = Sampler(logits.shape[1], nudge=nudge)
+    for spec in specs:
+        sampler.add(spec)
+    return sampler.sample([spec.sequence_id for spec in specs], logits.clone(), masks)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -20,15 +20,16 @@ _WORD = 8
 
 def send_changes(
     table_SC: torch.Tensor,
-    changes: Sequence[tuple[int, Value]],
+    changes: Mapping[int, Value],
     others: Sequence[np.ndarray] = (),
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Set elements of the table, int64, by their index in all of it, and upload other arrays.
+    """Set elements of the table, int64, by their index in all of it, and upload other arrays. Each
+    element has one value: threads write them in any order.
 
     Returns the memory of the lists, which lives as long as the caller keeps it, and the arrays,
     which are in it.
     """
-    lists = [value for _, value in changes if isinstance(value, np.ndarray)]
+    lists = [value for value in changes.values() if isinstance(value, np.ndarray)]
     sizes = [_WORD * 2 * len(changes), *(each.nbytes for each in (*lists, *others))]
     ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
     memory = torch.empty(ends[-1], dtype=torch.uint8, device=table_SC.device)
@@ -39,7 +40,7 @@ def send_changes(
         for start, each in zip(ends, (*lists, *others), strict=False):
             content[start : start + each.nbytes] = each.view(np.uint8).ravel()
         addresses = iter(memory.data_ptr() + start for start in ends)
-        pairs = [(index, _word(value, addresses)) for index, value in changes]
+        pairs = [(index, _word(value, addresses)) for index, value in changes.items()]
         content[: sizes[0]] = np.array(pairs, np.int64).view(np.uint8).ravel()
         memory.copy_(host, non_blocking=True)
     if changes:

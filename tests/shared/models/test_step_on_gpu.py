@@ -390,9 +390,9 @@ def test_chunks_over_latents_take_as_many_launches_however_many_there_are(
     [
         ({"temperature": 0.0}, 2),
         ({"temperature": 0.8}, 2),
-        ({"temperature": 0.8, "top_p": 0.9}, 5),
-        ({"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.1}, 5),
-        ({"top_p": 0.9, "frequency_penalty": 0.5, "bad_words": ((1, 2),)}, 6),
+        ({"temperature": 0.8, "top_p": 0.9}, 7),
+        ({"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.1}, 7),
+        ({"top_p": 0.9, "frequency_penalty": 0.5, "bad_words": ((1, 2),)}, 8),
         ({"temperature": 0.8, "logprobs": 5}, 31),
     ],
     ids=["greedy", "temperature", "top-p", "all filters", "edits", "logprobs"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec, SequenceStep
-from tandem.shared.engine.rank import sampler_choice
+from tandem.shared.engine.rank import sampler_choice, table_upload
 from tandem.shared.engine.rank.device_logprobs import PromptLogprobs, prompt_entries
 from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import Sampler
@@ -24,7 +24,7 @@ from tandem.shared.engine.rank.gpu_sampler import GpuSampler, SequenceSampler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # So that rows and lists have several blocks, and a list of candidates may be too short.
-SMALL = {"BLOCK": 64, "EDITED_BLOCK": 64, "ITEMS": 8, "TILES": 2, "TILE": 64, "PIVOT_TILE": 64}
+SMALL = {"BLOCK": 64, "EDITED_BLOCK": 64, "ITEMS": 8, "PART": 128, "TILE": 32, "LISTED": 16}
 
 
 @contextmanager
@@ -78,13 +78,13 @@ PARAMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("capacity", [16, 32768])
-def test_rows_of_several_blocks_are_drawn_as_on_the_cpu(capacity: int) -> None:
+@pytest.mark.parametrize("limit", [16, 1024])
+def test_rows_of_several_blocks_are_drawn_as_on_the_cpu(limit: int) -> None:
     """With the usual blocks, also where there are more candidates than their list takes."""
     random = torch.Generator().manual_seed(1)
     specs = [SamplerSpec(i, RankSampling(**p), i, [1, 2, 3]) for i, p in enumerate(PARAMS)]
     steps = torch.randn(2, len(specs), 9_001, generator=random)
-    with blocks(CAPACITY=capacity):
+    with blocks(LIMIT=limit):
         compare(specs, [steps[0], (steps[1] * 2).round() / 2])
 
 
@@ -252,3 +252,19 @@ def test_masks_of_sequences_that_do_not_draw_change_nothing() -> None:
             (2, {2: only_9}, 9),
         ):
             assert sampler.sample([number], logits.clone(), masks)[0][0].tokens == [token]
+
+
+def test_a_new_sequence_has_its_mask_in_whatever_order_threads_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_columns = sampling.set_columns
+    monkeypatch.setattr(
+        table_upload, "set_columns", lambda table, pairs: set_columns(table, pairs.flip(0))
+    )
+    sampler = SequenceSampler(40, DEVICE)
+    sampler.add(SamplerSpec(1, RankSampling(), 0))
+    with blocks(**SMALL):
+        drawn, _ = sampler.sample(
+            [1], torch.zeros(1, 40, device=DEVICE), {1: bytes([0, 2, 0, 0, 0])}
+        )
+    assert drawn[0].tokens == [9]

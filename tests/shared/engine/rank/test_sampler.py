@@ -282,3 +282,12 @@ def test_given_tokens_are_listed_after_the_chosen_one() -> None:
     [entry] = draw(logits, spec).logprobs
     assert [token for token, _ in entry.top] == [best, 40, 2]
     assert [value for _, value in entry.top] == pytest.approx(expected[[best, 40, 2]].tolist())
+
+
+def test_a_nudge_shows_what_rounding_may_change() -> None:
+    drawn = []
+    for nudge in (-1.0, 0.0, 1.0):
+        sampler = Sampler(9, nudge=nudge)
+        sampler.add(SamplerSpec(0, RankSampling(allowed_token_ids=(2, 3, 4)), 0))
+        drawn.append(sampler.sample([0], torch.zeros(1, 9))[0][0].tokens[0])
+    assert drawn == [2, 4, 4]
