@@ -29,6 +29,7 @@ from ..signatures import (
     Experts,
     FrameCopies,
     LayerKV,
+    Linear,
     QuantizedLinear,
     RopeConfig,
     Routing,
@@ -44,6 +45,7 @@ from . import (
     latent_trial,
     quantized_trial,
     routing_trial,
+    skinny_trial,
     step_inputs_trial,
 )
 from .grouped_experts import TritonExperts, stack, stackable
@@ -100,6 +102,10 @@ class GpuOperators(Operators):
         self._flash: set[AttentionConfig] = set()
         # For all kinds of latent attention that were prepared, if any.
         self._stores_latents: bool | None = None
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Few rows are multiplied by Triton with small weights, whatever else by torch."""
+        return skinny_trial.skinny_linear(weight, bias) or super().prepare_linear(weight, bias)
 
     def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
         """True for formats with a Triton kernel."""

@@ -63,6 +63,7 @@ from tandem.kernels.gpu import (
     router,
     row_plan,
     sampling,
+    skinny_linear,
 )
 from tandem.kernels.gpu import routing as gpu_routing
 from tandem.kernels.gpu.packed_codes import (
@@ -94,6 +95,7 @@ PROGRAMS = {
     "_attend_chunks": 2,
     "_list_splits": 4,
     "_multiply": 2,
+    "_multiply_skinny": 4,
     "_decode": 4,
     "_add": 8,
     "_multiply_plain": 2,
@@ -123,7 +125,7 @@ CHUNKS = ("_attend_chunks", "_attend_latent_chunks")
 # Those that read and write the layer's activations 16 bytes a thread.
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # Those whose programs read in whole vectors.
-WIDE = {"_measure", "_gather"}
+WIDE = {"_measure", "_gather", "_multiply_skinny"}
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
 # that are converted, for products, whose tiles are as wide as registers allow, and for lists of
 # edits.
@@ -350,6 +352,22 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
         f"{kind.name} {_short(dtype)} {rows}",
         lambda: quantized_linear.multiply(x, weight),
         {"_multiply": _bytes_of_a_step(weight, rows)},
+    )
+
+
+def skinny(outputs: int, inputs: int, dtype: torch.dtype, rows: int) -> Case:
+    """The product with an unquantised weight. Programs that take all inputs in few steps have no
+    loop."""
+    warps = skinny_linear.warps_of(outputs, inputs, META)
+
+    def launch() -> None:
+        x, weight = (torch.empty(n, inputs, dtype=dtype, device=META) for n in (rows, outputs))
+        skinny_linear.multiply(x, weight, None, warps)
+
+    return Case(
+        f"{outputs} x {inputs} {_short(dtype)} {rows}",
+        launch,
+        {"_multiply_skinny": 8.0 * inputs * dtype.itemsize},
     )
 
 
@@ -603,6 +621,11 @@ def cases(generation: int) -> Iterator[Case]:
     yield copy("128 int8 odd", (1, 1, 32, 32), 33, scatter=True)
     if every:
         yield copy("latent bf16", (256, 32), 40, scatter=False)
+    few, most = skinny_linear.ROWS
+    yield skinny(4096, 1024, fp16, few)
+    for outputs, inputs in ((6144, 1024), (1024, 2048), (1024, 3072)) if every else ((1024, 2048),):
+        for rows in (few, most):
+            yield skinny(outputs, inputs, bf16, rows)
     few, *more = quantized_linear.ROWS
     for kind in _distinct_formats() if every else (Q8_0, Q4_K):
         yield product(kind, bf16, few)

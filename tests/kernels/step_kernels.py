@@ -32,6 +32,7 @@ from tandem.kernels.gpu import (
     latent_trial,
     quantized_trial,
     routing_trial,
+    skinny_trial,
     step_inputs_trial,
 )
 from tandem.kernels.gpu.operators import GpuOperators
@@ -59,6 +60,7 @@ TRIALS = (
     decode_trial.works,
     chunk_trial.works,
     quantized_trial.works,
+    skinny_trial.works,
     grouped_experts.works,
     frame_copy_trial._works,
     fused_trial.norm_works,
