@@ -63,7 +63,7 @@ _BLOCK_S = 4
 # Rows that a program lists, and others with which it compares them at a time.
 _BLOCK_R = 8
 _BLOCK_OTHERS = 256
-# The fewest rows and columns of a tensor core's product. float32 is multiplied without tensor cores.
+# The fewest rows and columns of tensor cores' products. float32 is multiplied without tensor cores.
 _MIN_DOT = 16
 _MIN_HEADS = 8
 # Dimensions for which a program has a warp. Warps often wait for each other, so that programs have
@@ -387,7 +387,8 @@ def _attend(
         q_offs = (row.to(tl.int64) * q_row + head[:, None]) * HEAD_DIM + offs_d[None, :]
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
         out_HD = out_THD + row.to(tl.int64) * out_row * HEAD_DIM
-        is_first, is_only = place % MAX_SPLITS == 0, count == 1
+        is_first = place % MAX_SPLITS == 0
+        is_only = (count == 1) if MAX_SPLITS > 1 else True
         if IN_WORDS and q.dtype == tl.bfloat16:
             # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.
             wide = q.to(tl.float32)
@@ -398,11 +399,11 @@ def _attend(
             scales = scale
         q = tl.trans(q)
         m_i = tl.full([BLOCK_H], float("-inf"), tl.float32)
-        l_i = tl.zeros([BLOCK_H], tl.float32)
         if HAS_SINKS:
             sink = tl.load(sinks_H + head, mask=head_mask, other=0.0) * LOG2_E
             m_i = tl.where(is_first, sink, m_i)
-            l_i = tl.where(is_first, 1.0, l_i)
+        # Summed over the tokens of a block behind the loop, which takes warps a wait.
+        l_NH = tl.zeros([BLOCK_N, BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
         first_slot = slots.to(tl.int64) * kv_head
         keys_ND, values_ND = keys_KND + first_slot * WIDTH, values_KND + first_slot * WIDTH
@@ -436,7 +437,7 @@ def _attend(
             m_new = tl.maximum(m_i, tl.max(qk, axis=0))
             p = tl.exp2(qk - m_new[None, :])
             alpha = tl.exp2(m_i - m_new)
-            l_i = l_i * alpha + tl.sum(p, axis=0)
+            l_NH = l_NH * alpha[None, :] + p
             acc = acc * alpha[None, :]
             if IS_INT8:
                 # Relative to the block's largest scale, so that the products fit fp16.
@@ -447,6 +448,9 @@ def _attend(
             else:
                 acc += tl.dot(v, p.to(v.dtype), input_precision="ieee")
             m_i = m_new
+        l_i = tl.sum(l_NH, axis=0)
+        if HAS_SINKS:
+            l_i += tl.exp2(tl.where(is_first, sink - m_i, float("-inf")))
         value = tl.trans(acc / l_i[None, :] * out_scale)
         number, all_splits, own = place // MAX_SPLITS, count, place.to(tl.int64)
         ahead = tl.minimum(work + step, end_work - 1) // KV_HEADS

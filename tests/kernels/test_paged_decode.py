@@ -308,13 +308,15 @@ def test_a_replay_reads_lengths_and_tables_anew(
 
 
 def test_layers_with_the_same_window_share_a_list_of_splits() -> None:
-    case = PagedCase([300, 5], (torch.float32, torch.float32), 4, 2, 16)
+    """And in it the count of a row's finished splits, which the last one sets back."""
+    case = PagedCase([2 * SPLIT + 9, 5], (torch.float32, torch.float32), 4, 2, 16)
     decodes = case.decodes()
     for window in (None, 200, None, 200):
         out, params = torch.empty_like(case.q), case.params(window, None)
         paged_decode(case.q, case.keys, case.values, decodes, params, out)
         torch.testing.assert_close(out[::2], case.expected(window), atol=1e-5, rtol=1e-5)
     assert len(decodes.derived) == 2
+    assert not any(finished.any() for _, _, finished in decodes.derived.values())
 
 
 def listed(lengths: list[int], kv_heads: int = 8) -> torch.Tensor:
