@@ -562,7 +562,7 @@ def _narrow(
     tl.store(bounds + _HIGH, high)
     tl.store(bounds + _SUM_LOW, sum_low)
     tl.store(bounds + _SUM_HIGH, sum_high)
-    tl.store(bounds + _OPEN, ((listed >= limit) & (low < high)).to(tl.float32))
+    tl.store(bounds + _OPEN, ((listed >= limit) & (low < tl.minimum(high, best))).to(tl.float32))
 
 
 @triton.jit

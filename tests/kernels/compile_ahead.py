@@ -115,7 +115,7 @@ PROGRAMS = {
     "_set": 8,
     "_edit": 8,
     "_measure": 8,
-    "_narrow": 6,
+    "_narrow": 5,
     "_gather": 6,
     "_keep": 4,
     "_draw": 6,
