@@ -236,7 +236,7 @@ def latents_of(load: AttentionLoad) -> Iterator[Figure]:
         for name, dtype in FORMATS.items():
             tokens = sum(map(blocks_of, lengths)) * BLOCK
             latents = cache(tokens, dtype, 1, shape[2] + shape[3])
-            duration = seconds(latent_attention(lengths, latents, shape))
+            duration = graph_seconds([latent_attention(lengths, latents, shape)])
             share = size(latents) / duration / limits().copy
             yield figure(f"latent attention of {model}, {name}", share, "", share)
 

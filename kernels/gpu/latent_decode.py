@@ -136,7 +136,8 @@ def latent_decode(
     partial = wide_HTC.new_empty(count, heads, max_splits, latent_dim, dtype=torch.float32)
     lse = wide_HTC.new_empty(count, heads, max_splits, dtype=torch.float32)
     factor = whole_scale(latents)
-    _attend_latents[(count, blocks, max_splits)](
+    # Programs of a row's other heads are next to each other, so that they find latents in the L2.
+    _attend_latents[(blocks, count, max_splits)](
         q_THD,
         wide_HTC,
         values,
@@ -241,7 +242,7 @@ def _attend_latents(
     IS_INT8: tl.constexpr,
 ) -> None:
     """Attend to one split of one row, for some of its heads."""
-    number, split, max_splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    number, split, max_splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     entry = rows + number * 3
     row, length = tl.load(entry).to(tl.int64), tl.load(entry + 2)
     count, size = _split(length, max_splits, MIN_SPLIT)
@@ -249,7 +250,7 @@ def _attend_latents(
         begin = split * size
         end = tl.minimum(begin + size, length)
         table = tables + tl.load(entry + 1).to(tl.int64) * table_stride
-        head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
         offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
         is_head = head < HEADS
         c_mask = is_head[:, None] & (offs_c < LATENT_DIM)[None, :]
