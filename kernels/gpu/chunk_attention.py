@@ -26,6 +26,7 @@ from ..attention_metadata import AttentionParams, ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
+from .launch import cached_for_gpu, direct
 
 # The fewest rows or columns of a tensor core's product.
 MIN_DOT = 16
@@ -42,6 +43,7 @@ FP16_SHARE = tl.constexpr(32768.0)
 _WARPS = 8
 
 
+@cached_for_gpu
 def constants(
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -121,8 +123,8 @@ def chunk_attention(
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     q_THD = q_THD if keys_KND.dtype.itemsize == 1 else q_THD.to(keys_KND.dtype)
     assert out_THD.shape == q_THD.shape
-    for each in (q_THD, out_THD):
-        assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
+    (q_row, *q_strides), (out_row, *out_strides) = q_THD.stride(), out_THD.stride()
+    assert q_strides == out_strides == [dim, 1] and q_row % dim == out_row % dim == 0
     fixed = constants(q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, params, chunks.block_size)
     # As many as there may be, however the rows are divided between chunks.
     row_blocks = len(q_THD) // (fixed["BLOCK_M"] // fixed["GROUP"]) + count
@@ -141,8 +143,8 @@ def chunk_attention(
         whole_scale(values_KND),
         count,
         chunks.tables.stride(0),
-        q_THD.stride(0) // dim,
-        out_THD.stride(0) // dim,
+        q_row // dim,
+        out_row // dim,
         keys.shape[1],
         HAS_SPANS=span_ends_T is not None,
         **fixed,
@@ -167,6 +169,7 @@ def find_rows(
     return entry, (number - tl.load(entry) // ROWS - low) * ROWS
 
 
+@direct
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "out_row", "slots"])
 def _attend_chunks(
     q_THD: tl.tensor,

@@ -44,6 +44,7 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
+from .launch import cached_for_gpu, cdiv, direct
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches. Longer splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
@@ -90,6 +91,7 @@ class Constants(NamedTuple):
     combine: dict[str, Any]
 
 
+@cached_for_gpu
 def constants(
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -228,7 +230,7 @@ def split_list(
         assert rows.is_contiguous() and decodes.tables.stride(1) == 1
         splits = rows.new_empty(len(rows) * constants["MAX_SPLITS"], 5)
         number = rows.new_empty(1)
-        grid = (triton.cdiv(len(rows), constants["BLOCK_R"]),)
+        grid = (cdiv(len(rows), constants["BLOCK_R"]),)
         _list_splits[grid](rows, splits, number, len(rows), **constants)
         decodes.derived[key] = splits, number
     splits, number = decodes.derived[key]
@@ -252,6 +254,7 @@ def _split(
     return tl.maximum((visible + size // 2) // size, tl.minimum(visible, 1)), size
 
 
+@direct
 @triton.jit(do_not_specialize=["num_rows"])
 def _list_splits(
     rows: tl.tensor,
@@ -298,6 +301,7 @@ def _list_splits(
         tl.store(num_splits, total)
 
 
+@direct
 @triton.jit(do_not_specialize=["table_stride", "q_row", "out_row", "slots"])
 def _attend(
     q_THD: tl.tensor,
@@ -416,6 +420,7 @@ def _attend(
             tl.store(partial_LHD + at[:, None] * HEAD_DIM + offs_d[None, :], value, mask=q_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["out_row"])
 def _combine(
     partial_LHD: tl.tensor,

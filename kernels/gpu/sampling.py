@@ -28,6 +28,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct, next_power_of_2
+
 # Columns of the table. Numbers are stored as the bits of float64, lists as the addresses of int32.
 COLUMNS = tl.constexpr(24)
 STREAM = tl.constexpr(0)  # the hash of the seed
@@ -86,7 +88,7 @@ def set_columns(table_SC: torch.Tensor, changes_N2: torch.Tensor) -> None:
     """``table.flatten()[index] = value`` for pairs (index, value), int64."""
     assert table_SC.dtype == changes_N2.dtype == torch.int64 and changes_N2.is_contiguous()
     count = len(changes_N2)
-    _set[(triton.cdiv(count, ITEMS),)](table_SC, changes_N2, count, ITEMS=ITEMS, num_warps=4)
+    _set[(cdiv(count, ITEMS),)](table_SC, changes_N2, count, ITEMS=ITEMS, num_warps=4)
 
 
 def draw_tokens(
@@ -110,8 +112,8 @@ def draw_tokens(
     tokens_R = torch.empty_like(slots_R)
     if not rows:
         return tokens_R
-    blocks = triton.cdiv(vocab, BLOCK)
-    sizes = {"BLOCK": BLOCK, "BLOCKS": triton.next_power_of_2(blocks)}
+    blocks = cdiv(vocab, BLOCK)
+    sizes = {"BLOCK": BLOCK, "BLOCKS": next_power_of_2(blocks)}
     # Each on its own, so that all are aligned alike.
     maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
@@ -119,12 +121,12 @@ def draw_tokens(
     bins_RH = slots_R.new_empty(rows if filtered else 0, _BINS.value)
     state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
     if edited:
-        grid = rows, triton.cdiv(vocab, EDITED_BLOCK)
+        grid = rows, cdiv(vocab, EDITED_BLOCK)
         _edit[grid](*state, vocab, BLOCK=EDITED_BLOCK, ITEMS=ITEMS, **_OPTIONS)
     measured = (*stats, firsts_RB, floors_R, bins_RH)
     _measure[(rows, blocks)](*state, *measured, vocab, BLOCK=BLOCK, FILTERED=filtered, **_OPTIONS)
     if filtered:
-        _histogram[(rows, triton.cdiv(blocks, TILES))](
+        _histogram[(rows, cdiv(blocks, TILES))](
             *state, maxima_RB, bins_RH, vocab, TILES=TILES, **sizes, **_OPTIONS
         )
         lists_RN = logits_RV.new_empty(rows, CAPACITY)
@@ -138,6 +140,7 @@ def draw_tokens(
     return tokens_R
 
 
+@direct
 @triton.jit(do_not_specialize=["count"])
 def _set(table: tl.tensor, changes: tl.tensor, count: tl.tensor, ITEMS: tl.constexpr) -> None:
     """Write some columns."""
@@ -174,6 +177,7 @@ def _list(column: tl.tensor) -> tl.tensor:
 # ---- edits ---------------------------------------------------------------------------------------
 
 
+@direct
 @triton.jit
 def _edit(
     table: tl.tensor,
@@ -295,6 +299,7 @@ def _bits(column: tl.tensor, token: tl.tensor, inside: tl.tensor) -> tl.tensor:
 # ---- blocks --------------------------------------------------------------------------------------
 
 
+@direct
 @triton.jit
 def _measure(
     table: tl.tensor,
@@ -374,6 +379,7 @@ def _edge(bin: tl.tensor) -> tl.tensor:
     return tl.where(bin < _BINS, y, float("inf"))
 
 
+@direct
 @triton.jit
 def _histogram(
     table: tl.tensor,
@@ -499,6 +505,7 @@ def _search(
     return _value(key)
 
 
+@direct
 @triton.jit
 def _keep(
     table: tl.tensor,
@@ -576,6 +583,7 @@ def _mass_from(
     return tl.sum(mass, 0)
 
 
+@direct
 @triton.jit
 def _weigh(
     table: tl.tensor,
@@ -646,6 +654,7 @@ def _first_above(sums: tl.tensor, total: tl.tensor, point: tl.tensor) -> tl.tens
     return tl.minimum(place, tl.sum((sums < total).to(tl.int32), 0))
 
 
+@direct
 @triton.jit
 def _draw(
     table: tl.tensor,

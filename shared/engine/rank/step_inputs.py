@@ -255,8 +255,9 @@ class StepInputs:
         padded[2] = NO_SLOT
         padded[:, :count] = host.tokens, host.positions, host.slots, host.table
         padded_decodes[:count] = host.decodes
-        inputs, changed, decodes = self._upload([padded, self._entries(changes), padded_decodes])
-        self.drawing = inputs[3, :count]
+        # The slots once more, at the beginning of an array: kernels are compiled for aligned ones.
+        parts = [padded, self._entries(changes), padded_decodes, host.table]
+        inputs, changed, decodes, self.drawing = self._upload(parts)
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
         self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])
