@@ -123,8 +123,9 @@ def chunk_attention(
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     q_THD = q_THD if keys_KND.dtype.itemsize == 1 else q_THD.to(keys_KND.dtype)
     assert out_THD.shape == q_THD.shape
-    (q_row, *q_strides), (out_row, *out_strides) = q_THD.stride(), out_THD.stride()
-    assert q_strides == out_strides == [dim, 1] and q_row % dim == out_row % dim == 0
+    q_row, out_row = q_THD.stride(0), out_THD.stride(0)
+    assert q_THD.stride()[1:] == out_THD.stride()[1:] == (dim, 1)
+    assert q_row % dim == out_row % dim == 0, (q_row, out_row)
     fixed = constants(q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, params, chunks.block_size)
     # As many as there may be, however the rows are divided between chunks.
     row_blocks = len(q_THD) // (fixed["BLOCK_M"] // fixed["GROUP"]) + count

@@ -80,10 +80,16 @@ class _Direct:
         if self._valued:
             key += tuple(arguments[place] for place in self._valued)
         compiled = self._compiled.get(key)
-        if compiled is None or not self._is_usual(addresses, numbers):
+        # Aligned tensors, and whole numbers of 32 bits.
+        usual = not reduce(or_, addresses) & _UNALIGNED or not any(
+            map(and_, addresses, self._unaligned)
+        )
+        if numbers and (max(numbers) >= _INT32_END or min(numbers) < -_INT32_END):
+            usual = False
+        if compiled is None or not usual:
             kernel = self._kernel[grid](*arguments, **constants)
             # Not one that is only recorded, without a device.
-            if device >= 0 and kernel is not None and self._is_usual(addresses, numbers):
+            if usual and device >= 0 and kernel is not None:
                 values = tuple(constants[name] for name in self._constants)
                 self._compiled[key] = _Compiled(kernel, kernel.run, values)
             return
@@ -102,12 +108,6 @@ class _Direct:
             for place, (param, each) in enumerate(zip(self._params, arguments, strict=True))
             if type(each) is int and not param.do_not_specialize
         ]
-
-    def _is_usual(self, addresses: list[int], numbers: tuple[float, ...]) -> bool:
-        """True if tensors are aligned and whole numbers have 32 bits."""
-        if reduce(or_, addresses) & _UNALIGNED and any(map(and_, addresses, self._unaligned)):
-            return False
-        return not numbers or (max(numbers) < _INT32_END and min(numbers) >= -_INT32_END)
 
 
 def cached_for_gpu(
