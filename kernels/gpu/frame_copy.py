@@ -23,6 +23,7 @@ import triton.language as tl
 
 from ..row_sums import COLUMNS, WORD, keys, rows_of
 from ..signatures import FrameCells
+from .launch import direct
 
 # Bytes that a thread moves at a time.
 VECTOR_BYTES = 16
@@ -106,6 +107,7 @@ def copy_frame(
     return sums
 
 
+@direct
 @triton.jit(do_not_specialize=["first_layer", "first_head", "first_token", "count", "cache_slots"])
 def _copy_frame(
     pointers_LC: tl.tensor,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import direct
 from .row_blocks import RowBlocks
 
 # By rows of a block: the outputs of a program, and the inputs of one of its steps.
@@ -55,6 +56,7 @@ def add_weighted(
     )
 
 
+@direct
 @triton.jit(do_not_specialize=["outputs", "sixteenths"])
 def _multiply_plain(
     x_RI: tl.tensor,
@@ -93,6 +95,7 @@ def _multiply_plain(
     tl.store(out_SO + out_at, acc.to(out_SO.dtype.element_ty), mask=out_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["width", "top_k"])
 def _add_weighted(
     results_SC: tl.tensor,

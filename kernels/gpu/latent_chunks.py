@@ -29,6 +29,7 @@ from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, parts, whole_scale
 from .chunk_attention import FP16_SHARE, LOWEST, MIN_DOT, find_rows
 from .latent_decode import latents_at
+from .launch import direct
 
 # Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
 # tensor cores do not read queries from shared memory, those take them too, and so do codes that are
@@ -154,6 +155,7 @@ def _heads_and_rows(
     return head, tl.minimum(of_chunk, num_rows - 1), real
 
 
+@direct
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "step_rows"])
 def _attend_latent_chunks(
     q_THD: tl.tensor,

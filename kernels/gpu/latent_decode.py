@@ -38,6 +38,7 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
+from .launch import direct
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches.
@@ -217,6 +218,7 @@ def _split(
     return tl.cdiv(length, size), size
 
 
+@direct
 @triton.jit(do_not_specialize=["table_stride", "q_row", "step_rows"])
 def _attend_latents(
     q_THD: tl.tensor,
@@ -327,6 +329,7 @@ def _attend_latents(
             tl.store(part, values, mask=c_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["max_splits", "step_rows"])
 def _combine_latents(
     partial_DHSC: tl.tensor,

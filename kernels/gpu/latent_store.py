@@ -20,6 +20,7 @@ from ..fp8 import FP8
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
 from .cached_kv import parts, to_fp8, to_int8, whole_scale
+from .launch import direct
 
 # Numbers of a program that rotates queries.
 _BLOCK = 2048
@@ -82,6 +83,7 @@ def rope_and_cache_latent(
     return q_THD
 
 
+@direct
 @triton.jit(
     do_not_specialize=["q_row", "kv_row", "angle_row"],
     # Queries and latents are parts of one product's results, and slots of a step's inputs.

@@ -33,6 +33,7 @@ from ..block_codes import codebook
 from ..block_formats import CODEBOOKS, BlockFormat
 from .book_numbers import book_numbers, moves, odd_scales, read_record
 from .code_numbers import numbers, two
+from .launch import direct
 from .packed_codes import PackedCodes
 from .row_blocks import RowBlocks
 from .tiles import CHUNK, TILE
@@ -294,6 +295,7 @@ def _tile(number: tl.tensor, outputs: tl.tensor, TILES: tl.constexpr) -> tl.tens
     return tl.minimum(tl.program_id(0) * TILES + number, (outputs - 1) // 16)
 
 
+@direct
 @triton.jit(do_not_specialize=["mask", "rows", "outputs", "chunks", "places", "part"])
 def _multiply(
     x_RI: tl.tensor,
@@ -440,6 +442,7 @@ def _multiply(
         tl.store(out_RO + out_at, total.to(DTYPE), mask=out_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["mask", "first_tile", "outputs", "inputs", "chunks", "places"])
 def _decode(
     words: tl.tensor,
@@ -522,6 +525,7 @@ def _of_half(pairs: tl.tensor, row: tl.tensor) -> tl.tensor:
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
+@direct
 @triton.jit(do_not_specialize=["count", "parts"])
 def _add(
     sums_PRO: tl.tensor,

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ..reference.routing import NO_SCORE
 from ..signatures import Routing
+from .launch import direct
 
 _NO_SCORE = tl.constexpr(NO_SCORE)
 # Scores that one warp takes, which then need not wait for others.
@@ -69,6 +70,7 @@ def choose_experts(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Ten
     return weights_TK, ids_TK
 
 
+@direct
 @triton.jit(do_not_specialize_on_alignment=["correction_E", "expert_scale_E"])
 def _choose(
     logits_TE: tl.tensor,

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import direct
 from .row_blocks import RowBlocks, block_count, rows_of_a_block
 
 # Choices that a program counts at a time, and that it compares pairwise to place them.
@@ -83,6 +84,7 @@ def _counts(
     return counts
 
 
+@direct
 @triton.jit(do_not_specialize=["choices", "each", "experts", "number", "size", "part"])
 def _plan(
     expert_ids: tl.tensor,
