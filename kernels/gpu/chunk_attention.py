@@ -26,7 +26,7 @@ from ..attention_metadata import AttentionParams, ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
-from .launch import cached_for_gpu, direct
+from .launch import cached_for_gpu, direct, next_power_of_2
 
 # The fewest rows or columns of a tensor core's product.
 MIN_DOT = 16
@@ -54,7 +54,7 @@ def constants(
     block_size: int,
 ) -> dict[str, Any]:
     """Compile-time constants of ``_attend_chunks``, and its options of compilation."""
-    block_d = max(MIN_DOT, triton.next_power_of_2(dim))
+    block_d = max(MIN_DOT, next_power_of_2(dim))
     group = heads // kv_heads
     if q_dtype == torch.float32:
         rows = min(_MAX_M_FP32, _TILE_VALUES_FP32 // block_d)
@@ -73,7 +73,7 @@ def constants(
         "HAS_SINKS": params.sinks,
         "BLOCK_SIZE": block_size,
         "GROUP": group,
-        "BLOCK_M": max(MIN_DOT, rows, triton.next_power_of_2(group)),
+        "BLOCK_M": max(MIN_DOT, rows, next_power_of_2(group)),
         "BLOCK_N": max(MIN_DOT, tokens),
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import direct
+from .launch import cdiv, direct
 from .row_blocks import RowBlocks
 
 # By rows of a block: the outputs of a program, and the inputs of one of its steps.
@@ -28,7 +28,7 @@ def multiply_experts(
     x_RI = x_RI.contiguous()
     out_SO = x_RI.new_empty(len(plan.sources), outputs)
     width, step = ROWS[plan.rows]
-    _multiply_plain[(triton.cdiv(outputs, width), len(plan.blocks))](
+    _multiply_plain[(cdiv(outputs, width), len(plan.blocks))](
         x_RI,
         weights_EOI,
         plan.blocks,
@@ -51,7 +51,7 @@ def add_weighted(
     """Add the weighted results of each row's experts to ``out``, in the order of ``weights``."""
     rows, top_k = weights_TK.shape
     width = results_SC.shape[1]
-    _add_weighted[(rows, triton.cdiv(width, _SIZE))](
+    _add_weighted[(rows, cdiv(width, _SIZE))](
         results_SC, weights_TK.contiguous(), plan.places, out_TC, width, top_k, SIZE=_SIZE
     )
 

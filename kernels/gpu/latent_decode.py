@@ -38,7 +38,7 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
-from .launch import direct
+from .launch import cdiv, direct, next_power_of_2
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches.
@@ -82,13 +82,13 @@ def constants(
         "MIN_SPLIT": MIN_SPLIT,
         "HEADS": heads,
         "LATENT_DIM": latent_dim,
-        "BLOCK_C": max(_MIN_DOT, triton.next_power_of_2(latent_dim)),
+        "BLOCK_C": max(_MIN_DOT, next_power_of_2(latent_dim)),
     }
     attend = {
         "BLOCK_SIZE": block_size,
         "NOPE_DIM": nope_dim,
         "ROPE_DIM": rope_dim,
-        "BLOCK_R": max(_MIN_DOT, triton.next_power_of_2(rope_dim)),
+        "BLOCK_R": max(_MIN_DOT, next_power_of_2(rope_dim)),
         "BLOCK_H": block_h,
         "BLOCK_N": 16 if q_dtype == torch.float32 else 32,
         "IS_FP8": cache_dtype == FP8,
@@ -130,7 +130,7 @@ def latent_decode(
     )
     if attend["IS_INT8"] or attend["CONVERTS_FP8"]:  # read in words
         values = values.view(torch.int32)
-    count, blocks = len(decodes.rows), triton.cdiv(heads, attend["BLOCK_H"])
+    count, blocks = len(decodes.rows), cdiv(heads, attend["BLOCK_H"])
     max_splits = max(1, min(_MAX_SPLITS, _MAX_PROGRAMS // (count * blocks)))
     partial = wide_HTC.new_empty(count, heads, max_splits, latent_dim, dtype=torch.float32)
     lse = wide_HTC.new_empty(count, heads, max_splits, dtype=torch.float32)

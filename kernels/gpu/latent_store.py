@@ -20,7 +20,7 @@ from ..fp8 import FP8
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
 from .cached_kv import parts, to_fp8, to_int8, whole_scale
-from .launch import direct
+from .launch import cdiv, direct, next_power_of_2
 
 # Numbers of a program that rotates queries.
 _BLOCK = 2048
@@ -53,9 +53,9 @@ def rope_and_cache_latent(
     assert slots_T.dtype == torch.int64 and slots_T.is_contiguous()
     if not rows:
         return q_THD
-    half = max(1, triton.next_power_of_2(rope_dim // 2))
-    block_h = min(triton.next_power_of_2(heads), max(1, _BLOCK // half))
-    _store_latents[(rows, 1 + triton.cdiv(heads, block_h))](
+    half = max(1, next_power_of_2(rope_dim // 2))
+    block_h = min(next_power_of_2(heads), max(1, _BLOCK // half))
+    _store_latents[(rows, 1 + cdiv(heads, block_h))](
         q_THD,
         kv_TC,
         norm_weight,
@@ -73,7 +73,7 @@ def rope_and_cache_latent(
         NOPE_DIM=q_dim - rope_dim,
         ROPE_DIM=rope_dim,
         LATENT_DIM=latent_dim,
-        BLOCK_C=triton.next_power_of_2(latent_dim),
+        BLOCK_C=next_power_of_2(latent_dim),
         BLOCK_R=half,
         BLOCK_H=block_h,
         IS_FP8=latents.dtype == FP8,

@@ -44,7 +44,7 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
-from .launch import cached_for_gpu, cdiv, direct
+from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
 # batches. Longer splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
@@ -103,10 +103,10 @@ def constants(
     processors: int,
 ) -> Constants:
     """The constants for one kind of attention on a GPU."""
-    max_splits = min(MAX_SPLITS, triton.cdiv(_ROW_PROGRAMS * processors, kv_heads))
+    max_splits = min(MAX_SPLITS, cdiv(_ROW_PROGRAMS * processors, kv_heads))
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
-    block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
+    block_d = max(_MIN_DOT, next_power_of_2(dim))
     group, min_rows = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_DOT
     max_tokens = _BLOCK_N_INT8 if cache_dtype == INT8 else _BLOCK_N
     splits = {
@@ -122,7 +122,7 @@ def constants(
         "BLOCK_SIZE": block_size,
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "BLOCK_H": max(min_rows, triton.next_power_of_2(group)),
+        "BLOCK_H": max(min_rows, next_power_of_2(group)),
         "BLOCK_N": max(
             _MIN_DOT,
             min(max_tokens, _BLOCK_BYTES[q_dtype.itemsize] // (block_d * q_dtype.itemsize)),
@@ -131,7 +131,7 @@ def constants(
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
     }
-    block_s = triton.next_power_of_2(max_splits)
+    block_s = next_power_of_2(max_splits)
     return Constants(
         splits | {"BLOCK_R": _BLOCK_R, "BLOCK_OTHERS": _BLOCK_OTHERS, "BLOCK_S": block_s},
         shape | attend,
