@@ -20,7 +20,6 @@ import triton.language as tl
 
 from .launch import direct, next_power_of_2
 
-
 # Bytes that a thread reads at a time.
 VECTOR_BYTES = 16
 # The widest row that fits the registers of a program.

@@ -30,7 +30,6 @@ import triton.language as tl
 
 from .launch import cdiv, direct, next_power_of_2
 
-
 # Columns of the table. Numbers are stored as the bits of float64, lists as the addresses of int32.
 COLUMNS = tl.constexpr(24)
 STREAM = tl.constexpr(0)  # the hash of the seed

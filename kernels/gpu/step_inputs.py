@@ -14,7 +14,6 @@ import triton.language as tl
 
 from .launch import cdiv, direct
 
-
 _BLOCK = 256
 # Options of compilation.
 OPTIONS = {"num_warps": 4}
