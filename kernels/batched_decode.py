@@ -58,7 +58,7 @@ def batched_attention(
     decodes, chunks, sequences = metadata.decodes, metadata.chunks, metadata.sequences
     if decodes is None and chunks is None:
         return attention(q_THD, keys_KND, values_KND, sequences, params)
-    out = q_THD.new_empty(q_THD.shape)  # contiguous, even if q is not
+    out = q_THD.new_empty(*q_THD.shape)  # contiguous, even if q is not
     if chunks is not None:
         assert chunk_kernel is not None
         chunk_kernel(q_THD, keys_KND, values_KND, chunks, params, out)

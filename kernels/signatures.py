@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -99,8 +99,7 @@ class Routing:
     expert_scale: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
+class RopeConfig(NamedTuple):
     """The kind of a layer's rotation, for which kernels are compiled. Heads have ``dim``
     dimensions, of which the first ``rotated`` are rotated, and are ``normed`` before.
     ``cache_dtype`` is ``None`` if there are only queries; ``has_scale`` is true of a

@@ -15,6 +15,7 @@ The shapes are Qwen3-0.6B, Llama-3-8B, and 12 of the 48 layers of Qwen3-30B-A3B.
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import statistics
@@ -46,7 +47,9 @@ from tandem.shared.engine.plan import (
     StepPlan,
 )
 from tandem.shared.engine.rank.graphs import Capture, cuda_capture, graph_sizes
+from tandem.shared.engine.rank.process import COLLECTION_OBJECTS
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.process.frame_room import with_frame_room
 
 CONTEXT_LIMIT = 16384
 LLAMA_CONFIG: dict[str, Any] = {
@@ -253,8 +256,9 @@ class Decoding:
         step = runner.launch(self.plan())
         start = time.perf_counter()
         for _ in range(count):
+            plan = self.plan()
             before = time.perf_counter()
-            following = runner.launch(self.plan())
+            following = runner.launch(plan)
             launching += time.perf_counter() - before
             runner.collect(step)
             step = following
@@ -393,6 +397,7 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
             torch.cuda.synchronize()
             taken = time.perf_counter() - start
             yield figure(f"{shape.name}: load and trials of kernels", taken, "s")
+            collect_as_a_rank()
             for part in (captured, decoded, prefilled):
                 yield from part(shape, runner)
             del runner
@@ -403,13 +408,20 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
             yield from api_rates(shape, folder)
 
 
+def collect_as_a_rank() -> None:
+    """Collect garbage as rarely as the process of a rank."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECTION_OBJECTS)
+
+
 def main() -> int:
     options = parser("gpu_engine", __doc__)
     options.add_argument("--shape", choices=SHAPES, default=QWEN)
     chosen = options.parse_args()
     shape = SHAPES[chosen.shape].small() if EMULATED else SHAPES[chosen.shape]
     name = re.sub(r"[^\w.-]+", "_", shape.name)
-    return run(f"gpu_engine_{name}", chosen, measure(shape))
+    return with_frame_room(lambda: run(f"gpu_engine_{name}", chosen, measure(shape)))
 
 
 if __name__ == "__main__":

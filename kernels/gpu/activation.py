@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ..activations import CLAMPED_SWIGLU, Activation
+from .launch import cdiv, direct, next_power_of_2
 
 # Numbers of a program, and its warps: a thread reads a vector of each half.
 _BLOCK = 1024
@@ -37,13 +38,14 @@ def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(rows, width)
     if out.numel():
-        block = min(_BLOCK, triton.next_power_of_2(width))
-        _act_and_mul[(rows, triton.cdiv(width, block))](
+        block = min(_BLOCK, next_power_of_2(width))
+        _act_and_mul[(rows, cdiv(width, block))](
             x, out, WIDTH=width, BLOCK=block, ACTIVATION=activation, **_OPTIONS
         )
     return out
 
 
+@direct
 @triton.jit
 def _act_and_mul(
     x: tl.tensor,

@@ -26,6 +26,7 @@ from ..attention_metadata import AttentionParams, ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
+from .launch import cached_for_gpu, direct, next_power_of_2
 
 # The fewest rows or columns of a tensor core's product.
 MIN_DOT = 16
@@ -42,6 +43,7 @@ FP16_SHARE = tl.constexpr(32768.0)
 _WARPS = 8
 
 
+@cached_for_gpu
 def constants(
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -52,7 +54,7 @@ def constants(
     block_size: int,
 ) -> dict[str, Any]:
     """Compile-time constants of ``_attend_chunks``, and its options of compilation."""
-    block_d = max(MIN_DOT, triton.next_power_of_2(dim))
+    block_d = max(MIN_DOT, next_power_of_2(dim))
     group = heads // kv_heads
     if q_dtype == torch.float32:
         rows = min(_MAX_M_FP32, _TILE_VALUES_FP32 // block_d)
@@ -71,7 +73,7 @@ def constants(
         "HAS_SINKS": params.sinks,
         "BLOCK_SIZE": block_size,
         "GROUP": group,
-        "BLOCK_M": max(MIN_DOT, rows, triton.next_power_of_2(group)),
+        "BLOCK_M": max(MIN_DOT, rows, next_power_of_2(group)),
         "BLOCK_N": max(MIN_DOT, tokens),
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
@@ -122,8 +124,9 @@ def chunk_attention(
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     q_THD = q_THD if keys_KND.dtype.itemsize == 1 else q_THD.to(keys_KND.dtype)
     assert out_THD.shape == q_THD.shape
-    for each in (q_THD, out_THD):
-        assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
+    q_row, out_row = q_THD.stride(0), out_THD.stride(0)
+    assert q_THD.stride()[1:] == out_THD.stride()[1:] == (dim, 1)
+    assert q_row % dim == out_row % dim == 0, (q_row, out_row)
     fixed = constants(q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, params, chunks.block_size)
     # As many as there may be, however the rows are divided between chunks.
     row_blocks = len(q_THD) // (fixed["BLOCK_M"] // fixed["GROUP"]) + count
@@ -142,8 +145,8 @@ def chunk_attention(
         whole_scale(values_KND),
         count,
         chunks.tables.stride(0),
-        q_THD.stride(0) // dim,
-        out_THD.stride(0) // dim,
+        q_row // dim,
+        out_row // dim,
         keys.shape[1],
         HAS_SPANS=span_ends_T is not None,
         **fixed,
@@ -186,6 +189,7 @@ def _heads_and_rows(
     return kv_head * GROUP + offs_m % GROUP, tl.minimum(of_chunk, num_rows - 1), real
 
 
+@direct
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "out_row", "slots"])
 def _attend_chunks(
     q_THD: tl.tensor,

@@ -23,6 +23,7 @@ import triton.language as tl
 
 from ..row_sums import COLUMNS, WORD, keys, rows_of
 from ..signatures import FrameCells
+from .launch import cdiv, direct, next_power_of_2
 
 # Bytes that a thread moves at a time.
 VECTOR_BYTES = 16
@@ -39,7 +40,7 @@ def constants(
     """Compile-time constants of ``_copy_frame``, for components with so many words a token.
     ``pitch`` is the number of addresses of a layer."""
     assert max(widths) <= COLUMNS, widths  # a tile lies in two rows
-    wides = tuple(triton.next_power_of_2(width) for width in widths)
+    wides = tuple(next_power_of_2(width) for width in widths)
     return {
         "WIDTHS": tuple(widths),
         "WIDES": wides,
@@ -89,7 +90,7 @@ def copy_frame(
     rows = heads * count
     pitch, aligned = pointers_LC.shape[1], is_aligned(widths, rows)
     fixed = constants(widths, pitch, block_size, aligned=aligned, scatter=scatter)
-    _copy_frame[(triton.cdiv(count, fixed["TOKENS"]), heads, len(cells.layers) * len(widths))](
+    _copy_frame[(cdiv(count, fixed["TOKENS"]), heads, len(cells.layers) * len(widths))](
         pointers_LC,
         cells.blocks,
         frame.view(torch.int32),
@@ -106,6 +107,7 @@ def copy_frame(
     return sums
 
 
+@direct
 @triton.jit(do_not_specialize=["first_layer", "first_head", "first_token", "count", "cache_slots"])
 def _copy_frame(
     pointers_LC: tl.tensor,

@@ -28,26 +28,26 @@ _LIMITS = {torch.float32: 1e-4, torch.float16: 0.004, torch.bfloat16: 0.03, INT8
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
     """``norm.rms_norm``, importing Triton on demand; ``None`` for unsupported rows."""
-    from . import norm
+    from .norm import rms_norm, takes
 
-    return norm.rms_norm(x, weight, eps) if norm.takes(x) else None
+    return rms_norm(x, weight, eps) if takes(x) else None
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """``norm.add_rms_norm``, likewise."""
-    from . import norm
+    from .norm import add_rms_norm, takes
 
-    supported = norm.takes(x) and norm.takes(residual)
-    return norm.add_rms_norm(x, residual, weight, eps) if supported else None
+    supported = takes(x) and takes(residual)
+    return add_rms_norm(x, residual, weight, eps) if supported else None
 
 
 def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor | None:
     """``activation.act_and_mul``, likewise."""
-    from . import activation as kernel
+    from .activation import act_and_mul, takes
 
-    return kernel.act_and_mul(x, activation) if kernel.takes(x) else None
+    return act_and_mul(x, activation) if takes(x) else None
 
 
 def rope_and_cache_kv(
@@ -59,22 +59,22 @@ def rope_and_cache_kv(
     slots_T: torch.Tensor,
 ) -> torch.Tensor | None:
     """``rope_store.rope_and_cache_kv``, likewise."""
-    from . import rope_store
+    from .rope_store import rope_and_cache_kv, takes
 
-    if not rope_store.takes(qkv_TXD, cos_sin):
+    if not takes(qkv_TXD, cos_sin):
         return None
-    return rope_store.rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
+    return rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
 
 
 def rope_queries(
     q_THD: torch.Tensor, norm_weight_HD: torch.Tensor | None, eps: float, cos_sin: CosSin
 ) -> torch.Tensor | None:
     """``rope_store.rope_queries``, likewise."""
-    from . import rope_store
+    from .rope_store import rope_queries, takes
 
-    if not rope_store.takes(q_THD, cos_sin):
+    if not takes(q_THD, cos_sin):
         return None
-    return rope_store.rope_queries(q_THD, norm_weight_HD, eps, cos_sin)
+    return rope_queries(q_THD, norm_weight_HD, eps, cos_sin)
 
 
 @cache

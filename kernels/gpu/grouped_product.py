@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct
 from .row_blocks import RowBlocks
 
 # By rows of a block: the outputs of a program, and the inputs of one of its steps.
@@ -30,7 +31,7 @@ def multiply_experts(
     x_RI = x_RI.contiguous()
     out_SO = x_RI.new_empty(len(plan.sources), outputs)
     width, step = ROWS[plan.rows]
-    _multiply_plain[(triton.cdiv(outputs, width), len(plan.blocks))](
+    _multiply_plain[(cdiv(outputs, width), len(plan.blocks))](
         x_RI,
         weights_EOI,
         plan.blocks,
@@ -59,7 +60,7 @@ def add_weighted(
     width = results_SC.shape[1]
     assert width % _ALIGNED == 0, width
     sums_TC = results_SC.new_empty(rows, width) if out_TC is None else out_TC
-    _add_weighted[(rows, triton.cdiv(width, _COLUMNS))](
+    _add_weighted[(rows, cdiv(width, _COLUMNS))](
         results_SC,
         weights_TK.contiguous(),
         plan.places,
@@ -74,6 +75,7 @@ def add_weighted(
     return sums_TC
 
 
+@direct
 @triton.jit(do_not_specialize=["outputs", "sixteenths"])
 def _multiply_plain(
     x_RI: tl.tensor,
@@ -112,6 +114,7 @@ def _multiply_plain(
     tl.store(out_SO + out_at, acc.to(out_SO.dtype.element_ty), mask=out_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["sixteenths", "top_k"])
 def _add_weighted(
     results_SC: tl.tensor,

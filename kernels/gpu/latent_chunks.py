@@ -29,6 +29,7 @@ from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, parts, whole_scale
 from .chunk_attention import FP16_SHARE, LOWEST, MIN_DOT, find_rows
 from .latent_decode import latents_at
+from .launch import cdiv, direct, next_power_of_2
 
 # Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
 # tensor cores do not read queries from shared memory, those take them too, and so do codes that are
@@ -48,16 +49,16 @@ def constants(
 ) -> dict[str, Any]:
     """Compile-time constants of ``_attend_latent_chunks``, and its options of compilation."""
     rows, tokens = _tile(q_dtype, cache_dtype)
-    head_blocks = triton.cdiv(heads, rows)
+    head_blocks = cdiv(heads, rows)
     return {
         "HEADS": heads,
         "HEAD_BLOCKS": head_blocks,
-        "GROUP": triton.cdiv(heads, head_blocks),
+        "GROUP": cdiv(heads, head_blocks),
         "LATENT_DIM": latent_dim,
-        "BLOCK_C": max(MIN_DOT, triton.next_power_of_2(latent_dim)),
+        "BLOCK_C": max(MIN_DOT, next_power_of_2(latent_dim)),
         "NOPE_DIM": nope_dim,
         "ROPE_DIM": rope_dim,
-        "BLOCK_R": max(MIN_DOT, triton.next_power_of_2(rope_dim)),
+        "BLOCK_R": max(MIN_DOT, next_power_of_2(rope_dim)),
         "BLOCK_SIZE": block_size,
         "BLOCK_M": rows,
         "BLOCK_N": tokens,
@@ -154,6 +155,7 @@ def _heads_and_rows(
     return head, tl.minimum(of_chunk, num_rows - 1), real
 
 
+@direct
 @triton.jit(do_not_specialize=["count", "table_stride", "q_row", "step_rows"])
 def _attend_latent_chunks(
     q_THD: tl.tensor,

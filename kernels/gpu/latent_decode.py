@@ -38,6 +38,7 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
+from .launch import cdiv, direct, next_power_of_2
 from .paged_decode import processors
 
 # The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
@@ -82,13 +83,13 @@ def constants(
         "MIN_SPLIT": MIN_SPLIT,
         "HEADS": heads,
         "LATENT_DIM": latent_dim,
-        "BLOCK_C": max(_MIN_DOT, triton.next_power_of_2(latent_dim)),
+        "BLOCK_C": max(_MIN_DOT, next_power_of_2(latent_dim)),
     }
     attend = {
         "BLOCK_SIZE": block_size,
         "NOPE_DIM": nope_dim,
         "ROPE_DIM": rope_dim,
-        "BLOCK_R": max(_MIN_DOT, triton.next_power_of_2(rope_dim)),
+        "BLOCK_R": max(_MIN_DOT, next_power_of_2(rope_dim)),
         "BLOCK_H": block_h,
         "BLOCK_N": 16 if q_dtype == torch.float32 else 32,
         "IS_FP8": cache_dtype == FP8,
@@ -130,7 +131,7 @@ def latent_decode(
     )
     if attend["IS_INT8"] or attend["CONVERTS_FP8"]:  # read in words
         values = values.view(torch.int32)
-    count, blocks = len(decodes.rows), triton.cdiv(heads, attend["BLOCK_H"])
+    count, blocks = len(decodes.rows), cdiv(heads, attend["BLOCK_H"])
     programs = _PROGRAMS * processors(wide_HTC.device)
     max_splits = max(1, min(_MAX_SPLITS, programs // (count * blocks)))
     partial = wide_HTC.new_empty(count, heads, max_splits, latent_dim, dtype=torch.float32)
@@ -211,6 +212,7 @@ def _split(
     return tl.cdiv(length, size), size
 
 
+@direct
 @triton.jit(do_not_specialize=["table_stride", "q_row", "step_rows"])
 def _attend_latents(
     q_THD: tl.tensor,
@@ -325,6 +327,7 @@ def _attend_latents(
             tl.store(part, values, mask=c_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["max_splits", "step_rows"])
 def _combine_latents(
     partial_DHSC: tl.tensor,

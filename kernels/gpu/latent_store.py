@@ -22,6 +22,7 @@ from ..fp8 import FP8
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV
 from ..signatures import CosSin
 from .cached_kv import parts, to_fp8, to_int8, whole_scale
+from .launch import cdiv, direct, next_power_of_2
 
 VECTOR_BYTES = 16
 # Numbers of each half of the queries that a program rotates, and its warps: a thread has a vector.
@@ -74,9 +75,9 @@ def rope_and_cache_latent(
     assert takes(q_THD, kv_TC) and q_THD.dtype == kv_TC.dtype, (q_THD.stride(), kv_TC.stride())
     if not rows:
         return q_THD
-    vector, half = _vector(q_THD, kv_TC), triton.next_power_of_2(rope_dim // 2)
-    block_h = min(triton.next_power_of_2(heads), max(1, _BLOCK // half))
-    _store_latents[(rows, 1 + triton.cdiv(heads, block_h))](
+    vector, half = _vector(q_THD, kv_TC), next_power_of_2(rope_dim // 2)
+    block_h = min(next_power_of_2(heads), max(1, _BLOCK // half))
+    _store_latents[(rows, 1 + cdiv(heads, block_h))](
         q_THD,
         kv_TC,
         norm_weight,
@@ -96,7 +97,7 @@ def rope_and_cache_latent(
         NOPE_DIM=q_dim - rope_dim,
         ROPE_DIM=rope_dim,
         LATENT_DIM=latent_dim,
-        BLOCK_C=triton.next_power_of_2(latent_dim),
+        BLOCK_C=next_power_of_2(latent_dim),
         BLOCK_R=half,
         BLOCK_H=block_h,
         IS_FP8=latents.dtype == FP8,
@@ -106,6 +107,7 @@ def rope_and_cache_latent(
     return q_THD
 
 
+@direct
 @triton.jit(
     do_not_specialize=["q_row", "kv_row", "angle_row"],
     # Queries and latents are parts of one product's results, and slots of a step's inputs.

@@ -12,10 +12,13 @@ T rows, C width.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
+
+from .launch import direct, next_power_of_2
 
 # Bytes that a thread reads at a time.
 VECTOR_BYTES = 16
@@ -28,14 +31,17 @@ _VALUES = 8
 
 def takes(x_TC: torch.Tensor) -> bool:
     """True if the kernel that is compiled for this width and dtype can read these rows."""
-    if x_TC.dim() != 2 or x_TC.stride(1) != 1 or x_TC.data_ptr() % VECTOR_BYTES:
+    if x_TC.dim() != 2 or x_TC.data_ptr() % VECTOR_BYTES:
         return False
-    return x_TC.stride(0) % _vector(x_TC) == 0
+    if x_TC.is_contiguous():
+        return True
+    vector, _ = _constants(x_TC.shape[1], x_TC.dtype)
+    return x_TC.stride(1) == 1 and x_TC.stride(0) % vector == 0
 
 
 def rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise each row."""
-    normed = torch.empty_like(x_TC, memory_format=torch.contiguous_format)
+    normed = x_TC.new_empty(*x_TC.shape)
     _launch(x_TC, x_TC, weight_C, normed, normed, eps, has_residual=False)
     return normed
 
@@ -44,9 +50,7 @@ def add_rms_norm(
     x_TC: torch.Tensor, residual_TC: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised sum of both, and the sum."""
-    normed, total = (
-        torch.empty_like(x_TC, memory_format=torch.contiguous_format) for _ in range(2)
-    )
+    normed, total = x_TC.new_empty(*x_TC.shape), x_TC.new_empty(*x_TC.shape)
     _launch(x_TC, residual_TC, weight_C, normed, total, eps, has_residual=True)
     return normed, total
 
@@ -61,13 +65,14 @@ def _launch(
     *,
     has_residual: bool,
 ) -> None:
+    """For rows that the kernel ``takes``."""
     rows, width = x_TC.shape
-    assert takes(x_TC) and takes(residual_TC) and residual_TC.shape == x_TC.shape
-    assert weight_C.shape == (width,) and weight_C.is_contiguous() and width <= MAX_WIDTH
+    assert residual_TC.shape == x_TC.shape and width <= MAX_WIDTH
+    assert weight_C.shape == (width,) and weight_C.is_contiguous()
     assert x_TC.dtype == residual_TC.dtype == weight_C.dtype
     if not rows:
         return
-    vector, block = _vector(x_TC), triton.next_power_of_2(width)
+    vector, constants = _constants(width, x_TC.dtype)
     _rms_norm[(rows,)](
         x_TC,
         residual_TC,
@@ -77,19 +82,21 @@ def _launch(
         x_TC.stride(0) // vector,
         residual_TC.stride(0) // vector,
         eps,
-        WIDTH=width,
-        BLOCK=block,
-        VECTOR=vector,
         HAS_RESIDUAL=has_residual,
-        num_warps=max(1, min(_MAX_WARPS, block // (32 * _VALUES))),
+        **constants,
     )
 
 
-def _vector(x_TC: torch.Tensor) -> int:
-    """Numbers of a vector: the most of 16 bytes of which a row has a whole number."""
-    return math.gcd(x_TC.shape[1], VECTOR_BYTES // x_TC.element_size())
+@cache
+def _constants(width: int, dtype: torch.dtype) -> tuple[int, dict[str, int]]:
+    """Numbers of a vector, the most of 16 bytes of which a row has a whole number; and the kernel's
+    constants."""
+    vector, block = math.gcd(width, VECTOR_BYTES // dtype.itemsize), next_power_of_2(width)
+    warps = max(1, min(_MAX_WARPS, block // (32 * _VALUES)))
+    return vector, {"WIDTH": width, "BLOCK": block, "VECTOR": vector, "num_warps": warps}
 
 
+@direct
 @triton.jit(do_not_specialize=["x_row", "residual_row"])
 def _rms_norm(
     x_TC: tl.tensor,

@@ -250,20 +250,18 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        chunk_kernel: ChunkKernel[CachedKV] = partial(self.chunk_kernel, sinks_H=sinks_H)
+        decode_kernel, attention = self.decode_kernel, paged_attention
+        chunk_kernel: ChunkKernel[CachedKV] = self.chunk_kernel
+        if sinks_H is not None:
+            decode_kernel = partial(decode_kernel, sinks_H=sinks_H)
+            attention = partial(attention, sinks_H=sinks_H)
+            chunk_kernel = partial(self.chunk_kernel, sinks_H=sinks_H)
         if self._flash and metadata.chunks is not None:
             config = _attention_config(q_THD, keys_KND, metadata.chunks.block_size, params)
             if config in self._flash:
                 chunk_kernel = flash_attention.flash_attention
         return batched_attention(
-            q_THD,
-            keys_KND,
-            values_KND,
-            metadata,
-            params,
-            partial(self.decode_kernel, sinks_H=sinks_H),
-            partial(paged_attention, sinks_H=sinks_H),
-            chunk_kernel,
+            q_THD, keys_KND, values_KND, metadata, params, decode_kernel, attention, chunk_kernel
         )
 
     def prepare_latent_decode(self, config: LatentConfig) -> bool:
@@ -340,14 +338,16 @@ def _rope_config(
     keys_KND: CachedKV | None,
 ) -> RopeConfig:
     kv_heads = 0 if keys_KND is None else keys_KND.shape[0]
+    _, heads, dim = qkv_TXD.shape
+    # By position, since this is asked in each layer.
     return RopeConfig(
-        device=qkv_TXD.device,
-        dtype=qkv_TXD.dtype,
-        cache_dtype=None if keys_KND is None else keys_KND.dtype,
-        has_scale=isinstance(keys_KND, TensorScaledKV),
-        heads=qkv_TXD.shape[1] - 2 * kv_heads,
-        kv_heads=kv_heads,
-        dim=qkv_TXD.shape[2],
-        rotated=cos_sin[0].shape[-1],
-        normed=norm_weight_RD is not None,
+        qkv_TXD.device,
+        qkv_TXD.dtype,
+        None if keys_KND is None else keys_KND.dtype,
+        isinstance(keys_KND, TensorScaledKV),
+        heads - 2 * kv_heads,
+        kv_heads,
+        dim,
+        cos_sin[0].shape[-1],
+        norm_weight_RD is not None,
     )

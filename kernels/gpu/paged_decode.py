@@ -47,6 +47,7 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
+from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 
 # About as many tokens as a split has. Fewer mean more splits to combine; more leave a GPU idle in
 # small batches. Splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
@@ -94,6 +95,7 @@ class Constants(NamedTuple):
     attend: dict[str, Any]
 
 
+@cached_for_gpu
 def constants(
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -105,13 +107,13 @@ def constants(
     processors: int,
 ) -> Constants:
     """The constants for one kind of attention on a GPU."""
-    max_splits = min(MAX_SPLITS, triton.cdiv(_ROW_PROGRAMS * processors, kv_heads))
+    max_splits = min(MAX_SPLITS, cdiv(_ROW_PROGRAMS * processors, kv_heads))
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
-    block_d = max(_MIN_DOT, triton.next_power_of_2(dim))
+    block_d = max(_MIN_DOT, next_power_of_2(dim))
     warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
-    block_s = triton.next_power_of_2(max_splits)
+    block_s = next_power_of_2(max_splits)
     splits = {
         "WINDOW": params.window or 0,
         "MIN_SPLIT": MIN_SPLIT,
@@ -120,7 +122,7 @@ def constants(
         "BLOCK_R": _BLOCK_R,
         "BLOCK_OTHERS": _BLOCK_OTHERS,
         "BLOCK_S": block_s,
-        "BLOCK_K": triton.next_power_of_2(kv_heads),
+        "BLOCK_K": next_power_of_2(kv_heads),
     }
     attend = {
         "MAX_SPLITS": max_splits,
@@ -129,14 +131,14 @@ def constants(
         "BLOCK_SIZE": block_size,
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "BLOCK_H": max(min_heads, triton.next_power_of_2(group)),
+        "BLOCK_H": max(min_heads, next_power_of_2(group)),
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
         "BLOCK_N": max(
             _MIN_DOT,
             min(_BLOCK_N, warps * _WARP_BYTES // (block_d * q_dtype.itemsize)),
         ),
-        "BLOCK_G": triton.next_power_of_2(group),
+        "BLOCK_G": next_power_of_2(group),
         "BLOCK_S": min(_BLOCK_S, block_s),
         "num_warps": warps,
         **_OPTIONS,
@@ -231,7 +233,7 @@ def split_list(
         splits = rows.new_empty(len(rows) * constants["MAX_SPLITS"], 6)
         number = rows.new_empty(1)
         finished = rows.new_empty(len(rows), constants["KV_HEADS"])
-        grid = (triton.cdiv(len(rows), constants["BLOCK_R"]),)
+        grid = (cdiv(len(rows), constants["BLOCK_R"]),)
         _list_splits[grid](rows, splits, number, finished, len(rows), **constants)
         decodes.derived[key] = splits, number, finished
     splits, number, finished = decodes.derived[key]
@@ -251,6 +253,7 @@ def _split(
     return count, size, visible - (count - 1) * size
 
 
+@direct
 @triton.jit(do_not_specialize=["num_rows"])
 def _list_splits(
     rows: tl.tensor,
@@ -331,6 +334,7 @@ def _blocks(blocks: tl.tensor, token: tl.tensor, end: tl.tensor, SIZE: tl.conste
     return tl.load(blocks + token.to(tl.uint32) // SIZE, mask=token < end, other=0)
 
 
+@direct
 @triton.jit(do_not_specialize=["table_stride", "q_row", "out_row", "slots"])
 def _attend(
     q_THD: tl.tensor,

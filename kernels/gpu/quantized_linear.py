@@ -33,6 +33,7 @@ from ..block_codes import codebook
 from ..block_formats import CODEBOOKS, BlockFormat
 from .book_numbers import book_numbers, moves, odd_scales, read_record
 from .code_numbers import numbers, two
+from .launch import cdiv, direct
 from .packed_codes import PackedCodes
 from .row_blocks import RowBlocks
 from .tiles import CHUNK, TILE
@@ -100,7 +101,7 @@ def decode(weight: PackedCodes, outputs: slice, dtype: torch.dtype) -> torch.Ten
     assert first % TILE == 0
     out_OI = weight.factors.new_empty(last - first, weight.inputs, dtype=dtype)
     fixed = constants(weight, 1)
-    grid = triton.cdiv(last - first, TILE), triton.cdiv(weight.chunks, _DECODED_CHUNKS)
+    grid = cdiv(last - first, TILE), cdiv(weight.chunks, _DECODED_CHUNKS)
     _decode[grid](
         weight.words,
         weight.scales,
@@ -136,11 +137,11 @@ def _launch(
         x_RI = x_RI.clone()
     rows = len(x_RI) if plan is None else len(plan.sources)
     fixed = constants(weight, rows if plan is None else plan.rows, grouped=plan is not None)
-    programs, steps = triton.cdiv(outputs, TILE * _TILES), triton.cdiv(weight.chunks, _WARPS)
+    programs, steps = cdiv(outputs, TILE * _TILES), cdiv(weight.chunks, _WARPS)
     # As many programs as work for one row, whatever the batch.
     working = programs * (1 if plan is None else plan.top_k)
-    of_part = triton.cdiv(steps, max(1, min(_BUSY // (_WARPS * working), steps)))
-    parts = triton.cdiv(steps, of_part)
+    of_part = cdiv(steps, max(1, min(_BUSY // (_WARPS * working), steps)))
+    parts = cdiv(steps, of_part)
     out_RO = x_RI.new_empty(rows, outputs)
     sums_PRO = x_RI.new_empty(parts if parts > 1 else 0, rows, outputs, dtype=torch.float32)
     _multiply[(programs, parts, 1 if plan is None else len(plan.blocks))](
@@ -166,7 +167,7 @@ def _launch(
     )
     if parts > 1:
         count = rows * outputs
-        _add[(triton.cdiv(count, _ADDED),)](sums_PRO, out_RO, count, parts, SIZE=_ADDED)
+        _add[(cdiv(count, _ADDED),)](sums_PRO, out_RO, count, parts, SIZE=_ADDED)
     return out_RO
 
 
@@ -294,6 +295,7 @@ def _tile(number: tl.tensor, outputs: tl.tensor, TILES: tl.constexpr) -> tl.tens
     return tl.minimum(tl.program_id(0) * TILES + number, (outputs - 1) // 16)
 
 
+@direct
 @triton.jit(do_not_specialize=["mask", "rows", "outputs", "chunks", "places", "part"])
 def _multiply(
     x_RI: tl.tensor,
@@ -440,6 +442,7 @@ def _multiply(
         tl.store(out_RO + out_at, total.to(DTYPE), mask=out_mask)
 
 
+@direct
 @triton.jit(do_not_specialize=["mask", "first_tile", "outputs", "inputs", "chunks", "places"])
 def _decode(
     words: tl.tensor,
@@ -522,6 +525,7 @@ def _of_half(pairs: tl.tensor, row: tl.tensor) -> tl.tensor:
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
+@direct
 @triton.jit(do_not_specialize=["count", "parts"])
 def _add(
     sums_PRO: tl.tensor,

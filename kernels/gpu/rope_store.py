@@ -21,6 +21,7 @@ from ..fp8 import FP8, indexable
 from ..scaled import INT8, LARGEST, SMALLEST, CachedKV, ScaledKV, TensorScaledKV
 from ..signatures import CosSin, LayerKV
 from .cached_kv import to_fp8, to_int8
+from .launch import cdiv, direct, next_power_of_2
 
 VECTOR_BYTES = 16
 # Numbers of a program, and its warps: a thread has a vector of each half of a head. Without the
@@ -34,16 +35,13 @@ _SMALLEST = tl.constexpr(SMALLEST)
 def takes(qkv_TXD: torch.Tensor, cos_sin: CosSin) -> bool:
     """True if the kernel can read these heads and angles."""
     stride_row, stride_head, stride_dim = qkv_TXD.stride()
-    dim = qkv_TXD.shape[2]
-    heads_are_rows = stride_dim == 1 and stride_head == dim and stride_row % dim == 0
-    cos, sin = cos_sin
-    if cos.stride() != sin.stride() or cos.stride(2) != 1:
+    dim, (cos, sin) = qkv_TXD.shape[2], cos_sin
+    if stride_dim != 1 or stride_head != dim or stride_row % dim:
         return False
-    if cos.stride(0) % max(1, cos.shape[2]):
+    angles = cos.stride()
+    if angles != sin.stride() or angles[2] != 1 or angles[0] % max(1, cos.shape[2]):
         return False
-    return heads_are_rows and all(
-        each.data_ptr() % VECTOR_BYTES == 0 for each in (qkv_TXD, cos, sin)
-    )
+    return not (qkv_TXD.data_ptr() | cos.data_ptr() | sin.data_ptr()) % VECTOR_BYTES
 
 
 def rope_and_cache_kv(
@@ -76,12 +74,12 @@ def _launch(
     values_KND: CachedKV | None,
     slots_T: torch.Tensor | None,
 ) -> torch.Tensor:
+    """For heads and angles that the kernel ``takes``."""
     rows, width, dim = qkv_TXD.shape
     kv_heads = 0 if keys_KND is None else keys_KND.shape[0]
     heads = width - 2 * kv_heads
     cos, sin = cos_sin
     rotated = cos.shape[-1]
-    assert takes(qkv_TXD, cos_sin), (qkv_TXD.stride(), cos.stride(), sin.stride())
     assert cos.dtype == sin.dtype == torch.float32 and rotated % 2 == 0
     assert norm_weight_RD is None or (
         norm_weight_RD.shape == (heads + kv_heads, dim) and norm_weight_RD.is_contiguous()
@@ -93,10 +91,8 @@ def _launch(
     values, value_scales, value_factor = _parts(q_THD if values_KND is None else values_KND)
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
     assert keys.shape[2] == dim, (keys.shape, dim)
-    block_h = min(
-        triton.next_power_of_2(max(heads, kv_heads)), max(1, _BLOCK // triton.next_power_of_2(dim))
-    )
-    blocks = triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h)
+    block_h = min(next_power_of_2(max(heads, kv_heads)), max(1, _BLOCK // next_power_of_2(dim)))
+    blocks = cdiv(heads, block_h) + 2 * cdiv(kv_heads, block_h)
     _rope_store[(rows, blocks)](
         qkv_TXD,
         qkv_TXD if norm_weight_RD is None else norm_weight_RD,
@@ -123,8 +119,8 @@ def _launch(
         IS_INT8=keys_KND is not None and keys_KND.dtype == INT8,
         HAS_SCALE=isinstance(keys_KND, TensorScaledKV),
         BLOCK_H=block_h,
-        BLOCK_R=triton.next_power_of_2(max(1, rotated // 2)),
-        BLOCK_S=triton.next_power_of_2(max(1, dim - rotated)),
+        BLOCK_R=next_power_of_2(max(1, rotated // 2)),
+        BLOCK_S=next_power_of_2(max(1, dim - rotated)),
         **_OPTIONS,
     )
     return q_THD
@@ -141,6 +137,7 @@ def _parts(cached: CachedKV) -> tuple[torch.Tensor, torch.Tensor, float]:
     return indexable(cached), indexable(cached), 1.0
 
 
+@direct
 @triton.jit(
     do_not_specialize=["x_row", "angle_row", "slots"],
     do_not_specialize_on_alignment=["slots_T"],  # they are a slice of a step's inputs

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct
+
 # Steps of so many rows are divided by inputs, into at most so many parts.
 FEW = 512
 _MAX_PARTS = 8
@@ -38,16 +40,17 @@ def multiply_router(x_TC: torch.Tensor, weight_EC: torch.Tensor) -> torch.Tensor
     assert x_TC.dtype == weight_EC.dtype, (x_TC.dtype, weight_EC.dtype)
     is_few = rows <= FEW
     fixed = _FEW if is_few else _MANY
-    steps = triton.cdiv(inputs, fixed["STEP"])
-    part = fixed["STEP"] * (triton.cdiv(steps, _MAX_PARTS) if is_few else steps)
-    parts = triton.cdiv(inputs, part)
+    steps = cdiv(inputs, fixed["STEP"])
+    part = fixed["STEP"] * (cdiv(steps, _MAX_PARTS) if is_few else steps)
+    parts = cdiv(inputs, part)
     logits_STE = torch.empty(parts, rows, experts, dtype=torch.float32, device=x_TC.device)
-    grid = triton.cdiv(experts, fixed["EXPERTS"]), triton.cdiv(rows, fixed["ROWS"]), parts
+    grid = cdiv(experts, fixed["EXPERTS"]), cdiv(rows, fixed["ROWS"]), parts
     if rows:
         _route[grid](x_TC, weight_EC, logits_STE, rows, experts, INPUTS=inputs, PART=part, **fixed)
     return logits_STE
 
 
+@direct
 @triton.jit(do_not_specialize=["rows", "experts"])
 def _route(
     x_TC: tl.tensor,

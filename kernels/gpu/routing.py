@@ -19,6 +19,7 @@ import triton.language as tl
 
 from ..reference.routing import NO_SCORE
 from ..signatures import Routing
+from .launch import direct, next_power_of_2
 
 _NO_SCORE = tl.constexpr(NO_SCORE)
 # Scores that one warp takes, which then need not wait for others.
@@ -40,9 +41,9 @@ def constants(routing: Routing, experts: int) -> dict[str, Any]:
         "HAS_CORRECTION": routing.correction is not None,
         "HAS_EXPERT_SCALE": routing.expert_scale is not None,
         "NORMALISE": routing.normalise,
-        "BLOCK_G": triton.next_power_of_2(groups),
-        "BLOCK_M": triton.next_power_of_2(experts // groups),
-        "BLOCK_K": triton.next_power_of_2(routing.top_k),
+        "BLOCK_G": next_power_of_2(groups),
+        "BLOCK_M": next_power_of_2(experts // groups),
+        "BLOCK_K": next_power_of_2(routing.top_k),
     }
 
 
@@ -77,6 +78,7 @@ def choose_experts(
     return weights_TK, ids_TK
 
 
+@direct
 @triton.jit(
     do_not_specialize=["rows"],
     do_not_specialize_on_alignment=["bias_E", "correction_E", "expert_scale_E"],

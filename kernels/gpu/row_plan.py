@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct, next_power_of_2
 from .row_blocks import RowBlocks, block_count, rows_of_a_block
 
 # Choices that a program counts at a time, of many or few, and that it compares pairwise to
@@ -46,8 +47,8 @@ def plan_rows(expert_ids_TK: torch.Tensor, experts: int, sizes: Iterable[int]) -
     )
     owners, places = expert_ids_TK.new_empty(choices), torch.empty_like(expert_ids_TK)
     # Choices of a program, in whole steps.
-    part = triton.cdiv(triton.cdiv(choices, _PROGRAMS), _PLACE_STEP) * _PLACE_STEP
-    _plan[(triton.cdiv(choices, part),)](
+    part = cdiv(cdiv(choices, _PROGRAMS), _PLACE_STEP) * _PLACE_STEP
+    _plan[(cdiv(choices, part),)](
         expert_ids_TK,
         blocks,
         sources,
@@ -60,7 +61,7 @@ def plan_rows(expert_ids_TK: torch.Tensor, experts: int, sizes: Iterable[int]) -
         number,
         size,
         part,
-        COUNTERS=max(_FEWEST, triton.next_power_of_2(experts)),
+        COUNTERS=max(_FEWEST, next_power_of_2(experts)),
         COUNT_STEP=_FEW if choices <= _FEW else _COUNT_STEP,
         PLACE_STEP=_PLACE_STEP,
         **_OPTIONS,
@@ -85,6 +86,7 @@ def _counts(
     return counts
 
 
+@direct
 @triton.jit(do_not_specialize=["choices", "each", "experts", "number", "size", "part"])
 def _plan(
     expert_ids: tl.tensor,

@@ -27,6 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct, next_power_of_2
+
 # Columns of the table. Numbers are stored as the bits of float64, lists as the addresses of int32.
 COLUMNS = tl.constexpr(24)
 STREAM = tl.constexpr(0)  # the hash of the seed
@@ -90,7 +92,7 @@ def set_columns(table_SC: torch.Tensor, changes_N2: torch.Tensor) -> None:
     """``table.flatten()[index] = value`` for pairs (index, value), int64."""
     assert table_SC.dtype == changes_N2.dtype == torch.int64 and changes_N2.is_contiguous()
     count = len(changes_N2)
-    _set[(triton.cdiv(count, ITEMS),)](table_SC, changes_N2, count, ITEMS=ITEMS, num_warps=4)
+    _set[(cdiv(count, ITEMS),)](table_SC, changes_N2, count, ITEMS=ITEMS, num_warps=4)
 
 
 def draw_tokens(
@@ -114,8 +116,8 @@ def draw_tokens(
     tokens_R = torch.empty_like(slots_R)
     if not rows:
         return tokens_R
-    blocks = triton.cdiv(vocab, BLOCK)
-    sizes = {"BLOCK": BLOCK, "BLOCKS": triton.next_power_of_2(blocks)}
+    blocks = cdiv(vocab, BLOCK)
+    sizes = {"BLOCK": BLOCK, "BLOCKS": next_power_of_2(blocks)}
     # Each on its own, so that all are aligned alike.
     maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
@@ -126,7 +128,7 @@ def draw_tokens(
         arrived_R = torch.empty_like(slots_R)
     state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
     if edited:
-        grid = rows, triton.cdiv(vocab, EDITED_BLOCK)
+        grid = rows, cdiv(vocab, EDITED_BLOCK)
         _edit[grid](*state, vocab, BLOCK=EDITED_BLOCK, ITEMS=ITEMS, **_OPTIONS)
     measured = (*stats, firsts_RB, floors_R, distances_RB, squares_RB, arrived_R)
     _measure[(rows, blocks)](*state, *measured, vocab, BLOCK=BLOCK, FILTERED=filtered, **_OPTIONS)
@@ -153,10 +155,10 @@ def _find_floors(
     rows, vocab = logits_RV.shape
     state, (sums_RB, *_) = (table_SC, slots_R, logits_RV, maxima_RB), moments
     ranges_RC = logits_RV.new_empty(rows, _RANGE.value)
-    parts = triton.cdiv(vocab, PART)
+    parts = cdiv(vocab, PART)
     partial_RPN = logits_RV.new_empty(rows, parts, _PIVOTS.value)
     narrow = {"PART": PART, "TILE": TILE, "STAGES": STAGES, "LIMIT": LIMIT}
-    narrow["PARTS"] = triton.next_power_of_2(parts)
+    narrow["PARTS"] = next_power_of_2(parts)
     for number in range(PASSES):
         _narrow[(rows, parts)](
             *state, *moments, ranges_RC, partial_RPN, arrived_R, vocab,
@@ -171,6 +173,7 @@ def _find_floors(
     _keep[(rows,)](*state, *listed, floors_R, vocab, **keep, num_warps=16)
 
 
+@direct
 @triton.jit(do_not_specialize=["count"])
 def _set(table: tl.tensor, changes: tl.tensor, count: tl.tensor, ITEMS: tl.constexpr) -> None:
     """Write some columns."""
@@ -207,6 +210,7 @@ def _list(column: tl.tensor) -> tl.tensor:
 # ---- edits ---------------------------------------------------------------------------------------
 
 
+@direct
 @triton.jit
 def _edit(
     table: tl.tensor,
@@ -333,6 +337,7 @@ def _mass(x: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
     return tl.exp2((x - best) * scale)
 
 
+@direct
 @triton.jit
 def _measure(
     table: tl.tensor,
@@ -474,6 +479,7 @@ def _next_pivots(bounds: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tenso
     return low + (high - low) * place
 
 
+@direct
 @triton.jit
 def _narrow(
     table: tl.tensor,
@@ -573,6 +579,7 @@ def _listed_range(bounds: tl.tensor, slot: tl.tensor) -> tl.tensor:
     return tl.load(bounds + _LOW), tl.where(both, float("inf"), high)
 
 
+@direct
 @triton.jit
 def _gather(
     table: tl.tensor,
@@ -699,6 +706,7 @@ def _kept_masses(
     return tl.sum(mass, 1)
 
 
+@direct
 @triton.jit
 def _keep(
     table: tl.tensor,
@@ -788,6 +796,7 @@ def _first_above(sums: tl.tensor, total: tl.tensor, point: tl.tensor) -> tl.tens
     return tl.minimum(place, tl.sum((sums < total).to(tl.int32), 0))
 
 
+@direct
 @triton.jit
 def _draw(
     table: tl.tensor,

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct, next_power_of_2
 from .paged_decode import processors
 
 # Rows of the kernels that are compiled: a thread has one of 8, or two of 16.
@@ -44,10 +45,10 @@ def takes(x_RI: torch.Tensor) -> bool:
 
 def warps_of(outputs: int, inputs: int, device: torch.device) -> int:
     """Warps of a program: as many as keep the GPU busy, of those for which there are inputs."""
-    share = _BUSY * processors(device) // triton.cdiv(outputs, _OUTPUTS)
+    share = _BUSY * processors(device) // cdiv(outputs, _OUTPUTS)
     fewest, most = _WARPS
-    share = min(max(share, fewest), most, triton.cdiv(inputs, _WARP_INPUTS))
-    return triton.next_power_of_2(share)
+    share = min(max(share, fewest), most, cdiv(inputs, _WARP_INPUTS))
+    return next_power_of_2(share)
 
 
 def multiply(
@@ -58,7 +59,7 @@ def multiply(
     (rows, inputs), outputs = x_RI.shape, len(weight_OI)
     assert takes(x_RI) and weight_OI.is_contiguous() and weight_OI.shape[1] == inputs
     out_RO = x_RI.new_empty(rows, outputs)
-    _multiply_skinny[(triton.cdiv(outputs, _OUTPUTS),)](
+    _multiply_skinny[(cdiv(outputs, _OUTPUTS),)](
         x_RI,
         weight_OI,
         weight_OI if bias_O is None else bias_O,
@@ -118,6 +119,7 @@ def _step(
     return tl.dot(x.reshape(GROUPS, 16, SPANS * 32), weight, acc)
 
 
+@direct
 @triton.jit(
     do_not_specialize=["rows", "outputs", "has_bias"], do_not_specialize_on_alignment=["bias_O"]
 )

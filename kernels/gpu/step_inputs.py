@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import cdiv, direct
+
 _BLOCK = 256
 # Options of compilation.
 OPTIONS = {"num_warps": 4}
@@ -29,8 +31,8 @@ def stage_inputs(
         assert each.dtype == torch.int32 and each.is_contiguous(), (each.dtype, each.stride())
     rows, changes = inputs_4T.shape[1], len(changes_E2)
     assert staged_3T.dtype == torch.int64 and staged_3T.stride(1) == 1
-    row_programs = triton.cdiv(rows, _BLOCK)
-    grid = (row_programs + triton.cdiv(changes, _BLOCK),)
+    row_programs = cdiv(rows, _BLOCK)
+    grid = (row_programs + cdiv(changes, _BLOCK),)
     _stage[grid](
         inputs_4T,
         changes_E2,
@@ -46,6 +48,7 @@ def stage_inputs(
     )
 
 
+@direct
 @triton.jit(do_not_specialize=["rows", "changes", "row_programs", "stride"])
 def _stage(
     inputs_4T: tl.tensor,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -273,10 +272,10 @@ KIND = RopeConfig(
     "config",
     [
         KIND,
-        replace(KIND, cache_dtype=INT8, normed=False),
-        replace(KIND, cache_dtype=FP8, has_scale=True, rotated=0),
-        replace(KIND, cache_dtype=None, kv_heads=0, dtype=torch.float16),
-        replace(KIND, cache_dtype=torch.bfloat16, dtype=torch.bfloat16),
+        KIND._replace(cache_dtype=INT8, normed=False),
+        KIND._replace(cache_dtype=FP8, has_scale=True, rotated=0),
+        KIND._replace(cache_dtype=None, kv_heads=0, dtype=torch.float16),
+        KIND._replace(cache_dtype=torch.bfloat16, dtype=torch.bfloat16),
     ],
     ids=lambda config: f"{config.dtype} {config.cache_dtype}",
 )
@@ -327,7 +326,7 @@ def test_kernels_that_fail_their_trial_are_not_used(
     operators = GpuOperators()
     operators.prepare_norm(64, torch.float32, gpu)
     operators.prepare_act_and_mul("silu", 32, torch.float32, gpu)
-    operators.prepare_rope(replace(KIND, device=gpu))
+    operators.prepare_rope(KIND._replace(device=gpu))
     for trial in trials:
         trial.cache_clear()
     expected = "no C compiler" if isinstance(reason, Exception) else "its results are 1 off"

@@ -24,6 +24,7 @@ from ...errors import ModelError, TandemError
 from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
 from ...kv.planning import CUDA, RankDevice
+from ...process.frame_room import with_frame_room
 from ...process.imports import lasting_imports
 from ...process.queued_stderr import end_stderr, queue_stderr
 from ...telemetry.logs import setup_logging
@@ -308,7 +309,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     queue_stderr()
-    RankProcess(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve()
+    # A layer of a small model is computed in the time of a few calls that lack the room.
+    with_frame_room(RankProcess(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,10 @@ def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size:
     listed = [*chain.from_iterable(rows.tokens)]
     if len(listed) == len(row_slots) <= _FEW:
         return _few_decodes(listed, rows.start, row_slots, slots, block_size)
-    tokens = np.array(listed)
-    starts, owners = np.array([rows.start, row_slots])
+    # In half of the time of np.array.
+    tokens = np.fromiter(listed, np.int64, len(listed))
+    starts = np.fromiter(rows.start, np.int64, len(row_slots))
+    owners = np.fromiter(row_slots, np.int64, len(row_slots))
     if len(tokens) == len(starts):
         positions, table = starts, owners
         decodes, chunks = _columns(np.arange(len(starts)), owners, starts + 1), _NO_CHUNKS
@@ -255,8 +257,9 @@ class StepInputs:
         padded[2] = NO_SLOT
         padded[:, :count] = host.tokens, host.positions, host.slots, host.table
         padded_decodes[:count] = host.decodes
-        inputs, changed, decodes = self._upload([padded, self._entries(changes), padded_decodes])
-        self.drawing = inputs[3, :count]
+        # The slots once more, at the beginning of an array: kernels are compiled for aligned ones.
+        parts = [padded, self._entries(changes), padded_decodes, host.table]
+        inputs, changed, decodes, self.drawing = self._upload(parts)
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
         self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])

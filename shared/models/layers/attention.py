@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from ....kernels.attention_metadata import AttentionConfig, AttentionParams
@@ -142,11 +140,11 @@ class Attention(Part):
         )
         if self.spec.qk_norm is QKNorm.ROTATED_HEAD:
             qk_heads = self.heads + self.kv_heads
-            rotation = replace(
-                config, cache_dtype=None, has_scale=False, heads=qk_heads, kv_heads=0, normed=False
+            rotation = config._replace(
+                cache_dtype=None, has_scale=False, heads=qk_heads, kv_heads=0, normed=False
             )
             self.operators.prepare_rope(rotation)
-            config = replace(config, rotated=0)
+            config = config._replace(rotated=0)
         self.operators.prepare_rope(config)
 
     def config(self, memories: Memories, block_size: int) -> AttentionConfig:

@@ -20,7 +20,7 @@ from tandem.shared.engine.plan import (
 )
 from tandem.shared.engine.rank import step_inputs
 from tandem.shared.engine.rank.slots import Slots
-from tandem.shared.engine.rank.step_inputs import StepInputs, host_rows
+from tandem.shared.engine.rank.step_inputs import StaticInputs, StepInputs, host_rows
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -88,6 +88,16 @@ def test_few_decoding_rows_are_flattened_like_many(monkeypatch: pytest.MonkeyPat
     for mine, theirs in zip(few, host_rows(rows, row_slots, slots, BLOCK), strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_slots_that_draw_begin_an_array(count: int) -> None:
+    """As those of eager steps, for which the sampler's kernels are compiled."""
+    slots = Slots(SlotLimits(count, 3), CPU)
+    inputs, static = inputs_of(slots), StaticInputs.allocate(8, CPU)
+    inputs.fill(StepColumns.of([row(key, 1, 0, [key]) for key in range(count)]), static, count)
+    assert inputs.drawing.tolist() == inputs.drawing_slots
+    assert inputs.drawing.storage_offset() * inputs.drawing.itemsize % 16 == 0
 
 
 @given(data=st.data())
