@@ -81,7 +81,7 @@ _SUM_LOW = tl.constexpr(3)  # of what reaches these
 _SUM_HIGH = tl.constexpr(4)
 _OPEN = tl.constexpr(5)  # 1 if the range has to be narrowed
 _PIVOTS = tl.constexpr(8)
-# Twofold steps below the best token, of which none is left of a mass in fp32.
+# Twofold steps below the best token, after which nothing is left of a mass in fp32.
 _FARTHEST = tl.constexpr(150.0)
 # Allowed by a grammar, but forbidden otherwise: drawn if nothing else may be.
 _LAST_RESORT = tl.constexpr(-1e30)
@@ -409,7 +409,7 @@ def _maximum(
 
 @triton.jit
 def _min_p_floor(slot: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """What min-p keeps, and has a mass at all."""
+    """The lowest logit that min-p keeps, if it has a mass at all."""
     return tl.maximum(best + _number(slot + SPAN), best - _FARTHEST / scale)
 
 
