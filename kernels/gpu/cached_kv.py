@@ -95,8 +95,8 @@ def from_fp8(words: tl.tensor) -> tl.tensor:
     return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
 
 
-# Both are not pure as far as Triton knows: it would repeat them for each product with the numbers, in
-# the order of its operands, in which the codes have to be gathered byte by byte.
+# Both are not pure as far as Triton knows: it would repeat them for each product with the numbers,
+# in the order of its operands, for which codes have to be gathered byte by byte.
 
 
 @triton.jit
@@ -119,8 +119,8 @@ def half_from_fp8(codes: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def half_from_int8(codes: tl.tensor) -> tl.tensor:
-    """Convert int8 to float16, four codes at a time, by the bits of 1024 plus a code from 0 to 255: a
-    GPU converts integers at a quarter of its rate."""
+    """Convert int8 to float16, four codes at a time, by the bits of 1024 plus a code from 0 to 255:
+    a GPU converts integers at a quarter of its rate."""
     if INTERPRETED:
         return codes.to(tl.float16)
     return tl.inline_asm_elementwise(

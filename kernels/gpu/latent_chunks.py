@@ -75,7 +75,7 @@ def _tile(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> tuple[int, int]:
     generation = target.arch if target is not None and target.backend == "cuda" else 0
     if q_dtype == torch.float32:
         return _TILE_FP32
-    if cache_dtype == INT8 and generation < 90 or cache_dtype == FP8 and not converts_fp8():
+    if (cache_dtype == INT8 and generation < 90) or (cache_dtype == FP8 and not converts_fp8()):
         return _TILE_CODES
     if 90 <= generation < 120:  # over 200 KiB of shared memory for a program
         return _TILE_HOPPER if generation < 100 else _TILE_WIDE
