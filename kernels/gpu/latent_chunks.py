@@ -33,9 +33,9 @@ from .launch import cdiv, direct, next_power_of_2
 
 # Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
 # tensor cores do not read queries from shared memory, those take them too, and so do codes that are
-# widened by bits. float32 is multiplied without tensor cores, from registers.
+# widened there. float32 is multiplied without tensor cores, from registers.
 _TILE, _TILE_WIDE, _TILE_HOPPER = (32, 32), (64, 32), (64, 64)
-_TILE_BITS, _TILE_FP32 = (16, 32), (16, 16)
+_TILE_CODES, _TILE_FP32 = (16, 32), (16, 16)
 
 
 def constants(
@@ -76,8 +76,8 @@ def _tile(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> tuple[int, int]:
     generation = target.arch if target is not None and target.backend == "cuda" else 0
     if q_dtype == torch.float32:
         return _TILE_FP32
-    if cache_dtype == FP8 and not converts_fp8():
-        return _TILE_BITS
+    if (cache_dtype == INT8 and generation < 90) or (cache_dtype == FP8 and not converts_fp8()):
+        return _TILE_CODES
     if 90 <= generation < 120:  # over 200 KiB of shared memory for a program
         return _TILE_HOPPER if generation < 100 else _TILE_WIDE
     return _TILE
@@ -112,8 +112,6 @@ def latent_chunks(
         latent_dim,
         chunks.block_size,
     )
-    if fixed["IS_INT8"] or fixed["CONVERTS_FP8"]:  # read in words
-        values = values.view(torch.int32)
     count = len(chunks.chunks)
     # As many as there may be, however the rows are divided between chunks.
     row_blocks = rows // (fixed["BLOCK_M"] // fixed["GROUP"]) + count

@@ -32,8 +32,8 @@ from ..scaled import INT8, CachedKV
 from .cached_kv import (
     LOG2_E,
     converts_fp8,
-    from_fp8,
-    from_int8,
+    half_from_fp8,
+    half_from_int8,
     parts,
     whole_scale,
     widened,
@@ -129,8 +129,6 @@ def latent_decode(
         latent_dim,
         decodes.block_size,
     )
-    if attend["IS_INT8"] or attend["CONVERTS_FP8"]:  # read in words
-        values = values.view(torch.int32)
     count, blocks = len(decodes.rows), cdiv(heads, attend["BLOCK_H"])
     programs = _PROGRAMS * processors(wide_HTC.device)
     max_splits = max(1, min(_MAX_SPLITS, programs // (count * blocks)))
@@ -185,18 +183,14 @@ def latents_at(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The latents in some slots, [slots, C], and their rotated parts, [slots, R]; codes are widened
     to ``dtype``."""
-    WORDS: tl.constexpr = IS_INT8 or CONVERTS_FP8
-    EACH: tl.constexpr = 4 if WORDS else 1  # numbers
-    WIDTH: tl.constexpr = (LATENT_DIM + ROPE_DIM) // EACH
-    place = latents + slot[:, None].to(tl.int64) * WIDTH
-    offs_c, offs_r = tl.arange(0, BLOCK_C // EACH), tl.arange(0, BLOCK_R // EACH)
-    k_c = tl.load(place + offs_c[None, :], mask=(offs_c < LATENT_DIM // EACH)[None, :], other=0)
-    place += LATENT_DIM // EACH
-    k_r = tl.load(place + offs_r[None, :], mask=(offs_r < ROPE_DIM // EACH)[None, :], other=0)
+    offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
+    place = latents + slot[:, None].to(tl.int64) * (LATENT_DIM + ROPE_DIM)
+    k_c = tl.load(place + offs_c[None, :], mask=(offs_c < LATENT_DIM)[None, :], other=0)
+    k_r = tl.load(place + LATENT_DIM + offs_r[None, :], mask=(offs_r < ROPE_DIM)[None, :], other=0)
     if IS_INT8:
-        k_c, k_r = from_int8(k_c).to(dtype), from_int8(k_r).to(dtype)
-    elif WORDS:
-        k_c, k_r = from_fp8(k_c).to(dtype), from_fp8(k_r).to(dtype)
+        k_c, k_r = half_from_int8(k_c).to(dtype), half_from_int8(k_r).to(dtype)
+    elif CONVERTS_FP8:
+        k_c, k_r = half_from_fp8(k_c).to(dtype), half_from_fp8(k_r).to(dtype)
     elif IS_FP8:
         k_c, k_r = widened(k_c).to(dtype), widened(k_r).to(dtype)
     return k_c, k_r

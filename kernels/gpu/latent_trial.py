@@ -26,9 +26,6 @@ from . import trials
 from .chunk_trial import CHUNKS
 from .decode_trial import cached_as, limit
 
-# Codes of one byte are read in words.
-_WORD = 4
-
 
 def attend_latents(
     q_THD: torch.Tensor,
@@ -79,7 +76,7 @@ def decodes(config: LatentConfig, *, required: bool = False) -> bool:
     if config.device.type == "cpu":
         return False
     return trials.passes(
-        lambda: _odd_size(config) or trials.too_far(decode_error(config), limit(config)),
+        lambda: trials.too_far(decode_error(config), limit(config)),
         "sequences decode one by one, because of Triton",
         required=required,
     )
@@ -92,7 +89,7 @@ def takes_chunks(config: LatentConfig) -> bool:
     if config.device.type == "cpu":
         return False
     return trials.passes(
-        lambda: _odd_size(config) or trials.too_far(chunk_error(config), limit(config)),
+        lambda: trials.too_far(chunk_error(config), limit(config)),
         "torch attends for chunks over latents one by one, because of Triton",
     )
 
@@ -107,15 +104,6 @@ def stores(config: LatentConfig) -> bool:
         lambda: trials.too_far(store_error(config), limit(config)),
         "torch writes latents to the cache, because of Triton",
     )
-
-
-def _odd_size(config: LatentConfig) -> str:
-    """The problem with a size that is not a multiple of a word; empty if there is none."""
-    sizes = config.latent_dim, config.rope_dim
-    odd = next((size for size in sizes if size % _WORD), 0)
-    if not odd or config.cache_dtype.itemsize > 1:
-        return ""
-    return f"latents of one byte need sizes that are a multiple of {_WORD}, not {odd}"
 
 
 def decode_error(config: LatentConfig) -> float:
