@@ -15,7 +15,6 @@ The shapes are Qwen3-0.6B, Llama-3-8B, and 12 of the 48 layers of Qwen3-30B-A3B.
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import statistics
@@ -47,9 +46,9 @@ from tandem.shared.engine.plan import (
     StepPlan,
 )
 from tandem.shared.engine.rank.graphs import Capture, cuda_capture, graph_sizes
-from tandem.shared.engine.rank.process import COLLECTION_OBJECTS
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.process.frame_room import with_frame_room
+from tandem.shared.process.garbage import collect_rarely
 
 CONTEXT_LIMIT = 16384
 LLAMA_CONFIG: dict[str, Any] = {
@@ -397,7 +396,7 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
             torch.cuda.synchronize()
             taken = time.perf_counter() - start
             yield figure(f"{shape.name}: load and trials of kernels", taken, "s")
-            collect_as_a_rank()
+            collect_rarely()
             for part in (captured, decoded, prefilled):
                 yield from part(shape, runner)
             del runner
@@ -406,13 +405,6 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
             print(f"{shape.name}: not measured through the API: needs msgspec")
         elif shape.api:
             yield from api_rates(shape, folder)
-
-
-def collect_as_a_rank() -> None:
-    """Collect garbage as rarely as the process of a rank."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECTION_OBJECTS)
 
 
 def main() -> int:

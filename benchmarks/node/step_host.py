@@ -10,7 +10,6 @@ baseline is the message and the tables that a step needs if ranks keep no block 
 
 from __future__ import annotations
 
-import gc
 import statistics
 import tempfile
 import time
@@ -36,9 +35,9 @@ from tandem.shared.engine.plan import (
     StepResult,
 )
 from tandem.shared.engine.rank.graphs import MAX_ROWS, Capture, graph_sizes
-from tandem.shared.engine.rank.process import COLLECTION_OBJECTS
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.slots import Slots
+from tandem.shared.process.garbage import collect_rarely
 from tandem.tests.kernels.launches import on_gpu
 from tandem.tests.support.runners import build_runner
 
@@ -170,9 +169,7 @@ def main() -> None:
             runner.slots = runner.inputs._slots = Slots(limits, META)
             runner.capture_graphs(empty_graphs(runner.model.spec.hidden_size), graph_sizes(count))
             prepared(runner, count, context)
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(COLLECTION_OBJECTS)
+            collect_rarely()
             rows += measure(runner, count, context, options.rounds)
     publish("node/step_host", rows, dry=options.dry)
 

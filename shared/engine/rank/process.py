@@ -9,7 +9,6 @@ head's end closes, the process exits: a rank never outlives its head.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import queue
@@ -25,6 +24,7 @@ from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
 from ...kv.planning import CUDA, RankDevice
 from ...process.frame_room import with_frame_room
+from ...process.garbage import collect_rarely
 from ...process.imports import lasting_imports
 from ...process.queued_stderr import end_stderr, queue_stderr
 from ...telemetry.logs import setup_logging
@@ -61,10 +61,6 @@ if TYPE_CHECKING:
     from .runner import LaunchedStep, ModelRunner
 
 log = logging.getLogger("tandem.rank")
-
-# A row of a step is a few objects, none of them in cycles. By default, 700 of them start a garbage
-# collection.
-COLLECTION_OBJECTS = 50_000
 
 
 class RankProcess:
@@ -203,10 +199,7 @@ class RankProcess:
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
         bind_threads(self._settings, self._device)
-        # Everything loaded so far stays, so the collector need not scan it between steps.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(COLLECTION_OBJECTS)
+        collect_rarely()
         return CacheAllocated(endpoints)
 
     def _step(self, request: ExecuteStep) -> None:
