@@ -85,7 +85,8 @@ class GroupedExperts:
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``signatures.Experts``."""
-        sums = torch.zeros_like(x) if out is None else out
+        sums = x.new_zeros(*x.shape) if out is None else out  # contiguous, even if x is not
+        assert sums.is_contiguous()  # kernels write to its memory
         if len(x):
             plan, slots = assign(array(expert_ids), self.gate_up.count)
             hidden = self._act_and_mul(self.gate_up.multiply(x.float(), plan), self.activation)

@@ -60,6 +60,7 @@ def add_weighted(
     width = results_SC.shape[1]
     assert width % _ALIGNED == 0, width
     sums_TC = results_SC.new_empty(rows, width) if out_TC is None else out_TC
+    assert sums_TC.is_contiguous() and sums_TC.shape == (rows, width), sums_TC.shape
     _add_weighted[(rows, cdiv(width, _COLUMNS))](
         results_SC,
         weights_TK.contiguous(),

@@ -3,7 +3,9 @@
 At each launch Triton binds the arguments and looks up what it has compiled for them, which takes
 longer than many kernels: a step that is launched kernel by kernel waits for the host. ``direct``
 asks Triton once, and then launches the same compiled kernel for all arguments for which Triton
-would find it. Addresses are passed as numbers, for which Triton does not ask the driver.
+would find it. Addresses are passed as numbers, for which Triton does not ask the driver: a tensor
+in host memory is an error here that the GPU finds, not Triton. Triton's launch hooks are not
+called; profilers of the driver see all launches.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import triton
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-# Kernels for addresses that are multiples of 16 are compiled apart.
+# Bits that an aligned address does not have: Triton compiles other kernels for multiples of 16.
 _UNALIGNED = 15
 _INT32_END = 1 << 31
 _Arguments = ParamSpec("_Arguments")
@@ -32,14 +34,15 @@ _device: Callable[[torch.Tensor], int] = torch.Tensor.get_device
 class _Compiled(NamedTuple):
     """What launches a kernel that Triton has compiled, and the values of its constants."""
 
-    kernel: Any
+    kernel: Any  # must live as long as its function is launched: it unloads it
     run: Callable[..., object]
     constants: tuple[object, ...]
 
 
 def direct(kernel: Any) -> Any:
     """A kernel that is launched like ``kernel``, in less time. Tensors come first among its
-    arguments, then numbers, and then constants, by name. An interpreted kernel stays as it is.
+    arguments, then numbers, each of one type, and then constants, by name. An interpreted kernel
+    stays as it is.
     """
     return _Direct(kernel) if isinstance(kernel, JITFunction) else kernel
 
@@ -58,14 +61,15 @@ class _Direct:
         constants = kernel.params[len(self._params) :]
         assert all(each.is_constexpr for each in constants), "constants come last"
         self._constants = [each.name for each in constants]
-        # Of each argument, the bits that are zero in an address if it is aligned.
+        # For each argument, the bits of an address for which Triton would compile another kernel.
         self._unaligned = [
             0 if each.do_not_specialize or each.do_not_specialize_on_alignment else _UNALIGNED
             for each in self._params
         ]
-        # Once launched: the number of tensors, and the places of numbers that count.
+        # From the first launch on: the number of tensors, and the places of whole numbers that
+        # Triton specialises for.
         self._tensors = 0
-        self._valued: list[int] = []
+        self._specialised: list[int] = []
         self._compiled: dict[tuple[object, ...], _Compiled] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -77,8 +81,8 @@ class _Direct:
         tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
         addresses, device = [*map(_address, tensors)], _device(tensors[0])
         key = (device, *map(_dtype, tensors), *constants, *constants.values())
-        if self._valued:
-            key += tuple(arguments[place] for place in self._valued)
+        if self._specialised:
+            key += tuple(arguments[place] for place in self._specialised)
         compiled = self._compiled.get(key)
         # Aligned tensors, and whole numbers of 32 bits.
         usual = not reduce(or_, addresses) & _UNALIGNED or not any(
@@ -88,7 +92,7 @@ class _Direct:
             usual = False
         if compiled is None or not usual:
             kernel = self._kernel[grid](*arguments, **constants)
-            # Not one that is only recorded, without a device.
+            # Tests without a GPU only record launches: they have no device, or no kernel.
             if usual and device >= 0 and kernel is not None:
                 values = tuple(constants[name] for name in self._constants)
                 self._compiled[key] = _Compiled(kernel, kernel.run, values)
@@ -97,17 +101,19 @@ class _Direct:
         x, y, z = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
         options = kernel.function, kernel.packed_metadata
-        run(x, y, z, stream, *options, None, None, None, *addresses, *numbers, *values)
+        no_hooks = None, None, None  # the launch's metadata, which only hooks read, and hooks
+        run(x, y, z, stream, *options, *no_hooks, *addresses, *numbers, *values)
 
     def _inspect(self, arguments: tuple[object, ...]) -> None:
         are_tensors = [isinstance(each, torch.Tensor) for each in arguments]
-        self._tensors = sum(are_tensors)
-        assert all(are_tensors[: self._tensors]), "tensors come first"
-        self._valued = [
+        count = sum(are_tensors)
+        assert all(are_tensors[:count]), "tensors come first"
+        self._specialised = [
             place
             for place, (param, each) in enumerate(zip(self._params, arguments, strict=True))
             if type(each) is int and not param.do_not_specialize
         ]
+        self._tensors = count  # last: other threads launch by it
 
 
 def cached_for_gpu(

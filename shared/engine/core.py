@@ -36,6 +36,7 @@ from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .reception import Reception
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
+from .scheduling.step_budget import SMALL_PROMPT
 from .sequence import FinishReason, Phase, Sequence, StepOutput
 from .structured.step_masks import StepMasks
 
@@ -378,7 +379,9 @@ class EngineCore:
             self._consecutive_failures = 0
         chunk = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
         decoded = sum(len(row.tokens) == 1 for row in rows)
-        self._pacer.measured(self._seconds(step), decoded=decoded, prompt_tokens=chunk)
+        # What the pacer does not limit must not count as a chunk: it could be in every step.
+        paced = sum(len(row.tokens) for row in rows if len(row.tokens) > SMALL_PROMPT)
+        self._pacer.measured(self._seconds(step), decoded=decoded, prompt_tokens=paced)
         self._prefill_rate.measured(chunk, result.seconds, limit=step.prompt_limit)
         self.counters.step(result, prompt_tokens=chunk)
 

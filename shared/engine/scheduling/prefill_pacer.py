@@ -55,7 +55,8 @@ class PrefillPacer:
         return max(MIN_CHUNK, int(seconds / self._token))
 
     def measured(self, seconds: float, *, decoded: int, prompt_tokens: int) -> None:
-        """Account for a step with ``decoded`` decode rows and a chunk of ``prompt_tokens``."""
+        """Account for a step with ``decoded`` decode rows and ``prompt_tokens`` that the limit
+        holds for, so not those of small prompts."""
         if not decoded:
             return
         if prompt_tokens:

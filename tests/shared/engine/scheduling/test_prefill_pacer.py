@@ -18,6 +18,7 @@ from tandem.shared.engine.scheduling.prefill_pacer import (
     PrefillPacer,
 )
 from tandem.shared.engine.scheduling.scheduler import Scheduler
+from tandem.shared.engine.scheduling.step_budget import SMALL_PROMPT
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool
@@ -62,9 +63,9 @@ class PacedNode:
         duration = seconds(plan)
         self.clock += duration
         self.longest = max(self.longest, duration)
-        prompts = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
-        decodes = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self.pacer.measured(duration, decoded=decodes, prompt_tokens=prompts)
+        lengths = [len(row.tokens) for row in plan.sequences]
+        chunks = sum(length for length in lengths if length > SMALL_PROMPT)
+        self.pacer.measured(duration, decoded=lengths.count(1), prompt_tokens=chunks)
         samples = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self.scheduler.apply(StepResult(plan.step, samples))
 
@@ -192,6 +193,19 @@ def test_a_received_prompt_continues_at_once() -> None:
     node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
     assert node.pacer.limit == 0
     node.step()
+    assert one.outputs
+
+
+@pytest.mark.parametrize("decoded_before", [0, 20])
+def test_small_prompts_in_every_step_do_not_stop_a_long_one(decoded_before: int) -> None:
+    node = PacedNode(PrefillPacer())
+    node.add(1, 16, 50_000)
+    for _ in range(1 + decoded_before):
+        node.step()
+    one = node.add(2, 4000, 2)
+    for number in range(3, 300):
+        node.add(number, SMALL_PROMPT, 2)
+        node.step()
     assert one.outputs
 
 
