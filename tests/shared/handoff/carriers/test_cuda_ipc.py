@@ -462,4 +462,4 @@ def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) ->
             prefill.open(peer("d", 89), 89, other_process.BLOCKS, **fields)
             prefill.compute(89, 0, other_process.END, chunk=other_process.END)
             assert json.loads(read_json_line(second)) == contents(prefill.cache)
-        prefill.log.wait(SendFinished, 89)
+            prefill.log.wait(SendFinished, 89)  # before the receiver is killed too
