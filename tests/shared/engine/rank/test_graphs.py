@@ -162,22 +162,24 @@ def test_no_rank_captures_unless_all_can(folder: Path) -> None:
 def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None:
     """The largest takes 100 MiB with what the others use too, each of the others 5."""
     runner, mib = runner_of(folder), 1 << 20
+    capture = Mock(return_value=(lambda: None, torch.empty(0)))
     free = iter([900 * mib, 800 * mib, 795 * mib, 790 * mib])
     memory = Mock(free=lambda: next(free))
     sizes = graph_sizes(20)
-    assert graph_bytes(runner, 20, memory, emulated_capture) == (100 + 5 * (len(sizes) - 1)) * mib
+    assert graph_bytes(runner, 20, memory, capture) == (100 + 5 * (len(sizes) - 1)) * mib
     assert not list(free), "three are captured"
+    assert capture.call_count == 3
     assert graph_bytes(runner, 20, memory, None) == 0
     assert memory.release.called, "a capture frees what torch caches"
     memory.free = lambda: 0
-    assert graph_bytes(runner, 1, memory, emulated_capture) > 0
+    assert graph_bytes(runner, 1, memory, capture) > 0
     # Where others allocate, only what torch reserves is known to be the rank's.
     reserved = iter([300 * mib, 400 * mib, 403 * mib, 406 * mib])
     memory.reserved = lambda: next(reserved)
     expected = (100 + 3 * (len(sizes) - 1)) * mib
-    assert graph_bytes(runner, 20, memory, emulated_capture, shared=True) == expected
+    assert graph_bytes(runner, 20, memory, capture, shared=True) == expected
     runner.batched_decode = False
-    assert graph_bytes(runner, 20, memory, emulated_capture) == 0
+    assert graph_bytes(runner, 20, memory, capture) == 0
 
 
 @pytest.mark.parametrize(("name", "captured"), [("deepseek_v3_dense", True), ("qwen3_moe", False)])
