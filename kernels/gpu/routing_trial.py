@@ -58,7 +58,7 @@ def router_works(weight_EC: torch.Tensor, bias_E: torch.Tensor | None, routing: 
     bare = replace(routing, correction=None, expert_scale=None)
     return _router_works(
         bare,
-        (vectors[0] is not None, vectors[1] is not None, bias_E is not None),
+        tuple(each is not None for each in vectors),
         tuple(weight_EC.shape),
         weight_EC.dtype,
         weight_EC.device,
@@ -112,7 +112,7 @@ def router_error(
     routing = _with_vectors(routing, has[:2], experts, random, device)
     bias = torch.rand(experts, generator=random).to(device) if has[2] else None
     weight = (torch.randn(shape, generator=random) * inputs**-0.5).to(device, dtype)
-    # The same rows again and again, since few chances of a draw are better than many.
+    # The same rows again and again, since few chances of a tie are better than many.
     x = torch.randn(_ROWS, inputs, generator=random).to(device, dtype)
     x = x.repeat(FEW // _ROWS + 1, 1)
     logits = torch.nn.functional.linear(x.float(), weight.float(), bias)

@@ -17,7 +17,7 @@ _PIECE = 1 << 24
 
 class RandomWeights:
     """Seeded weights, equal for every tensor-parallel size. Norms are one; the others are scaled so
-    that the hidden state keeps its magnitude, and numbers of bfloat16, as in most checkpoints."""
+    that the hidden state keeps its magnitude, and rounded to bfloat16, as in most checkpoints."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -302,7 +302,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     queue_stderr()
-    # A layer of a small model is computed in the time of a few calls that lack the room.
+    # Without room, a few calls take as long as a layer of a small model.
     with_frame_room(RankProcess(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve)
 
 

@@ -72,12 +72,12 @@ def first_difference(vocab_size: int, device: torch.device) -> str:
         if device.type == "meta":  # nothing is computed there
             continue
         if failed:
-            return f"step {step}: finite logits are taken for others"
+            return f"step {step}: finite logits were reported as not finite"
         expected = _draws(specs[:count], logits, masks)
         for row, (one, other) in enumerate(zip(drawn, expected, strict=True)):
             (token,), (right,) = one.tokens, other.tokens
             if token != right:
-                only, mask_of_row = specs[row], {key: masks[key] for key in masks if key == row}
+                only, mask_of_row = specs[row], {row: masks[row]} if row in masks else {}
                 low, high = (
                     _draws([only], logits[row : row + 1], mask_of_row, nudge)[0].tokens[0]
                     for nudge in (-_ROUNDING, _ROUNDING)
