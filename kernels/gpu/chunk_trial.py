@@ -50,7 +50,8 @@ def works(config: AttentionConfig) -> bool:
 
 
 def largest_error(config: AttentionConfig, kernel: ChunkKernel[CachedKV] | None = None) -> float:
-    """The largest difference of a kernel, the Triton one or one without sinks, from the reference.
+    """The largest difference of a kernel, the Triton one or one without sinks, from the reference,
+    in relation to the row's largest result, if that is below one.
 
     Other rows lie between the chunks.
     """
@@ -80,5 +81,6 @@ def largest_error(config: AttentionConfig, kernel: ChunkKernel[CachedKV] | None 
         return 0.0
     expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
     of_chunks = torch.cat([torch.arange(each.rows.start, each.rows.stop) for each in sequences])
-    difference = (actual.float() - expected.float())[of_chunks.to(device)]
-    return float(difference.abs().nan_to_num(torch.inf).max())
+    actual, expected = (each.float()[of_chunks.to(device)] for each in (actual, expected))
+    largest = expected.abs().amax(dim=(1, 2), keepdim=True).clamp(max=1)
+    return float(((actual - expected).abs() / largest).nan_to_num(torch.inf).max())

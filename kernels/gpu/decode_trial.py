@@ -63,7 +63,8 @@ def limit(config: AttentionConfig | LatentConfig) -> float:
 
 
 def largest_error(config: AttentionConfig) -> float:
-    """The largest difference from the reference, for sequences with one split and with several."""
+    """The largest difference from the reference, for sequences with one split and with several, in
+    relation to the row's largest result, if that is below one: means of many values are small."""
     lengths = (1, 19, 1100)
     size, device = config.block_size, config.device
     blocks = list(range(-(-max(lengths) // size)))[::-1]
@@ -84,13 +85,17 @@ def largest_error(config: AttentionConfig) -> float:
     sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
     sinks_H = None if sinks_H is None else sinks_H.to(device)
     decode = partial(triton_decode, sinks_H=sinks_H)
-    actual = batched_attention(
-        q_THD, keys, values, metadata, config.params, decode, paged_attention
-    )
+    # Twice, as two layers of a step: the second finds the counters as the first leaves them.
+    for _ in range(2):
+        actual = batched_attention(
+            q_THD, keys, values, metadata, config.params, decode, paged_attention
+        )
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
-    return float((actual.float() - expected.float()).abs().nan_to_num(torch.inf).max())
+    actual, expected = actual.float(), expected.float()
+    largest = expected.abs().amax(dim=(1, 2), keepdim=True).clamp(max=1)
+    return float(((actual - expected).abs() / largest).nan_to_num(torch.inf).max())
 
 
 def cached_as(x: torch.Tensor, dtype: torch.dtype) -> CachedKV:

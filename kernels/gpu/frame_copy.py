@@ -153,7 +153,7 @@ def _copy_frame(
                 keys,
                 slot[:, None],
                 inside[:, None],
-                tl.multiple_of(start, 4) if ALIGNED else start,
+                tl.multiple_of(start, 4) if ALIGNED and WIDTHS[c] % 4 == 0 else start,
                 tl.minimum(TOKENS, count - first),
                 WIDTHS[c],
                 WIDES[c],

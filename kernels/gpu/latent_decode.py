@@ -132,8 +132,9 @@ def latent_decode(
     count, blocks = len(decodes.rows), cdiv(heads, attend["BLOCK_H"])
     programs = _PROGRAMS * processors(wide_HTC.device)
     max_splits = max(1, min(_MAX_SPLITS, programs // (count * blocks)))
-    partial = wide_HTC.new_empty(count, heads, max_splits, latent_dim, dtype=torch.float32)
-    lse = wide_HTC.new_empty(count, heads, max_splits, dtype=torch.float32)
+    several = count if max_splits > 1 else 0
+    partial = wide_HTC.new_empty(several, heads, max_splits, latent_dim, dtype=torch.float32)
+    lse = wide_HTC.new_empty(several, heads, max_splits, dtype=torch.float32)
     factor = whole_scale(latents)
     # Programs of a row's other heads are next to each other, so that they find latents in the L2.
     _attend_latents[(blocks, count, max_splits)](

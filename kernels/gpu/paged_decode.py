@@ -59,8 +59,10 @@ _ROW_PROGRAMS = 2
 MAX_SPLITS = 64
 # Warps of all programs of a processor, as many as its registers and shared memory hold at once.
 _WARPS = 12
-# Splits that are combined at a time.
-_BLOCK_S = 4
+# The most splits that are combined at a time, and their numbers for each warp, which are on their
+# way into registers together.
+_BLOCK_S = 16
+_WARP_COMBINED = 2 << 10
 # Rows that a program lists, and others with which it compares them at a time.
 _BLOCK_R = 8
 _BLOCK_OTHERS = 256
@@ -71,9 +73,11 @@ _MIN_HEADS = 8
 # few; of two, all GPUs take products alike.
 _WARP_DIMS = 64
 _MIN_WARPS = 2
-# The most tokens of a block, and bytes of its keys for each warp, in the dtype of the product.
+# The most tokens of a block, and bytes of its keys for each warp and in all, in the dtype of the
+# product: two blocks of keys and of values fit every GPU's shared memory.
 _BLOCK_N = 64
 _WARP_BYTES = 4 << 10
+_BLOCK_BYTES = 16 << 10
 # Options of compilation. One block is computed while two are read.
 _OPTIONS = {"num_stages": 3, "maxnreg": 168}
 # Multiprocessors of an H100, for devices that torch does not ask.
@@ -113,7 +117,8 @@ def constants(
     block_d = max(_MIN_DOT, next_power_of_2(dim))
     warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
-    block_s = next_power_of_2(max_splits)
+    block_g, block_s = next_power_of_2(group), next_power_of_2(max_splits)
+    block_bytes = min(warps * _WARP_BYTES, _BLOCK_BYTES)
     splits = {
         "WINDOW": params.window or 0,
         "MIN_SPLIT": MIN_SPLIT,
@@ -131,15 +136,12 @@ def constants(
         "BLOCK_SIZE": block_size,
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "BLOCK_H": max(min_heads, next_power_of_2(group)),
+        "BLOCK_H": max(min_heads, block_g),
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
-        "BLOCK_N": max(
-            _MIN_DOT,
-            min(_BLOCK_N, warps * _WARP_BYTES // (block_d * q_dtype.itemsize)),
-        ),
-        "BLOCK_G": next_power_of_2(group),
-        "BLOCK_S": min(_BLOCK_S, block_s),
+        "BLOCK_N": max(_MIN_DOT, min(_BLOCK_N, block_bytes // (block_d * q_dtype.itemsize))),
+        "BLOCK_G": block_g,
+        "BLOCK_S": max(1, min(_BLOCK_S, block_s, warps * _WARP_COMBINED // (block_g * block_d))),
         "num_warps": warps,
         **_OPTIONS,
         "IS_FP8": cache_dtype == FP8,
@@ -190,7 +192,7 @@ def paged_decode(
     several = count * max_splits if max_splits > 1 else 0
     partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
     lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
-    programs = _WARPS // fixed.attend["num_warps"] * num_processors
+    programs = max(1, _WARPS // fixed.attend["num_warps"]) * num_processors
     _attend[(min(len(splits) * kv_heads, programs),)](
         q_THD,
         keys,

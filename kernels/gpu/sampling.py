@@ -428,7 +428,8 @@ def _likely_distance(
     distribution, and the deviation of that; in twofold steps."""
     highest = tl.load(maxima, mask=there, other=float("-inf"))
     there &= highest > float("-inf")
-    farther = tl.where(there, (best - highest) * scale, 0.0)
+    # Bounded, so that its square is a number where a block has no mass.
+    farther = tl.where(there, tl.minimum((best - highest) * scale, _FARTHEST), 0.0)
     factor = tl.exp2(-farther)
     mass = tl.load(sums, mask=there, other=0.0)
     distance = tl.load(distances, mask=there, other=0.0)
