@@ -111,7 +111,7 @@ class EngineConfig(HostsConfig):
         "--itl-target",
         "Target inter-token latency in milliseconds: while sequences decode, prompts are split so "
         "that steps take this long on average (default: 3 times a step without prompts; 0: never "
-        "split).",
+        "split). A part of a prompt may always take 25 ms.",
         minimum=0.0,
     )
     max_waiting: int = option(
