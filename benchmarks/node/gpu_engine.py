@@ -396,8 +396,9 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
             torch.cuda.synchronize()
             taken = time.perf_counter() - start
             yield figure(f"{shape.name}: load and trials of kernels", taken, "s")
-            collect_rarely()
-            for part in (captured, decoded, prefilled):
+            yield from captured(shape, runner)
+            collect_rarely()  # from here on, as a rank
+            for part in (decoded, prefilled):
                 yield from part(shape, runner)
             del runner
         release()  # the API's rank is another process
