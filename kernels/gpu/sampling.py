@@ -122,6 +122,7 @@ def draw_tokens(
     maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
     floors_R = logits_RV.new_empty(rows)
+    # Never written without filters.
     distances_RB, squares_RB, arrived_R = sums_RB, sums_RB, tokens_R
     if filtered:
         distances_RB, squares_RB = (torch.empty_like(sums_RB) for _ in range(2))
