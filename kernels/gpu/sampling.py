@@ -113,7 +113,7 @@ def draw_tokens(
     rows, vocab = logits_RV.shape
     assert logits_RV.dtype == torch.float32 and logits_RV.is_contiguous()
     assert slots_R.dtype == last_tokens_S.dtype == torch.int32 and slots_R.shape == (rows,)
-    tokens_R = torch.empty_like(slots_R)
+    tokens_R = slots_R.new_empty(rows)
     if not rows:
         return tokens_R
     blocks = cdiv(vocab, BLOCK)
@@ -125,8 +125,8 @@ def draw_tokens(
     # Never written without filters.
     distances_RB, squares_RB, arrived_R = sums_RB, sums_RB, tokens_R
     if filtered:
-        distances_RB, squares_RB = (torch.empty_like(sums_RB) for _ in range(2))
-        arrived_R = torch.empty_like(slots_R)
+        distances_RB, squares_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
+        arrived_R = slots_R.new_empty(rows)
     state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
     if edited:
         grid = rows, cdiv(vocab, EDITED_BLOCK)
@@ -165,7 +165,7 @@ def _find_floors(
             *state, *moments, ranges_RC, partial_RPN, arrived_R, vocab,
             FIRST=number == 0, **narrow, **sizes, **_OPTIONS,
         )  # fmt: skip
-    counts_RB = torch.empty_like(sums_RB, dtype=torch.int32)
+    counts_RB = sums_RB.new_empty(sums_RB.shape, dtype=torch.int32)
     lists_RBL = logits_RV.new_empty(*sums_RB.shape, LIMIT)
     listed = (ranges_RC, sums_RB, counts_RB, lists_RBL)
     grid = sums_RB.shape
