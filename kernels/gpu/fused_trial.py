@@ -18,7 +18,7 @@ from ..reference.norm import head_rms_norm
 from ..reference.rope import apply_rotary
 from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 from ..signatures import CosSin, LayerKV, RopeConfig
-from .trials import passes, too_far
+from .trials import passes, relative_error, too_far
 
 _ROWS = 3
 # The allowed rounding errors, relative to a result's magnitude, or to one below it. Codes differ by
@@ -191,8 +191,7 @@ def _difference(actual: torch.Tensor | None, expected: torch.Tensor) -> float:
     assert actual is not None, "the kernel does not support its own trial"
     if actual.device.type == "meta":  # nothing is computed there
         return 0.0
-    difference = (actual.float() - expected.float()).abs() / expected.float().abs().clamp(min=1)
-    return float(difference.nan_to_num(torch.inf).max())
+    return relative_error(actual, expected)
 
 
 def _problem(worst: float, dtype: torch.dtype) -> str:

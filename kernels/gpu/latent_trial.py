@@ -143,8 +143,8 @@ def _attention_error(config: LatentConfig, spans: Sequence[tuple[int, int]]) -> 
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = absorbed_attention(q_THD, latents, k_up, v_up, sequences, scale)
-    largest = expected.float().abs().amax(dim=(1, 2), keepdim=True).clamp(max=1)
-    return _largest_difference(out / largest, expected / largest)
+    scales = trials.row_scales(expected)
+    return trials.relative_error(out / scales, expected / scales)
 
 
 def store_error(config: LatentConfig) -> float:
@@ -176,15 +176,8 @@ def store_error(config: LatentConfig) -> float:
     # A number between two codes of a byte may become either, of which e4m3 has eight to the power
     # of two.
     share = 0.25 if config.cache_dtype.itemsize == 1 else 1.0
-    cached = share * _largest_difference(_decoded(ours), _decoded(theirs))
-    return max(_largest_difference(stored, expected), cached)
-
-
-def _largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """In relation to results, if they are larger than one."""
-    actual, expected = actual.float(), expected.float()
-    error = (actual - expected).abs() / expected.abs().clamp(min=1)
-    return float(error.nan_to_num(torch.inf).max())
+    cached = share * trials.relative_error(_decoded(ours), _decoded(theirs))
+    return max(trials.relative_error(stored, expected), cached)
 
 
 def _decoded(cached: CachedKV) -> torch.Tensor:

@@ -59,3 +59,22 @@ def triton_problem(device: torch.device) -> str:
 def too_far(worst: float, limit: float, whose: str = "its") -> str:
     """The problem with results that are ``worst`` off; empty below the limit. NaN is a problem."""
     return "" if worst < limit else f"{whose} results are {worst:g} off"
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, in relation to results that are larger than one."""
+    actual, expected = actual.float(), expected.float()
+    error = (actual - expected).abs() / expected.abs().clamp(min=1)
+    return float(error.nan_to_num(torch.inf).max())
+
+
+def row_scales(expected_THD: torch.Tensor) -> torch.Tensor:
+    """The largest result of each row, at most one: attention's are means of many values, which are
+    small."""
+    return expected_THD.float().abs().amax(dim=(1, 2), keepdim=True).clamp(max=1)
+
+
+def row_error(actual_THD: torch.Tensor, expected_THD: torch.Tensor) -> float:
+    """The largest difference, in relation to ``row_scales``."""
+    error = (actual_THD.float() - expected_THD.float()).abs() / row_scales(expected_THD)
+    return float(error.nan_to_num(torch.inf).max())
