@@ -15,8 +15,8 @@ from tandem.benchmarks.support.report import RESULTS
 _MODULES = (
     "startup",
     "router.placement",
-    "router.router_workers",
-    "router.router_tokens",
+    "router.workers",
+    "router.tokens",
     "router.holds",
     "node.served_rate",
     "handoff_tcp",

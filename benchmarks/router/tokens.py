@@ -197,7 +197,7 @@ def main() -> None:
     if options.bare is not None:
         serve_bare(options.tokens, options.bare)
         return
-    publish("router/router_tokens", measure(options), dry=options.dry)
+    publish("router/tokens", measure(options), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def main() -> None:
     add_dry(parser)
     options = parser.parse_args()
     rounds = [measure(streams, options) for streams in options.streams]
-    publish("router/router_workers", rounds, dry=options.dry)
+    publish("router/workers", rounds, dry=options.dry)
 
 
 def measure(streams: int, options: argparse.Namespace) -> dict[str, Any]:
