@@ -25,7 +25,7 @@ from ..shared.errors import (
     RequestError,
     UnavailableError,
 )
-from ..shared.node.caller import Caller, serving_rpc
+from ..shared.node.rpc_context import RpcContext, serving_rpc
 from ..shared.process.tasks import uninterrupted
 from ..shared.process.threads import in_thread
 from ..shared.security.credentials import INSECURE, Credentials
@@ -124,7 +124,11 @@ class DecodeService(DecodeServicer):
             self._streams.discard(stream)
 
     async def _serve(
-        self, token: str | bytes, request: pb.GenerateRequest, caller: Caller, out: RequestOutput
+        self,
+        token: str | bytes,
+        request: pb.GenerateRequest,
+        context: RpcContext,
+        out: RequestOutput,
     ) -> None:
         """Serve one request to its end. ``token`` came with the RPC that opened the stream.
 
@@ -134,7 +138,7 @@ class DecodeService(DecodeServicer):
         with serving_rpc(
             self._tracer,
             "Decode.Stream",
-            caller,
+            context,
             node=self._identity.node_id,
             prompt_tokens=len(request.prompt),
             choices=request.sampling.n,

@@ -32,9 +32,9 @@ from ..shared.handoff.carriers.zeromq.curve import check_keys
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.kv.layout import check_kv_dtype
-from ..shared.node.caller import caller_of, serving_rpc
 from ..shared.node.introduction import introduction, refusal
 from ..shared.node.metrics import NodeMetrics
+from ..shared.node.rpc_context import rpc_context_of, serving_rpc
 from ..shared.node.transfer_metrics import AttemptRecord
 from ..shared.process.tasks import uninterrupted
 from ..shared.telemetry.logs import add_log_context
@@ -96,7 +96,7 @@ class PrefillService(PrefillServicer):
         with serving_rpc(
             self._tracer,
             "Prefill.Open",
-            caller_of(context),
+            rpc_context_of(context),
             node=self._identity.node_id,
             transfer_id=str(request.transfer_id),
             attempt=request.attempt + 1,

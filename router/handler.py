@@ -341,7 +341,7 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
 def _attributes(request: GenerationRequest) -> dict[str, Value]:
     """Attributes of the request's span, without any text."""
     return {
-        "answer_id": request.request_id,
+        "response_id": request.request_id,
         "model": request.model.name,
         "prompts": len(request.prompts),
         "prompt_tokens": request.prompt_tokens,

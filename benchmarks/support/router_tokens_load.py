@@ -28,7 +28,7 @@ from tandem.proto.tandem_pb2_grpc import (
     RegistryStub,
     add_DecodeServicer_to_server,
 )
-from tandem.shared.node.caller import Caller
+from tandem.shared.node.rpc_context import RpcContext
 from tandem.tests.router.support import admitted, finished, make_model, usage
 
 # No other part of an event contains the mark, so it counts tokens.
@@ -87,7 +87,9 @@ class LoadNode(DecodeServicer):
         for stream in self._open:
             stream.end()
 
-    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: RequestOutput) -> None:
+    async def _serve(
+        self, request: pb.GenerateRequest, context: RpcContext, out: RequestOutput
+    ) -> None:
         for event in (admitted(), usage(request)):
             out.event(event)
         self._begin(out, request)

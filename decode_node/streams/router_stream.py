@@ -11,7 +11,7 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import TandemError
-from ...shared.node.caller import Caller
+from ...shared.node.rpc_context import RpcContext
 from ...shared.process.tasks import uninterrupted
 from .outbox import Outbox
 
@@ -50,7 +50,7 @@ class RequestOutput:
 
 
 # Serves one request; raises ``RequestEndedError``. Cancelled when the router cancels the request.
-Serve = Callable[[pb.GenerateRequest, Caller, RequestOutput], Awaitable[None]]
+Serve = Callable[[pb.GenerateRequest, RpcContext, RequestOutput], Awaitable[None]]
 
 
 class RouterStream:
@@ -132,9 +132,9 @@ class RouterStream:
 
     async def _run(self, request: pb.StreamRequest) -> None:
         number = request.number
-        caller = Caller(request.request_id, request.traceparent)
+        context = RpcContext(request.request_id, request.traceparent)
         try:
-            await self._serve(request.generate, caller, RequestOutput(self.outbox, number))
+            await self._serve(request.generate, context, RequestOutput(self.outbox, number))
             self.outbox.end(number)
         except RequestEndedError as error:
             self.outbox.end(number, error.status.value[0], error.details)

@@ -97,7 +97,7 @@ def _nodes(survey: Survey) -> Table:
     one_version = versions.pop() if len(versions) == 1 else ""
     title = f"Nodes, all of version {escape(one_version)}" if one_version else "Nodes"
     texts = ["node", "role", "state", *(() if one_version else ("version",)), "address"]
-    numbers = ("heartbeat\ns", "answer\nms", "free\nblocks", "leases", "trans-\nfers")
+    numbers = ("heartbeat\ns", "reply\nms", "free\nblocks", "leases", "trans-\nfers")
     table = _table(title, texts, numbers)
     for node in survey.nodes:
         info, load = node.info, node.info.load
@@ -149,7 +149,7 @@ def _state(node: SurveyedNode) -> str:
 
 
 def _node_fields(node: SurveyedNode) -> dict[str, Any]:
-    fields = {"answer_seconds": node.status.seconds, "problem": node.status.problem}
+    fields = {"reply_seconds": node.status.seconds, "problem": node.status.problem}
     status = _fields(node.status.reply) if node.status.reply is not None else {}
     return {**_fields(node.info), **fields, "status": {n: status[n] for n in _SHOWN if n in status}}
 

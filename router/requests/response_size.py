@@ -61,7 +61,7 @@ class ResponseSize:
                     f"The response could have {size} {unit}; the limit is {limit}. Lower "
                     f"{self._causes()}.",
                     "n" if self.n > 1 else None,
-                    "answer_too_large",
+                    "response_too_large",
                 )
 
     def _entries(self, generated: int) -> int:

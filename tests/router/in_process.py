@@ -52,7 +52,7 @@ from tandem.router.tokenization.to_text import detokenize
 from tandem.router.tokenization.to_tokens import tokenize
 from tandem.router.write_outputs import collect_outputs, stream_outputs
 from tandem.shared.config.sampling_defaults import read_defaults
-from tandem.shared.node.caller import Caller
+from tandem.shared.node.rpc_context import RpcContext
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import (
@@ -286,7 +286,7 @@ class _Script(Dispatcher):
         node = self._node.script
         node.requests.append(request)
         request.internal_id = len(node.requests)
-        async with aclosing(node.events(request, StreamedContext(Caller()))) as script:
+        async with aclosing(node.events(request, StreamedContext(RpcContext()))) as script:
             async for event in script:
                 event_tokens = event.tokens
                 if event_tokens.tokens and not event_tokens.logprobs:

@@ -31,7 +31,7 @@ from tandem.proto.tandem_pb2_grpc import (
 )
 from tandem.router.options import RouterOptions
 from tandem.router.server import Router
-from tandem.shared.node.caller import Caller
+from tandem.shared.node.rpc_context import RpcContext
 from tandem.shared.security.credentials import PINGED
 from tandem.tests.support.waiting import until as until
 
@@ -141,8 +141,8 @@ def embedded(request: pb.GenerateRequest, labels: int) -> list[pb.GenerateEvent]
 class StreamedContext:
     """The RPC context for a script, for one request of a stream."""
 
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
+    def __init__(self, context: RpcContext) -> None:
+        self.context = context
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise RequestEndedError(code, details)
@@ -191,12 +191,14 @@ class FakeDecodeNode(DecodeServicer):
         finally:
             self.open_streams -= 1
 
-    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: RequestOutput) -> None:
+    async def _serve(
+        self, request: pb.GenerateRequest, context: RpcContext, out: RequestOutput
+    ) -> None:
         """Yield the events of one request."""
         self.requests.append(request)
         self.active += 1
         try:
-            async for event in self.events(request, StreamedContext(caller)):
+            async for event in self.events(request, StreamedContext(context)):
                 tokens = event.tokens
                 if tokens.tokens and not tokens.logprobs:
                     out.tokens(tokens.index, tokens.tokens)

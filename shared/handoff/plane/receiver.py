@@ -15,8 +15,16 @@ from ...errors import TransferError
 from ...kv.copying import Copying
 from ..carriers.transport import Dialer, Endpoints, PeerGoneError
 from ..wire import frame
-from ..wire.buffer import Buffer
-from ..wire.frame import ChecksumError, DeviceFrame, Digest, FrameError, Header, Kind, Message
+from ..wire.frame import (
+    Buffer,
+    ChecksumError,
+    DeviceFrame,
+    Digest,
+    FrameError,
+    Header,
+    Kind,
+    Message,
+)
 from ..wire.greeting import PeerKey
 from .canary import worst_difference
 from .coverage import Coverage, OverlapError

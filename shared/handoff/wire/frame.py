@@ -22,13 +22,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import xxhash
 
 from ...causes import Cause
 from ...errors import TransferError
-from .buffer import Buffer
+
+# The memory of a payload: a memoryview or, on a GPU, a tensor of bytes.
+Buffer: TypeAlias = Any
 
 VERSION = 1
 MAGIC = b"TDMF"

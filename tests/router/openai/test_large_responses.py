@@ -123,7 +123,7 @@ def test_a_request_for_an_oversized_response_is_refused() -> None:
     c = InProcess(context=CONTEXT)
     for case, (fields, words) in TOO_LARGE.items():
         error = check(c.respond(COMPLETIONS, {"prompt": "x"} | fields), 400)
-        assert error["code"] == "answer_too_large", case
+        assert error["code"] == "response_too_large", case
         assert all(word in error["message"] for word in words), error["message"]
         assert str(1 << 19) in error["message"] or str(64 << 20) in error["message"]
     error = check(c.chat(logprobs=True, top_logprobs=20, max_tokens=130_000), 400)

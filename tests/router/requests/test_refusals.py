@@ -243,7 +243,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         COMPLETIONS,
         {"n": 128, "max_tokens": 400, "logprobs": 20},
         "n",
-        "answer_too_large",
+        "response_too_large",
         "The response could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
         "'logprobs' or 'top_logprobs' or set 'stream'.",
     ),

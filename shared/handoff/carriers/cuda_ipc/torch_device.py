@@ -6,7 +6,7 @@ import torch
 
 from .....kernels.row_sums import row_sums
 from .....kernels.streams import use_background_stream
-from ...wire.buffer import Buffer
+from ...wire.frame import Buffer
 from ..device import DeviceDriver
 
 

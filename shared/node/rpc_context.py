@@ -11,26 +11,26 @@ from ..telemetry.logs import REQUEST_ID_HEADER, add_log_context, checked_request
 from ..telemetry.tracing import TRACEPARENT, Span, Tracer, Value, serving
 
 
-class Caller(NamedTuple):
+class RpcContext(NamedTuple):
     """Metadata of an RPC: the request id, and the parent span."""
 
     request_id: str = ""
     traceparent: str = ""
 
 
-def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-    """The caller of an RPC."""
+def rpc_context_of(context: grpc.aio.ServicerContext[Any, Any]) -> RpcContext:
+    """The context of an RPC."""
     values = {key: value for key, value in context.invocation_metadata() or () if _is_text(value)}
-    return Caller(str(values.get(REQUEST_ID_HEADER, "")), str(values.get(TRACEPARENT, "")))
+    return RpcContext(str(values.get(REQUEST_ID_HEADER, "")), str(values.get(TRACEPARENT, "")))
 
 
 def serving_rpc(
-    tracer: Tracer, name: str, caller: Caller, **attributes: Value
+    tracer: Tracer, name: str, context: RpcContext, **attributes: Value
 ) -> AbstractContextManager[Span]:
     """The span of one RPC, which must have its own task."""
-    request_id = checked_request_id(caller.request_id)
+    request_id = checked_request_id(context.request_id)
     add_log_context(request_id=request_id)
-    return serving(tracer, name, caller.traceparent, request_id=request_id, **attributes)
+    return serving(tracer, name, context.traceparent, request_id=request_id, **attributes)
 
 
 def _is_text(value: object) -> bool:
