@@ -15,7 +15,7 @@ from .planned_request import MAX_LENGTH, PlannedRequest
 from .text_tokens import TextTokens
 
 # Limits of vLLM for the conversations of ShareGPT, in tokens.
-SHORTEST, LONGEST_PROMPT, LONGEST_TOTAL = 4, 1024, 2048
+MIN_PROMPT, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048
 OUTPUT_OF_LINE = -1
 
 
@@ -59,8 +59,8 @@ async def read_sharegpt(
             break
         length = len(await tokens.encode(prompt))
         output = output_len or len(await tokens.encode(reply))
-        too_short = min(length, output if output_len is None else SHORTEST) < SHORTEST
-        if not too_short and length <= LONGEST_PROMPT and length + output <= LONGEST_TOTAL:
+        too_short = min(length, output if output_len is None else MIN_PROMPT) < MIN_PROMPT
+        if not too_short and length <= MAX_PROMPT and length + output <= MAX_TOTAL:
             requests.append(PlannedRequest(prompt, length, output))
     return selection.complete(requests)
 

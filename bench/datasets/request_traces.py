@@ -23,7 +23,7 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # Cached blocks; others are generated again from their hash.
 MAX_BLOCKS = 65_536
 # Maximum duration of a replay.
-LONGEST_SECONDS = 366 * 86_400.0
+MAX_SECONDS = 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def planned(
     if not ordered:
         raise UsageError(f"--dataset-path {path} has no request")
     span = (ordered[-1].at - ordered[0].at) / speed
-    if span > LONGEST_SECONDS:
+    if span > MAX_SECONDS:
         raise UsageError(f"{path} would be replayed for {span / 86_400:,.0f} days; raise --speed")
     texts = _Prompts(prompts, seed, block_tokens)
     for number, one in enumerate(ordered):

@@ -33,7 +33,7 @@ from .web_file import WebFileError, check_url, download, is_url, upload, without
 # Transient statuses, for which a request is retried until the time limit.
 TRANSIENT = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 RETRY_SECONDS = 600.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 MAX_FAILURES = 3
 Response = dict[str, Any]
 
@@ -90,7 +90,7 @@ class BatchRunner:
     def _send(self, line: BatchLine) -> Response | None:
         """Send a request, again while the server is busy or restarts; returns ``None`` at the
         ``--timeout``."""
-        backoff, failures = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
+        backoff, failures = Backoff(FIRST_PAUSE, MAX_PAUSE), 0
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:

@@ -24,7 +24,7 @@ TRANSFER_SECONDS, SILENCE_SECONDS = 1000.0, 120.0
 MAX_BYTES = 4 << 30
 CHUNK = 1 << 20
 MAX_ATTEMPTS = 5
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 16.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 16.0
 
 
 class WebFileError(TandemError):
@@ -100,7 +100,7 @@ def _in_time(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _repeat(flag: str, url: str, transfer: Callable[[httpx.Client], None]) -> None:
     """Run ``transfer``, again after a transient failure."""
-    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+    backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
     with httpx.Client(timeout=timeout, trust_env=not is_loopback(httpx.URL(url).host)) as client:
         for retries in reversed(range(MAX_ATTEMPTS)):

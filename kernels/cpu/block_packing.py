@@ -28,7 +28,7 @@ from .vector import put_moved_bits, put_pairs, take_words
 _ONE = 0x3C  # the upper byte of 1 in fp16
 _SAMPLES = 64
 # Tables grow with the square of the unit. Units of more inputs are left to the reference.
-_LONGEST = 256
+_MAX_UNIT = 256
 # The number of the section of factors.
 _SUPERS = 2
 
@@ -68,7 +68,7 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
     multiple of ``BLOCK`` and of the layout's ``group``.
     """
     assert weight.order is None
-    if _unit(weight.format, panels.layout) > _LONGEST:
+    if _unit(weight.format, panels.layout) > _MAX_UNIT:
         panels.fill(weight)
         return
     if weight.format == TQ1_0:  # its digits are computed; the layout has two bits

@@ -25,7 +25,7 @@ RPC_SECONDS = 2.0
 # At a time, to bound the connections when a thousand nodes join at once.
 MAX_RPCS = 256
 FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 3.0
+MAX_PAUSE_SECONDS = 3.0
 
 
 # For a node that no router has reached yet.
@@ -80,7 +80,7 @@ class Reachability:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _probe(self, node: Node) -> None:
-        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while not node.lost:
             try:
                 await self.meet(node.node_id, node.epoch, node.role, node.address)

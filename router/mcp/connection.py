@@ -29,7 +29,7 @@ MAX_CALLS = 16  # to one server at once
 # The server is probed after a call that failed, and when idle.
 PING_SECONDS = 5.0
 IDLE_SECONDS = 60.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 
 log = logger("router")
 
@@ -56,7 +56,7 @@ class McpConnection:
 
     async def run(self) -> None:
         """Keep the connection until this task is cancelled."""
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
         task = asyncio.current_task()
         # An error that the SDK raises while it is cancelled replaces the cancellation.
         while task is not None and not task.cancelling():

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .fields import option, split_list
-from .sampling_fields import LARGEST_INT, with_number_options
+from .sampling_fields import MAX_INT, with_number_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class RequestConfig:
     """Sampling parameters of requests; the server has the defaults."""
 
     max_tokens: int | None = option(
-        None, "--max-tokens", "Maximum number of output tokens.", minimum=1, maximum=LARGEST_INT
+        None, "--max-tokens", "Maximum number of output tokens.", minimum=1, maximum=MAX_INT
     )
     seed: int | None = option(None, "--seed", "Random seed; the same seed draws the same tokens.")
     stop: str | None = option(None, "--stop", "String that ends the output.")

@@ -9,14 +9,14 @@ from typing import Any
 
 from ..errors import UsageError
 from .fields import check_option, json_object, option
-from .sampling_fields import LARGEST_INT, NUMBERS, Number, with_number_options
+from .sampling_fields import MAX_INT, NUMBERS, Number, with_number_options
 
 # vLLM's values for the model's own generation_config.json, and for none.
 MODELS_OWN, NONE = "auto", "vllm"
 # The limit of every request, which vLLM has among the defaults.
 LIMIT = "max_new_tokens"
 _TOKENS = Number(
-    default=0, minimum=1, maximum=LARGEST_INT, above=False, computable=(1, LARGEST_INT), help=""
+    default=0, minimum=1, maximum=MAX_INT, above=False, computable=(1, MAX_INT), help=""
 )
 DEFAULTS = NUMBERS | {LIMIT: _TOKENS}
 # The name of one of a model's chat templates.
@@ -49,7 +49,7 @@ class SamplingConfig:
         "Default of max_tokens in requests (default: what fits in the context; 16 for text "
         "completions, as in OpenAI's API).",
         minimum=1,
-        maximum=LARGEST_INT,
+        maximum=MAX_INT,
     )
     chat_template: str | None = option(
         None,

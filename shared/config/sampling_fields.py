@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from .fields import option
 
-LARGEST_INT = 2**31 - 1
+MAX_INT = 2**31 - 1
 _NUMBER = "number"
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class SamplingNumbers:
     top_k: int = number(
         0,
         -1,
-        LARGEST_INT,
+        MAX_INT,
         "Draw from this many of the likeliest tokens; 0 or -1: all tokens.",
         computable=(0, 1 << 31),
     )

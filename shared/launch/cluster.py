@@ -34,7 +34,7 @@ USAGE_STATUS = 2
 # A part that dies is restarted after a pause, at most MAX_RESTARTS times in a row; serving for
 # GOOD_SECONDS resets the count.
 FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 MAX_RESTARTS = 5
 GOOD_SECONDS = 60.0
 # Time without any decode node before the cluster ends: one started elsewhere may still join.
@@ -64,7 +64,7 @@ class Restarts:
 
     def __init__(self) -> None:
         self._count = 0
-        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
 
     def pause(self, served: float) -> float | None:
         """Seconds to wait before the restart of a part that died after serving for ``served``

@@ -31,8 +31,8 @@ RPC_SECONDS = 2.0
 FIRST_RETRY_SECONDS = 0.2
 # Longest pauses: the first delays nodes after a router's restart, the second an operator who has
 # removed the cause of a rejection.
-LONGEST_AWAY_SECONDS = 3.0
-LONGEST_REFUSED_SECONDS = 15.0
+MAX_AWAY_PAUSE_SECONDS = 3.0
+MAX_REFUSED_PAUSE_SECONDS = 15.0
 # Spreads the heartbeats of nodes that started together.
 JITTER = 0.1
 # A link's rate is reported again if it has changed by this share; a heartbeat has a few rates.
@@ -90,8 +90,8 @@ class Registration:
         self._logged = ""
         self._link: _RouterLink | None = None
         self._limit: tuple[float | None] | None = None  # of the commanded drain
-        self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
-        self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
+        self._away = Backoff(FIRST_RETRY_SECONDS, MAX_AWAY_PAUSE_SECONDS)
+        self._refused = Backoff(FIRST_RETRY_SECONDS, MAX_REFUSED_PAUSE_SECONDS)
 
     async def run(self) -> None:
         """Keep the node registered until cancelled; then leave the router."""

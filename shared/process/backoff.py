@@ -8,7 +8,7 @@ from collections.abc import Callable
 # Short at first, since many failures are over at once; longer later, since a lasting one must not
 # cost many requests.
 FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 
 
 class Backoff:
@@ -46,7 +46,7 @@ class PeerBackoff:
         Failures during a pause do not extend it."""
         if self.remaining > 0:
             return 0.0
-        self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         self._until = self._clock() + self._pause
         return self._pause
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_LONGEST_NAME, _LONGEST_REASON, _LONGEST_FILE = 1000, 300, 255
+_MAX_NAME, _MAX_REASON, _MAX_FILE = 1000, 300, 255
 # The tensor of a linear layer over the text vector, in its own file, and our name for it.
 _LINEAR, _PROJECTION = "linear.weight", "projections.{i}.weight"
 
@@ -302,9 +302,9 @@ def _tensor_offsets(file: Path) -> dict[str, int]:
 def _check_names(path: Path, names: Iterable[str]) -> None:
     """Reject tensor names that do not fit in a line of an error message."""
     for name in names:
-        if not name.isprintable() or len(name) > _LONGEST_NAME:
+        if not name.isprintable() or len(name) > _MAX_NAME:
             raise ModelError(
-                f"{path} has a tensor named {brief(name)}: names are up to {_LONGEST_NAME} "
+                f"{path} has a tensor named {brief(name)}: names are up to {_MAX_NAME} "
                 "printable characters; delete the file and download it again"
             )
 
@@ -312,7 +312,7 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
 def _in_line(error: Exception) -> str:
     """The library's message, which quotes the file, in one line."""
     text = "".join(each if each.isprintable() else " " for each in str(error))
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def without_loadable_weights(files: Collection[str], place: str) -> ModelError:
@@ -331,7 +331,7 @@ def weight_map(index: Path) -> dict[str, str]:
             not isinstance(file, str)
             or not file.isprintable()
             or Path(file).name != file
-            or len(file.encode()) > _LONGEST_FILE
+            or len(file.encode()) > _MAX_FILE
         ):
             raise ModelError(f"{index}: {brief(file)} is not the name of a file in the folder")
         if not file.endswith(".safetensors"):

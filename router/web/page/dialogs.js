@@ -30,7 +30,7 @@ export async function confirmed(question, action) {
 }
 
 /** Ask for a line of text; null if cancelled. */
-export async function asked(title, label, value) {
+export async function askForText(title, label, value) {
   const input = el("input", { value, maxlength: 200, autofocus: true });
   const form = el("form", { method: "dialog" }, el("label", {}, label, input), saveButton());
   const dialog = show(title, "box", form);

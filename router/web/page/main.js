@@ -78,9 +78,9 @@ class Page {
     const { dataTransfer: data } = event;
     if (!data.types.includes("Files")) return;
     event.preventDefault();
-    const taken = this.view === "chat" && !document.querySelector("dialog[open]");
-    data.dropEffect = taken ? "copy" : "none";
-    if (taken && event.type === "drop") this.chat.composer.attach(data.files);
+    const accepted = this.view === "chat" && !document.querySelector("dialog[open]");
+    data.dropEffect = accepted ? "copy" : "none";
+    if (accepted && event.type === "drop") this.chat.composer.attach(data.files);
   }
 
   async showView() {
@@ -151,10 +151,10 @@ class Page {
   showModels(models) {
     if (JSON.stringify(models) === JSON.stringify(this.models)) return;
     this.models = models;
-    const wanted = this.picker.value || localStorage.getItem(MODEL);
+    const selected = this.picker.value || localStorage.getItem(MODEL);
     this.picker.replaceChildren(...models.map(model =>
       el("option", { value: model.id, title: aboutContext(model) }, model.id)));
-    if (models.some(model => model.id === wanted)) this.picker.value = wanted;
+    if (models.some(model => model.id === selected)) this.picker.value = selected;
     this.picker.disabled = false;
     this.picker.title = aboutContext(this.chosenModel());
   }

@@ -15,7 +15,7 @@ from ....kernels.block_formats import MXFP4, Q4_0, Q8_0, BlockFormat, Offset, Sc
 from ...errors import ModelError
 from ...models.quantization import Quantization
 from ..safetensors_folder import SafetensorsFolder
-from .quant_state import LONGEST, QuantState, read_quant_state
+from .quant_state import MAX_TEXT_BYTES, QuantState, read_quant_state
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FP8, _REMEDY = "F8_E4M3", "download the model again, or use another version of it"
 _SCALES = ("F16", "BF16", "F32")
 # Scales of longer groups are repeated after this many values, so that ranks can split them.
-_LONGEST_RUN = 128
+_MAX_RUN = 128
 # Far above any model; each expert takes memory before its weights are read.
 _MAX_EXPERTS = 1 << 14
 # MLX's name for a tensor with all experts of a layer.
@@ -505,8 +505,8 @@ class _Finder:
                 continue
             self._dtype(name, "U8")
             shape = self._folder.shape(name)
-            if len(shape) != 1 or shape[0] > LONGEST:
-                raise self._wrong(name, f"a text of up to {LONGEST} bytes")
+            if len(shape) != 1 or shape[0] > MAX_TEXT_BYTES:
+                raise self._wrong(name, f"a text of up to {MAX_TEXT_BYTES} bytes")
             content = bytes(self._folder.whole(name).tolist())
             if not any(content) and not self._folder.whole(f"{weight}.absmax").any():
                 return self._state_of_header(weight), kind
@@ -697,7 +697,7 @@ def _power_of_two(numbers: int, count: int) -> int:
 def _run(size: int, inputs: int) -> int:
     """Inputs of a block: those that share a scale, or a divisor of them and of a row."""
     both = gcd(size, inputs)
-    if both <= _LONGEST_RUN:
+    if both <= _MAX_RUN:
         return both
-    power = gcd(both, _LONGEST_RUN)
-    return power if power >= 8 else next(n for n in range(_LONGEST_RUN, 0, -1) if both % n == 0)
+    power = gcd(both, _MAX_RUN)
+    return power if power >= 8 else next(n for n in range(_MAX_RUN, 0, -1) if both % n == 0)

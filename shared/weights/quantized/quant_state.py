@@ -9,7 +9,7 @@ from ...errors import ModelError
 from ...models.config import Config
 
 # bitsandbytes writes less than 200 bytes.
-LONGEST = 4096
+MAX_TEXT_BYTES = 4096
 _LARGEST = 1e30
 
 

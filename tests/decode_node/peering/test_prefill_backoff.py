@@ -6,7 +6,7 @@ import pytest
 
 from tandem.decode_node.peering.prefill_backoff import MAX_ADDRESSES, PrefillBackoff
 from tandem.shared.errors import TransferError
-from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS
+from tandem.shared.process.backoff import MAX_PAUSE_SECONDS
 from tandem.tests.support.clock import SteppedClock
 
 
@@ -29,7 +29,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
         prefill_backoff.add("a:1", 7, "silent")
         prefill_backoff.add("a:1", 7, "silent")  # another request that waited with the first
         pauses.append(pause(prefill_backoff, clock))
-    assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert pauses == [1, 2, 4, 8, 16, MAX_PAUSE_SECONDS, MAX_PAUSE_SECONDS]
     prefill_backoff.end("a:1")
     prefill_backoff.end("a:1")
     prefill_backoff.add("a:1", 7, "silent")

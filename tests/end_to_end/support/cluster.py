@@ -24,7 +24,7 @@ from tandem.shared.process.lifeline import read_announcements
 from tandem.tests.support.forked import ForkedProcess, Forker
 
 START_SECONDS = 60.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 0.15
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.15
 # Small enough that a short prompt crosses every border.
 BLOCK, CHUNK, CONTEXT = 16, 64, 512
 
@@ -316,7 +316,7 @@ def pauses() -> Iterator[float]:
     pause = FIRST_PAUSE_SECONDS
     while True:
         yield pause
-        pause = min(1.25 * pause, LONGEST_PAUSE_SECONDS)
+        pause = min(1.25 * pause, MAX_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.process.backoff.FIRST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr("tandem.shared.process.backoff.LONGEST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("tandem.shared.process.backoff.MAX_PAUSE_SECONDS", 3600.0)
     async with cluster(tmp_path, nodes=2, admission_timeout=0.2) as c:
         c.nodes[0].script = hang
         while not c.nodes[0].requests:

@@ -177,7 +177,7 @@ async def test_a_lost_node_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> Non
             raise UnreachedError("no answer", gone=False)
 
     monkeypatch.setattr("tandem.router.cluster.reachability.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("tandem.router.cluster.reachability.LONGEST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("tandem.router.cluster.reachability.MAX_PAUSE_SECONDS", 0.001)
     reachability = Silent(table, INSECURE)
     node = table.join(pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE), "127.0.0.1:9")
     reachability.doubt(node)

@@ -199,7 +199,7 @@ def start_cluster(
 ) -> Iterator[StartCluster]:
     for name, value in (
         ("FIRST_PAUSE", 0.01),
-        ("LONGEST_PAUSE", 0.02),
+        ("MAX_PAUSE", 0.02),
         ("UNSERVED", 0.1),
         ("POLL", 0.01),
     ):

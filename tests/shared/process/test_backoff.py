@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS, Backoff, PeerBackoff
+from tandem.shared.process.backoff import MAX_PAUSE_SECONDS, Backoff, PeerBackoff
 from tandem.tests.support.clock import SteppedClock
 
 
@@ -17,7 +17,7 @@ def test_an_avoidance_doubles_its_pauses_until_the_thing_works() -> None:
         assert avoidance.suspected and avoidance.remaining == pauses[-1]
         clock.now += pauses[-1]
         assert avoidance.suspected and avoidance.remaining == 0
-    assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert pauses == [1, 2, 4, 8, 16, MAX_PAUSE_SECONDS, MAX_PAUSE_SECONDS]
     avoidance.end()
     avoidance.end()
     assert not avoidance.suspected

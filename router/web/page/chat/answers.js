@@ -66,7 +66,7 @@ export class Answers {
 
   begin(chat, message) {
     const answer = { chatId: chat.id, chat, message, controller: new AbortController(), dropped: false,
-                     savedAt: performance.now(), toldAt: -Infinity };
+                     savedAt: performance.now(), notifiedAt: -Infinity };
     this.answers.set(message.id, answer);
     return answer;
   }
@@ -75,8 +75,8 @@ export class Answers {
   report(answer) {
     const now = performance.now(), { text, reasoning = "" } = answer.message;
     const pause = TELL_MS + (text.length + reasoning.length) / CHARACTERS_A_MS;
-    if (now - answer.toldAt < pause) return;
-    answer.toldAt = now;
+    if (now - answer.notifiedAt < pause) return;
+    answer.notifiedAt = now;
     tell("answering", answer);
   }
 

@@ -19,10 +19,10 @@ export class CallsView {
     const key = JSON.stringify([calls, ran, approvals, open]);
     if (this.key === key) return;
     this.key = key;
-    const made = calls.filter(Boolean);
+    const present = calls.filter(Boolean);
     this.ran.replaceChildren(...ran.map(ranBox));
-    this.node.replaceChildren(...made.map(calledBox), ...approvals.map(askedBox));
-    if (open && made.length) this.node.append(this.resultForm(made));
+    this.node.replaceChildren(...present.map(calledBox), ...approvals.map(askedBox));
+    if (open && present.length) this.node.append(this.resultForm(present));
     if (open && approvals.length) this.node.append(this.approvalForm(approvals));
   }
 

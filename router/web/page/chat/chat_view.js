@@ -47,8 +47,8 @@ export class ChatView {
 
   /** Show a saved chat, or begin a new one. Answers in the previous one continue. */
   async open(id) {
-    const kept = id === null ? null : this.answers.chat(id) ?? await this.store.get(id);
-    this.start(kept ?? null);
+    const saved = id === null ? null : this.answers.chat(id) ?? await this.store.get(id);
+    this.start(saved ?? null);
     this.composer.field.focus();
   }
 

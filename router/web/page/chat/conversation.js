@@ -29,9 +29,9 @@ export function add(chat, parent, fields) {
 
 /** The chosen path from the beginning to a leaf. */
 export function path(chat) {
-  const found = [];
-  for (let id = chat.chosen[ROOT]; id; id = chat.chosen[id]) found.push(chat.messages[id]);
-  return found;
+  const messages = [];
+  for (let id = chat.chosen[ROOT]; id; id = chat.chosen[id]) messages.push(chat.messages[id]);
+  return messages;
 }
 
 /** The versions of a message, itself included. */
@@ -42,19 +42,19 @@ export function siblings(chat, message) {
 
 /** Merge the state that another tab has saved of the same chat: new messages, which are selected, and
  * newer states of others. */
-export function merge(chat, kept) {
+export function merge(chat, saved) {
   const fresh = new Set();
-  for (const theirs of Object.values(kept.messages)) {
+  for (const theirs of Object.values(saved.messages)) {
     const ours = chat.messages[theirs.id];
     if (!ours) {
       chat.messages[theirs.id] = theirs;
       fresh.add(theirs.id);
     } else if (theirs.revised > (ours.revised ?? 0)) become(ours, theirs);
   }
-  for (const [parent, id] of Object.entries(kept.chosen)) {
+  for (const [parent, id] of Object.entries(saved.chosen)) {
     if (fresh.has(id) || !chat.chosen[parent]) chat.chosen[parent] = id;
   }
-  chat.updated = Math.max(chat.updated, kept.updated);
+  chat.updated = Math.max(chat.updated, saved.updated);
 }
 
 /** Replace the state of a message by another tab's. */
@@ -65,19 +65,19 @@ export function become(ours, theirs) {
 
 /** The messages of a request whose answer goes below `parent`. */
 export function messagesUpTo(chat, parent) {
-  const found = pathTo(chat, parent).filter(({ role }) => role !== "approval").map(asRequested);
-  return chat.system.trim() ? [{ role: "system", content: chat.system }, ...found] : found;
+  const messages = pathTo(chat, parent).filter(({ role }) => role !== "approval").map(asRequested);
+  return chat.system.trim() ? [{ role: "system", content: chat.system }, ...messages] : messages;
 }
 
 /** The messages for the model, down to this one: from the beginning, or from where the chat was
  * shortened. */
 export function pathTo(chat, id) {
-  const found = [];
+  const messages = [];
   for (let message = chat.messages[id]; message; message = chat.messages[message.parent]) {
-    found.push(message);
+    messages.push(message);
     if (message.id === chat.begins) break;
   }
-  return found.reverse();
+  return messages.reverse();
 }
 
 /** The content of a message for the model: its text, and below it its files. */
@@ -96,13 +96,13 @@ export function fenced(text) {
 function asRequested(message) {
   const { role, text, calls, ran, callId } = message;
   if (role === "tool") return { role, content: text, tool_call_id: callId };
-  const made = { role, content: contentOf(message) };
+  const entry = { role, content: contentOf(message) };
   const sent = ran?.filter(call => call.server).map(mcpCall);
-  if (sent?.length) made.mcp_calls = sent;
-  if (!calls?.length) return made;
+  if (sent?.length) entry.mcp_calls = sent;
+  if (!calls?.length) return entry;
   const tool_calls = calls.map(({ id, name, text }) =>
     ({ id, type: "function", function: { name, arguments: text } }));
-  return { ...made, content: text || null, tool_calls };
+  return { ...entry, content: text || null, tool_calls };
 }
 
 /** A call that the router ran, in the form for the model. */

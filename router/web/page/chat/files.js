@@ -124,6 +124,6 @@ const CHAT = { title: text, created: time, updated: time, system: text, model: t
                sampling: object };
 
 function read(fields, value) {
-  const found = Object.entries(fields).map(([name, reader]) => [name, reader(value?.[name])]);
-  return Object.fromEntries(found.filter(([, field]) => field !== undefined));
+  const entries = Object.entries(fields).map(([name, reader]) => [name, reader(value?.[name])]);
+  return Object.fromEntries(entries.filter(([, field]) => field !== undefined));
 }

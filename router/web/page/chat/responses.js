@@ -8,7 +8,7 @@ import { contentOf, mcpCall } from "./conversation.js";
 export function responseBody(path, instructions, chatBody) {
   const { messages, stream_options, max_tokens, reasoning_effort, response_format, tools = [],
           ...body } = chatBody;
-  Object.assign(body, { input: path.flatMap(itemsOf), store: false, tools: tools.map(asked) });
+  Object.assign(body, { input: path.flatMap(itemsOf), store: false, tools: tools.map(withApproval) });
   if (instructions.trim()) body.instructions = instructions;
   if (max_tokens) body.max_output_tokens = max_tokens;
   if (reasoning_effort) body.reasoning = { effort: reasoning_effort };
@@ -16,7 +16,7 @@ export function responseBody(path, instructions, chatBody) {
   return body;
 }
 
-const asked = tool => (tool.type === "mcp" ? { ...tool, require_approval: "always" } :
+const withApproval = tool => (tool.type === "mcp" ? { ...tool, require_approval: "always" } :
   { type: tool.type, ...tool.function });
 
 const formatOf = ({ type, json_schema }) => ({ type, ...json_schema });

@@ -1,7 +1,7 @@
 // The list of chats: search, rename, delete, files.
 
 import { announce, download, el, iconButton } from "../dom.js";
-import { asked, confirmed } from "../dialogs.js";
+import { askForText, confirmed } from "../dialogs.js";
 import { mentions } from "./conversation.js";
 import { fileName, fromJson, toJson, toMarkdown } from "./files.js";
 
@@ -30,17 +30,17 @@ export class Sidebar {
   async refresh() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const heads = await this.store.heads();
-    const found = words.length ? await this.matching(heads, words) : heads;
+    const matches = words.length ? await this.matching(heads, words) : heads;
     const focused = this.focusedEntry();
-    this.list.replaceChildren(...found.slice(0, this.shown).map(head => this.entry(head)));
-    if (found.length > this.shown) this.list.append(this.more(found.length - this.shown));
+    this.list.replaceChildren(...matches.slice(0, this.shown).map(head => this.entry(head)));
+    if (matches.length > this.shown) this.list.append(this.more(matches.length - this.shown));
     if (focused) this.list.querySelector(focused)?.focus();
-    this.note.textContent = this.about(found, words);
+    this.note.textContent = this.about(matches, words);
   }
 
-  about(found, words) {
+  about(matches, words) {
     if (!this.store.lasting) return "This browser does not store chats here: closing the page deletes them.";
-    if (found.length) return "";
+    if (matches.length) return "";
     return words.length ? "No chat contains these words." : "Chats stay in this browser.";
   }
 
@@ -106,7 +106,7 @@ export class Sidebar {
   }
 
   async rename(id, title) {
-    const name = await asked("Rename the chat", "Title", title);
+    const name = await askForText("Rename the chat", "Title", title);
     if (!name) return;
     const chat = await this.chat(id);
     chat.title = name;

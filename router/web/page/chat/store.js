@@ -34,9 +34,9 @@ export class ChatStore {
   async get(id) {
     const database = await this.open();
     if (!database) return structuredClone(this.memory.get(id));
-    const kept = await done(database.transaction(CHATS).objectStore(CHATS).get(id));
-    if (kept) this.known.add(id);
-    return kept;
+    const saved = await done(database.transaction(CHATS).objectStore(CHATS).get(id));
+    if (saved) this.known.add(id);
+    return saved;
   }
 
   /** Save a chat, merged with the state that other tabs have saved, which `chat` takes over. False if it
@@ -48,9 +48,9 @@ export class ChatStore {
       return true;
     }
     const change = database.transaction([CHATS, HEADS], "readwrite");
-    const kept = await done(change.objectStore(CHATS).get(chat.id));
-    if (!kept && this.known.has(chat.id)) return false;
-    if (kept) merge(chat, kept);
+    const saved = await done(change.objectStore(CHATS).get(chat.id));
+    if (!saved && this.known.has(chat.id)) return false;
+    if (saved) merge(chat, saved);
     change.objectStore(CHATS).put(chat);
     change.objectStore(HEADS).put(headOf(chat));
     await finished(change);
@@ -61,10 +61,10 @@ export class ChatStore {
 
   /** Update a chat with the state that another tab has saved. False if it was deleted. */
   async refresh(chat) {
-    const kept = await this.get(chat.id);
-    if (!kept) return !this.known.has(chat.id);
-    merge(chat, kept);
-    const { title, system, sampling, model, begins } = kept;
+    const saved = await this.get(chat.id);
+    if (!saved) return !this.known.has(chat.id);
+    merge(chat, saved);
+    const { title, system, sampling, model, begins } = saved;
     Object.assign(chat, { title, system, sampling, model, begins });
     return true;
   }
@@ -107,10 +107,10 @@ function opened() {
   return done(opening);
 }
 
-function done(asked) {
+function done(request) {
   return new Promise((resolve, reject) => {
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(asked.error);
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
   });
 }
 

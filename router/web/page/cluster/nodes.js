@@ -123,10 +123,10 @@ function moving(prompts, tokens, elapsed) {
   return `${count}${number(tokens)} tokens · ${seconds(elapsed, 1)}`;
 }
 
-function placed(made, [x, y]) {
-  made.style.left = `${x}px`;
-  made.style.top = `${y}px`;
-  return made;
+function placed(element, [x, y]) {
+  element.style.left = `${x}px`;
+  element.style.top = `${y}px`;
+  return element;
 }
 
 /** The domain that all names share, or an empty text. */

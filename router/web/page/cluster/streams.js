@@ -7,7 +7,7 @@ import { Series, Spark } from "./spark.js";
 
 const WORDS = ("river stone window garden letter winter copper bridge morning harbour silver paper " +
   "forest candle market engine valley hammer island ribbon thunder meadow lantern compass").split(" ");
-const LONGEST_SECONDS = 180;  // after which a stream ends
+const MAX_SECONDS = 180;  // after which a stream ends
 const STREAM_TOKENS = 2_000;  // tokens of an answer, before a stream starts the next
 const MAX_STREAMS = 8;
 const BEFORE_MS = 4_000;  // for a stream's speed before a prompt
@@ -73,7 +73,7 @@ class Stream {
   }
 
   async run() {
-    const until = performance.now() + LONGEST_SECONDS * 1000;
+    const until = performance.now() + MAX_SECONDS * 1000;
     try {
       while (this.running && performance.now() < until) await this.once();
     } catch (error) {

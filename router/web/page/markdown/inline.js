@@ -7,22 +7,22 @@ import { mathsOf } from "./maths.js";
 const OPENS = "\uE000", CLOSES = "\uE001";  // around the number of something found
 const MARK = /\uE000(\d+)\uE001/g;
 const DEEPEST = 12;
-const LONGEST_URL = 2000;
+const MAX_URL = 2000;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const SCHEMES = ["http:", "https:", "mailto:"];
 
 /** The nodes of a text in Markdown. */
 export function inline(text) {
-  const found = [];
-  const marked = new Atoms(text.replace(/[\uE000\uE001]/g, ""), found).marked();
-  return new Spans(marked, found, 0).nodes();
+  const atoms = [];
+  const marked = new Atoms(text.replace(/[\uE000\uE001]/g, ""), atoms).marked();
+  return new Spans(marked, atoms, 0).nodes();
 }
 
 /** Replaces code, mathematics, escapes and bare addresses by marks. */
 class Atoms {
-  constructor(text, found) {
+  constructor(text, atoms) {
     this.text = text;
-    this.found = found;
+    this.atoms = atoms;
     this.missing = new Set();  // ends that do not occur any more
   }
 
@@ -44,8 +44,8 @@ class Atoms {
   }
 
   mark(node, raw) {
-    this.found.push({ node, raw });
-    return OPENS + (this.found.length - 1) + CLOSES;
+    this.atoms.push({ node, raw });
+    return OPENS + (this.atoms.length - 1) + CLOSES;
   }
 
   atom(at) {
@@ -109,13 +109,13 @@ class Atoms {
 
   angled(at) {
     const [whole, url] = /^<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/
-      .exec(this.text.slice(at, at + LONGEST_URL + 20)) ?? [];
+      .exec(this.text.slice(at, at + MAX_URL + 20)) ?? [];
     return whole ? { node: link(url, [url]), end: at + whole.length } : null;
   }
 
   bare(at) {
     if (at > 0 && /[\w/]/.test(this.text[at - 1])) return null;
-    const ahead = this.text.slice(at, at + LONGEST_URL);
+    const ahead = this.text.slice(at, at + MAX_URL);
     let [url] = /^https?:\/\/[^\s<>"'`\\\uE000]+/.exec(ahead) ?? [];
     // Inside a link, the address is part of the link.
     if (!url || this.text.slice(at - 2, at) === "](") return null;
@@ -135,9 +135,9 @@ class Atoms {
 
 /** Emphasis, links and line breaks of a text with marks. */
 class Spans {
-  constructor(text, found, depth) {
+  constructor(text, atoms, depth) {
     this.text = text;
-    this.found = found;
+    this.atoms = atoms;
     this.depth = depth;
     this.missing = new Set();
     this.brackets = matchingBrackets(text);
@@ -231,11 +231,11 @@ class Spans {
   }
 
   inside(from, to) {
-    return new Spans(this.text.slice(from, to), this.found, this.depth + 1).nodes();
+    return new Spans(this.text.slice(from, to), this.atoms, this.depth + 1).nodes();
   }
 
   restored(text) {
-    return text.replace(MARK, (_, number) => this.found[number].raw);
+    return text.replace(MARK, (_, number) => this.atoms[number].raw);
   }
 
   /** Output the text so far, with its marks replaced by their content. */
@@ -243,7 +243,7 @@ class Spans {
     let from = 0;
     for (const mark of this.plain.matchAll(MARK)) {
       if (mark.index > from) this.out.push(this.plain.slice(from, mark.index));
-      this.out.push(this.found[mark[1]].node);
+      this.out.push(this.atoms[mark[1]].node);
       from = mark.index + mark[0].length;
     }
     if (from < this.plain.length) this.out.push(this.plain.slice(from));
@@ -253,7 +253,7 @@ class Spans {
 
 function link(url, shown) {
   const href = safeAddress(url);
-  if (!href) return el("span", { class: "dead-link", title: url.slice(0, LONGEST_URL) }, shown);
+  if (!href) return el("span", { class: "dead-link", title: url.slice(0, MAX_URL) }, shown);
   const safe = { target: "_blank", rel: "noopener noreferrer nofollow" };
   return el("a", { href, title: href, ...safe }, shown);
 }
@@ -270,7 +270,7 @@ function safeAddress(url) {
 
 function targetOf(text, from) {
   let depth = 0;
-  for (let at = from; at < text.length && at < from + LONGEST_URL; at++) {
+  for (let at = from; at < text.length && at < from + MAX_URL; at++) {
     const sign = text[at];
     if (sign === "(" && ++depth > DEEPEST) return null;
     if (sign === ")" && depth-- === 0) return { url: text.slice(from, at).trim(), end: at + 1 };

@@ -4,7 +4,7 @@
 import { el, mathml } from "../dom.js";
 import { ACCENTS, DELIMITERS, FONTS, FUNCTIONS, LARGE, SPACES, SYMBOLS } from "./maths_symbols.js";
 
-const LONGEST = 5_000;
+const MAX_LENGTH = 5_000;
 const DEEPEST = 40;
 const LOW = 1.3;  // a fence is low if its row is this much higher
 const TOKEN = /\\(?:[a-zA-Z]+\*?|[^])|\s+|[^]/gu;
@@ -19,7 +19,7 @@ const ENVIRONMENTS = {
 export function mathsOf(source, display) {
   const text = source.trim();
   try {
-    if (text.length > LONGEST) throw new UnknownMaths("too long");
+    if (text.length > MAX_LENGTH) throw new UnknownMaths("too long");
     const row = new Formula(text).whole();
     const node = mathml("math", { display: display ? "block" : "inline", "aria-label": text }, row);
     requestAnimationFrame(() => stretchFences(node));
@@ -66,10 +66,10 @@ class Formula {
     return this.tokens[this.at];
   }
 
-  take(wanted) {
+  take(expected) {
     const token = this.peek();
-    if (token === undefined || (wanted && token !== wanted)) {
-      throw new UnknownMaths(`${wanted ?? "more"} is missing`);
+    if (token === undefined || (expected && token !== expected)) {
+      throw new UnknownMaths(`${expected ?? "more"} is missing`);
     }
     this.at++;
     return token;

@@ -7,10 +7,10 @@ import { inline } from "./inline.js";
 import { mathsOf } from "./maths.js";
 
 const DEEPEST = 12;
-const LONGEST = 400_000;
+const MAX_TEXT = 400_000;
 // Limit for highlighting code that still grows, which is repeated in each frame.
-const LONGEST_OPEN_CODE = 8_000;
-const LONGEST_CODE = 200_000;
+const MAX_OPEN_CODE = 8_000;
+const MAX_CODE = 200_000;
 
 /** An element that shows a growing text. */
 export class MarkdownView {
@@ -20,7 +20,7 @@ export class MarkdownView {
   }
 
   show(text) {
-    if (text.length > LONGEST) {
+    if (text.length > MAX_TEXT) {
       this.shown = [];
       this.node.replaceChildren(el("pre", { class: "long", tabindex: "0" }, text));
       return;
@@ -57,7 +57,7 @@ function element(block, depth) {
 }
 
 function codeBlock({ language, text, open }) {
-  const plain = text.length > (open ? LONGEST_OPEN_CODE : LONGEST_CODE);
+  const plain = text.length > (open ? MAX_OPEN_CODE : MAX_CODE);
   const code = el("code", {}, plain ? text : highlighted(text, language));
   const head = el("figcaption", {}, el("span", {}, language || "text"),
                   copyButton("Copy code", () => text));
@@ -86,8 +86,7 @@ function table({ head, aligns, rows }) {
   const cells = (kind, row) => aligns.map((align, i) =>
     el(kind, { class: `to-${align}`, scope: kind === "th" ? "col" : null }, inline(row[i] ?? "")));
   const body = rows.map(row => el("tr", {}, cells("td", row)));
-  const made = el("table", {}, el("thead", {}, el("tr", {}, cells("th", head))),
-                  el("tbody", {}, body));
   const about = { class: "table", tabindex: "0", role: "region", "aria-label": "Table" };
-  return el("div", about, made);
+  return el("div", about, el("table", {}, el("thead", {}, el("tr", {}, cells("th", head))),
+                             el("tbody", {}, body)));
 }
