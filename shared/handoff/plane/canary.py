@@ -29,7 +29,7 @@ PROMPT_TOKENS = 31
 # the last layer, 0.4 with weights half as large again; the limit is three roundings. int8, with a
 # scale for each vector, rounds by 2**-8 of the vector's largest value: 7e-2 in the last layer.
 # Quantised weights differ from their originals by 1e-2 in the first layer and 0.12 in the last in
-# Q8_0, by 3e-2 and 0.31 in Q6_K, by 0.17 and 0.9 in four bits. Other methods differ by half to
+# Q8_0, by 3e-2 and 0.31 in Q6_K, by 0.17 and up to 1.25 in four bits. Other methods differ by half to
 # three quarters of the limits of GGUF's formats with equally many bits; FP8, which rounds weights
 # by 2**-4, differs like Q6_K. Three bits, and four bits with power-of-two scales, differ by 1.2 in
 # the last layer, two bits by 1.55, so their first layers are decisive. Other weights or another
@@ -63,7 +63,7 @@ _ROUTED_PART = 0.1
 # The difference that another layout makes must exceed the limit at any depth.
 _MAX_TOLERANCE = 0.75
 # The maximum for formats of four, three, two and fewer bits, by the limit of their first layer.
-_MAX_OF_FEW_BITS = {0.5: 1.1, 0.75: 1.35, 1.0: 1.75, 1.25: 2.25}
+_MAX_OF_FEW_BITS = {0.5: 1.35, 0.75: 1.35, 1.0: 1.75, 1.25: 2.25}
 # The lowest limit: an all-zero layer would have 0, by which ``ratio`` divides.
 _SMALLEST = 1e-30
 

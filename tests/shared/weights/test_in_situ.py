@@ -124,6 +124,22 @@ def test_the_canary_allows_for_one_side_that_is_quantised(
     assert same < 1 < other
 
 
+def test_the_canary_allows_for_deep_llamas_in_four_bits(tmp_path: Path) -> None:
+    """K without norms differs most: by 1.25 of a layer's largest value in this one."""
+    size = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16}
+    for seed in range(2):
+        tiny_models.build("llama", tmp_path / f"{seed}", seed=seed, dtype="bfloat16", **size)
+    senders = [
+        build_runner(tmp_path / f"{seed}", dtype="float32", block_size=8, num_blocks=24)
+        for seed in range(2)
+    ]
+    quantised = build_runner(
+        tmp_path / "0", dtype="float32", block_size=4, num_blocks=24, isq="q4_0"
+    )
+    same, other = ratios(senders, quantised, ["Q4_0"])
+    assert same < 1 < other
+
+
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     folder = tiny_models.cached("qwen3", tmp_path)
     quantized, _ = write_quantized(folder, tmp_path / "made", METHODS["fp8 tensor"])
