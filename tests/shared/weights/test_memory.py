@@ -79,6 +79,20 @@ def test_the_size_of_the_weights_is_logged(
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
 
 
+def test_weights_without_a_kernel_are_named(
+    wide: Path, q8_0: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in (wide, q8_0):
+        load_model(path, operators=operators_for(torch.device("cpu"), **KERNELS))
+    load_model(wide)
+    assert "decoded" not in caplog.text
+    load_model(q8_0)
+    assert caplog.messages[-1] == (
+        "weights in Q8_0 are decoded for each product, which is slow; "
+        "--cpu-kernels compiled has kernels for most formats"
+    )
+
+
 def test_the_source_of_weights_is_not_among_them() -> None:
     """Parts keep their placement, which leads to it."""
     source = {"a file": torch.empty(1000)}
