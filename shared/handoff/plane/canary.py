@@ -31,11 +31,11 @@ PROMPT_TOKENS = 31
 # Quantised weights differ from their originals by 1e-2 in the first layer and 0.12 in the last in
 # Q8_0, by 3e-2 and 0.31 in Q6_K, by 0.17 and up to 1.25 in four bits. Other methods differ by half
 # to three quarters of the limits of GGUF's formats with equally many bits; FP8, which rounds
-# weights by 2**-4, differs like Q6_K. Three bits, and four bits with power-of-two scales, differ by 1.2 in
-# the last layer, two bits by 1.55, so their first layers are decisive. Other weights or another
-# layout differ by about 1.5. One bit, ternary digits, and two bits with one scale for 64 values
-# differ by 0.8 to 1.25 in the first layer, where other weights differ by 1.3 to 1.8, and by up to 2
-# in other layers.
+# weights by 2**-4, differs like Q6_K. Three bits, and four bits with power-of-two scales, differ by
+# 1.2 in the last layer, two bits by 1.55, so their first layers are decisive. Other weights or
+# another layout differ by about 1.5. One bit, ternary digits, and two bits with one scale for 64
+# values differ by 0.8 to 1.25 in the first layer, where other weights differ by 1.3 to 1.8, and by
+# up to 2 in other layers.
 _FIRST_LAYER = {
     "float32": 1e-4,
     "float16": 2.0**-8,
