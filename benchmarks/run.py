@@ -14,6 +14,7 @@ from tandem.benchmarks.support.report import RESULTS
 
 _MODULES = (
     "startup",
+    "loading",
     "router.placement",
     "router.workers",
     "router.tokens",

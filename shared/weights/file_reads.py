@@ -7,6 +7,7 @@ count as the process's memory.
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 # Bytes per thread, at least.
 _SHARE = 1 << 20
+# Bytes that the kernel reads ahead, while weights are packed: packing then costs a load no time
+# where the disk is slower, and reading none where it is faster.
+_AHEAD = 256 << 20
 
 
 class FileReads:
@@ -27,9 +31,10 @@ class FileReads:
     def __init__(self) -> None:
         self._open: dict[Path, int] | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._read_ahead: dict[int, int] = {}
 
     def __enter__(self) -> FileReads:
-        self._open = {}
+        self._open, self._read_ahead = {}, {}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -47,6 +52,7 @@ class FileReads:
         import torch
 
         fd, data = self._descriptor(file), into.view(-1).view(torch.uint8).numpy().data
+        self._ask_ahead(fd, begin + len(data))
         count = min(torch.get_num_threads(), len(data) // _SHARE)
         if count < 2:
             _fill(fd, begin, data, file, what)
@@ -77,6 +83,16 @@ class FileReads:
         data = bytearray(count)
         _fill(self._descriptor(file), begin, memoryview(data), file, what)
         return data
+
+    def _ask_ahead(self, fd: int, end: int) -> None:
+        """Have what follows ``end`` read into the page cache, since tensors are mostly read in the
+        order of the file."""
+        begin = self._read_ahead.get(fd, 0)
+        if not end <= begin <= end + _AHEAD:
+            begin = end
+        if end + _AHEAD - begin >= _AHEAD // 2 and sys.platform == "linux":
+            os.posix_fadvise(fd, begin, end + _AHEAD - begin, os.POSIX_FADV_WILLNEED)
+            self._read_ahead[fd] = end + _AHEAD
 
     def _descriptor(self, file: Path) -> int:
         assert self._open is not None, "the source is not open"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,19 @@ def test_the_size_of_the_weights_is_logged(
     if isq != "q4k" or jit.multiplies_bytes():
         assert result == pytest.approx(size_mb, rel=0.02)
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
+
+
+def test_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte once, at least half a window at a time, and anew from where reads jump to."""
+    windows: list[tuple[int, int]] = []
+    monkeypatch.setattr(file_reads, "_AHEAD", 100)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, _: windows.append((at, size)))
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    with file_reads.FileReads() as reads:
+        for begin in (0, 30, 60, 90, 600, 0):
+            reads.rows(path, begin, torch.empty(30, dtype=torch.uint8), "numbers")
+    assert windows == [(30, 100), (130, 60), (630, 100), (30, 100)]
 
 
 def test_weights_without_a_kernel_are_named(
