@@ -213,7 +213,7 @@ class Operators:
     def prepare_act_and_mul(
         self, activation: Activation, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Called before the first ``act_and_mul`` with so many results a row."""
+        """Called before the first ``act_and_mul`` with ``width`` results a row."""
 
     def prepare_rope(self, config: RopeConfig) -> None:
         """Called before the first ``rope_and_cache_kv`` or ``rope_queries`` of this kind."""

@@ -159,10 +159,10 @@ def chunk_attention(
 
 
 def operations(tokens: int, count: int, window: int | None) -> float:
-    """Those of the products with K and V that rows attend to."""
+    """Operations of the products with the K and V that rows attend to."""
     rows = tokens // count
-    seen = sum(min(row + 1, window or rows) for row in range(rows))
-    return 4.0 * HEADS * DIM * count * seen
+    pairs = sum(min(row + 1, window or rows) for row in range(rows))
+    return 4.0 * HEADS * DIM * count * pairs
 
 
 def latent_attention(

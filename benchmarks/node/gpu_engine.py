@@ -121,7 +121,7 @@ class GpuShape:
         return int(c["hidden_size"] * heads * c["num_hidden_layers"])
 
     def feed_forward_parameters(self, rows: int) -> float:
-        """Those read in a step of so many rows, which choose experts evenly."""
+        """Parameters that a step of ``rows`` rows reads; they choose experts evenly."""
         c, layers = self.config, self.config["num_hidden_layers"]
         if not self.is_mixture:
             return float(3 * c["hidden_size"] * c["intermediate_size"] * layers)
@@ -144,14 +144,14 @@ class GpuShape:
         return self.weight_bytes(rows) + rows * context * self.kv_bytes
 
     def prompt_operations(self, tokens: int) -> float:
-        """Those of the products of a prompt, in a model without experts."""
+        """Operations of the products for a prompt, in a model without experts."""
         c = self.config
         heads = c["num_hidden_layers"] * c["num_attention_heads"] * c["head_dim"]
         weights = self.attention_parameters + self.feed_forward_parameters(1)
         return 2 * tokens * weights + 2 * heads * tokens**2
 
     def small(self) -> GpuShape:
-        """As many kinds of work, in a moment."""
+        """The same kinds of work, small enough to take a moment."""
         config = self.config | SMALL_CONFIG | (SMALL_EXPERTS if self.is_mixture else {})
         api = tuple((2, 20, 4) for _ in self.api[:1])
         return GpuShape(self.name, config, ((1, 20), (3, 40)), self.prompts and (32,), api)
@@ -312,7 +312,7 @@ Span = tuple[float, float]
 
 
 def profile(run: Callable[[], Any], steps: int) -> tuple[list[Span], str]:
-    """When kernels ran in so many steps, in seconds, and the slowest of them."""
+    """The times at which kernels ran in ``steps`` steps, in seconds, and the slowest kernels."""
     # Only kernels on a GPU: recording the launches would slow them down.
     activity = ProfilerActivity.CPU if EMULATED else ProfilerActivity.CUDA
     with profiler(activities=[activity]) as record:
@@ -394,8 +394,8 @@ def measure(shape: GpuShape) -> Iterator[Figure]:
             start = time.perf_counter()
             runner = build(shape, folder)
             torch.cuda.synchronize()
-            taken = time.perf_counter() - start
-            yield figure(f"{shape.name}: load and trials of kernels", taken, "s")
+            seconds = time.perf_counter() - start
+            yield figure(f"{shape.name}: load and trials of kernels", seconds, "s")
             yield from captured(shape, runner)
             collect_rarely()  # from here on, as a rank
             for part in (decoded, prefilled):

@@ -43,7 +43,7 @@ from tandem.shared.engine.plan import RankSampling, SamplerSpec
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 
 EPS, BLOCK = 1e-6, 16
-# Of a graph whose inputs stay in the L2 cache.
+# Launches in a graph; its inputs stay in the L2 cache.
 _LAUNCHES = 20
 SAMPLINGS = {
     "greedy": RankSampling(temperature=0.0),
@@ -132,7 +132,7 @@ def latent_launch(load: FusedLoad) -> Launch:
 
 
 def frame_launch(load: FusedLoad, *, scatter: bool = False) -> Launch:
-    """Of all layers, with row sums; blocks lie anywhere."""
+    """Launch of the frame kernel for all layers, with row sums; blocks lie anywhere."""
     shape = load.kv_heads, 4 * load.tokens, load.dim
     layers = [list(random(2, *shape)) for _ in range(load.layers)]
     copies = TritonFrames(layers, BLOCK)

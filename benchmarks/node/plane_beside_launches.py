@@ -114,13 +114,13 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             "layers pending": beside.pending,
             "a turn every millisecond": beside.polling,
         }
-        taken: dict[str, list[float]] = {name: [] for name in variants}
+        seconds: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(rounds):
             for name, variant in variants.items():
                 with variant():
-                    taken[name] += sorted(launch(x) for _ in range(10))[2:8]
+                    seconds[name] += sorted(launch(x) for _ in range(10))[2:8]
         until(lambda: not prefill.plane.stats().active_sends)
-    medians = {name: statistics.median(each) for name, each in taken.items()}
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
     goals = {"layers pending": "<=1.1"}
     return [
         {

@@ -41,16 +41,16 @@ def _only(unit: str, bar: str) -> Prediction:
 
 COPY = "copy on the GPU, read and written"
 PRODUCT = "bfloat16 product of 8192 x 8192"
-# Of a copy of as many bytes, launched alike.
+# Share of the speed of a copy of as many bytes, launched alike.
 FUSED = "fused {}, 256 x 4096"
 FUSED_KERNELS = ("norm", "add and norm", "activation", "rope and store", "latent store")
 FRAME = "frame of the handoff, {}"
 SAMPLING = "sampling 256 x 151,936, {}"
-# Of a copy's speed.
+# Share of a copy's speed.
 DECODE = "decode attention {}, {}"
 # Time in bfloat16 over that in fp8.
 FP8_GAIN = "decode attention {}, fp8 over bf16"
-# Of a product's rate.
+# Share of a product's rate.
 CHUNKS = "prefill attention 8192, {}"
 QWEN, LLAMA, EXPERTS = "Qwen3-0.6B", "Llama-3-8B", "Qwen3-30B-A3B, 12 layers"
 CARRIER = "carrier alone: out of the ring, of a copy's speed"
@@ -149,11 +149,11 @@ def table(rows: Sequence[Mapping[str, Any]], device: str) -> str:
         share = "" if row.get("share") is None else f"{row['share']:.3g}"
         measured = f"{row['value']:,.4g} {row['unit']}".rstrip()
         lines.append(f"| {row['metric']} | {measured} | {one.bar} | {passed} | {one} | {share} |")
-    seen = {row["metric"] for row in rows}
+    measured_names = {row["metric"] for row in rows}
     lines += [
         f"| {metric} | not measured | {one.bar} | | {one} | |"
         for metric, one in expected.items()
-        if metric not in seen
+        if metric not in measured_names
     ]
     return "\n".join(lines) + "\n"
 

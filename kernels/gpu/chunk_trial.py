@@ -19,7 +19,7 @@ from ..scaled import CachedKV
 from . import trials
 from .decode_trial import cached_as, limit
 
-# Of each chunk: the position of its first row, and its rows.
+# The position of the first row of each chunk, and its rows.
 CHUNKS = ((0, 37), (300, 3), (150, 70))
 
 

@@ -37,7 +37,7 @@ OPTIONS = {"num_warps": 4}
 def constants(
     widths: Sequence[int], pitch: int, block_size: int, *, aligned: bool, scatter: bool
 ) -> dict[str, Any]:
-    """Compile-time constants of ``_copy_frame``, for components with so many words a token.
+    """Compile-time constants of ``_copy_frame``, for components of ``widths`` words a token.
     ``pitch`` is the number of addresses of a layer."""
     assert max(widths) <= COLUMNS, widths  # a tile lies in two rows
     wides = tuple(next_power_of_2(width) for width in widths)
@@ -53,8 +53,8 @@ def constants(
 
 
 def is_aligned(widths: Sequence[int], rows: int) -> bool:
-    """True if each component of a frame begins at a whole vector, with so many rows, one for each
-    head and token."""
+    """True if each component of a frame begins at a whole vector. A frame has ``rows`` rows, one
+    for each head and token."""
     return all(width * rows * WORD % VECTOR_BYTES == 0 for width in widths)
 
 

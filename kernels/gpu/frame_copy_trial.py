@@ -125,16 +125,16 @@ def first_difference(kinds: Sequence[Widths], block_size: int, device: torch.dev
             cells = FrameCells(layers_of_kind, heads, blocks, first, first + tokens)
             size = len(layers_of_kind) * len(heads) * tokens * sum(kind) * WORD
             frame = torch.zeros(size, dtype=torch.uint8, device=device)
-            sums, wanted = copies.pack(cells, frame), torch.zeros_like(frame)
+            sums, copied = copies.pack(cells, frame), torch.zeros_like(frame)
             sums_back = scattered.scatter(cells, frame)
             if device.type == "meta":  # nothing is computed there
                 continue
-            expected.pack(cells, wanted)
-            expected_back.scatter(cells, wanted)
+            expected.pack(cells, copied)
+            expected_back.scatter(cells, copied)
             assert sums is not None and sums_back is not None
-            if not torch.equal(frame, wanted):
+            if not torch.equal(frame, copied):
                 return "packed frames differ"
-            if not torch.equal(sums, row_sums(wanted)) or not torch.equal(sums, sums_back):
+            if not torch.equal(sums, row_sums(copied)) or not torch.equal(sums, sums_back):
                 return "sums differ"
     if device.type == "meta" or _equal(targets, others):
         return ""

@@ -98,7 +98,7 @@ def norm_works(width: int, dtype: torch.dtype, device: torch.device) -> bool:
 def activation_works(
     activation: Activation, width: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """The same of a gated activation, with so many results."""
+    """True if the kernel of a gated activation works for ``width`` results."""
     if device.type == "cpu" or dtype not in _LIMITS or not width:
         return False
     return passes(
@@ -109,7 +109,7 @@ def activation_works(
 
 @cache
 def rope_works(config: RopeConfig) -> bool:
-    """The same of a rotation and its write to the cache."""
+    """True if the kernel that rotates heads and writes them to the cache works."""
     if config.device.type == "cpu" or config.dtype not in _LIMITS:
         return False
     return passes(

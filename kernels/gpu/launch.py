@@ -25,14 +25,14 @@ _UNALIGNED = 15
 _INT32_END = 1 << 31
 _Arguments = ParamSpec("_Arguments")
 _Constants = TypeVar("_Constants")
-# What a launch asks of a tensor.
+# All that a launch needs of a tensor.
 _address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 _dtype = attrgetter("dtype")
 _device: Callable[[torch.Tensor], int] = torch.Tensor.get_device
 
 
 class _Compiled(NamedTuple):
-    """What launches a kernel that Triton has compiled, and the values of its constants."""
+    """A kernel that Triton compiled, the function that launches it, and its constants' values."""
 
     kernel: Any  # must live as long as its function is launched: it unloads it
     run: Callable[..., object]

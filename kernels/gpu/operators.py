@@ -98,9 +98,9 @@ class GpuOperators(Operators):
         self._norms: set[tuple[int, torch.dtype]] = set()
         self._activations: set[tuple[Activation, int, torch.dtype]] = set()
         self._ropes: set[RopeConfig] = set()
-        # Of layers whose chunks FlashAttention 3 computes.
+        # Kinds of attention whose chunks FlashAttention 3 computes.
         self._flash: set[AttentionConfig] = set()
-        # For all kinds of latent attention that were prepared, if any.
+        # True if the store kernel works for every kind of latent attention that was prepared.
         self._stores_latents: bool | None = None
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

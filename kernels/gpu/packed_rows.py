@@ -75,7 +75,7 @@ def unpack_rows(
     each = torch.arange(len(words), device=words.device)
     sizes = list(field_bytes(book))
     low, signs, high, halves = words.contiguous().view(torch.uint8).split(sizes, dim=2)
-    # Those of a thread, [O, chunks, t, ...].
+    # The part of each thread, [O, chunks, t, ...].
     low = low.unflatten(2, (-1, 4, 8, 4))[each, :, :, :, g].permute(0, 1, 3, 2, 4)
     rows = low.int().flatten(3)
     above = book.bits - 8
@@ -101,18 +101,18 @@ def unpack_rows(
 
 
 def _by_outputs(each: torch.Tensor, count: int) -> torch.Tensor:
-    """What ``count`` of belong to a span, [O, ...], as [tiles, h, g, chunks, span, count]."""
+    """Values with ``count`` per span, [O, ...], as [tiles, h, g, chunks, span, count]."""
     each = F.pad(each, (0, 0, 0, -len(each) % TILE))
     return each.view(-1, 2, 8, each.shape[1] // (_SPANS * count), _SPANS, count)
 
 
 def _by_threads(each: torch.Tensor, count: int) -> torch.Tensor:
-    """What ``count`` of belong to 8 inputs, [O, ...], as [tiles, chunks, t, g, span, count, h]."""
+    """Values with ``count`` per 8 inputs, [O, ...], as [tiles, chunks, t, g, span, count, h]."""
     return _by_outputs(each, 4 * count).unflatten(5, (4, count)).permute(0, 3, 5, 2, 4, 6, 1)
 
 
 def _in_order(each: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """[O, chunks, t, those of a thread by span and h], as [O, ...]."""
+    """[O, chunks, t, values of a thread by span and h], as [O, ...]."""
     mine = select_half(each.unflatten(3, (_SPANS, -1, 2)), h)
     return mine.transpose(2, 3).flatten(1)
 

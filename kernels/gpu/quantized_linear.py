@@ -68,7 +68,7 @@ def constants(weight: PackedCodes, rows: int, *, grouped: bool = False) -> dict[
         "GROUP": weight.group,
         # Numbers that are moved have a minimum from their scale.
         "HAS_MINIMUM": weight.minimums is not None or (book is not None and book.moves),
-        # Of a codebook: numbers of a row, bits of a row's number, inputs that share an odd scale.
+        # A codebook's numbers in a row, bits of a row's number, and inputs that share an odd scale.
         "ROW_SIZE": 0 if book is None else book.row_size,
         "BITS": 0 if book is None else book.bits,
         "FINE": 0 if book is None else book.group,
@@ -172,7 +172,7 @@ def _launch(
 
 
 def _table(weight: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
-    """What codes are looked up in; some tensor if they are not."""
+    """The table in which codes are looked up; without one, any tensor."""
     if weight.book is not None:
         return _book(weight.book, dtype, weight.words.device)
     if weight.levels is not None:
@@ -257,7 +257,7 @@ def _of_codes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _of_bytes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
-    """The same for codes of 8 bits."""
+    """Like ``_of_codes``, for codes of 8 bits."""
     GROUPS: tl.constexpr = pairs.shape[1]
     wide = pairs.to(tl.float32).to(codes.dtype)
     wide = wide.reshape(codes.shape[1], codes.shape[2], 32, GROUPS, 2).permute(3, 0, 1, 2, 4)
@@ -378,7 +378,7 @@ def _multiply(
     if READS_MINIMUM:
         minimum = _of_step(minimums + scale_at, first + scale_warp, last, GROUP)
     for step in range(first, last, WARPS):
-        # Those of the next step are on their way meanwhile. There is memory after the last ones.
+        # The words of the next step load meanwhile. After the last ones there is memory to read.
         word_at += WARPS * LENGTH
         following = _read(word_at, lane, ROW_SIZE, BITS, FINE, HAS_MINIMUM)
         x = tl.load(x_at + (tl.minimum(step + x_warp, last - 1) * 64)[:, None])
@@ -520,7 +520,7 @@ def _decode(
 
 @triton.jit
 def _of_half(pairs: tl.tensor, row: tl.tensor) -> tl.tensor:
-    """Of two fp16 of outputs g and g + 8 in a word, that of a row of the tile."""
+    """The fp16 of a row of the tile, out of words with those of outputs g and g + 8."""
     bits = tl.where((row < 8)[:, None], pairs, pairs >> 16)
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 

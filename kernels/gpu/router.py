@@ -17,7 +17,7 @@ import triton.language as tl
 
 from .launch import cdiv, direct
 
-# Steps of so many rows are divided by inputs, into at most so many parts.
+# In steps of up to FEW rows, inputs are divided among programs.
 FEW = 512
 _MAX_PARTS = 8
 # Compile-time constants: for few rows, a program's inputs are one step if there are not many.

@@ -4,7 +4,7 @@
     int64
 
 A program takes a row, as groups of experts in a matrix. It takes the best score K times, the first
-of equal ones. A row whose logits are no numbers has weights that are none, and valid indices.
+of equal ones. A row whose logits are NaN has NaN weights and valid indices.
 
 T rows, E experts, K chosen ones.
 """

@@ -51,7 +51,7 @@ def works(routing: Routing, experts: int, device: torch.device) -> bool:
 
 
 def router_works(weight_EC: torch.Tensor, bias_E: torch.Tensor | None, routing: Routing) -> bool:
-    """The same of the router."""
+    """True if the router kernel works."""
     if weight_EC.device.type == "cpu":
         return False
     vectors = routing.correction, routing.expert_scale, bias_E
@@ -105,7 +105,8 @@ def router_error(
     dtype: torch.dtype,
     device: torch.device,
 ) -> float:
-    """The same of the router, with a bias if ``has`` ends so, for few rows and many."""
+    """The router's largest difference, for few rows and many; with a bias if the last of ``has`` is
+    true."""
     from .router import FEW
 
     (experts, inputs), random = shape, torch.Generator().manual_seed(0)
@@ -138,7 +139,7 @@ def _with_vectors(
 def _difference(
     choice: tuple[torch.Tensor, torch.Tensor], logits: torch.Tensor, routing: Routing
 ) -> float:
-    """The largest from the reference's weights of all experts."""
+    """The largest difference from the reference's weights of all experts."""
     if logits.device.type == "meta":  # nothing is computed there
         return 0.0
     sides = choice, reference.choose_experts(logits, routing)

@@ -68,7 +68,7 @@ STAGES = 4
 PASSES = 3
 # Logits of a block that are listed. If a range has more in the end, the row itself is searched.
 LIMIT = 1024
-# Those of each block that are compared at a time.
+# Listed tokens that a block compares at a time.
 LISTED = 64
 
 _OPTIONS = {"num_warps": 8}
@@ -287,8 +287,8 @@ def _completing(slot: tl.tensor, start: tl.tensor, ITEMS: tl.constexpr) -> tl.te
     drawn = _count(slot + INDEX)
     for back in range(1, prefix + 1):
         expected = tl.load(at + back, mask=there, other=-1)
-        seen = tl.load(recent + tl.maximum(drawn - back, 0) % prefix)
-        matches = (expected < 0) | ((expected == seen) & (drawn >= back))
+        recent_token = tl.load(recent + tl.maximum(drawn - back, 0) % prefix)
+        matches = (expected < 0) | ((expected == recent_token) & (drawn >= back))
         last = tl.where(matches, last, -1)
     return last
 
@@ -298,13 +298,13 @@ def _leaves_nothing(slot: tl.tensor, ITEMS: tl.constexpr) -> tl.tensor:
     """True if each of the only tokens that are allowed would complete a bad word."""
     count, ids = _count(slot + ALLOWED_COUNT), _list(slot + ALLOWED_IDS)
     number = 0
-    found = 1
-    while (number < count) & (found > 0):
+    completes = 1
+    while (number < count) & (completes > 0):
         token = tl.load(ids + number)
-        found = 0
+        completes = 0
         for start in range(0, _count(slot + WORD_COUNT), ITEMS):
-            found += tl.sum((_completing(slot, start, ITEMS) == token).to(tl.int32), 0)
-        number += tl.minimum(found, 1)
+            completes += tl.sum((_completing(slot, start, ITEMS) == token).to(tl.int32), 0)
+        number += tl.minimum(completes, 1)
     return (count > 0) & (number == count)
 
 
@@ -312,11 +312,11 @@ def _leaves_nothing(slot: tl.tensor, ITEMS: tl.constexpr) -> tl.tensor:
 def _edited(slot: tl.tensor, x: tl.tensor, token: tl.tensor, inside: tl.tensor) -> tl.tensor:
     """Apply penalties, and what is known of every token."""
     if tl.load(slot + COUNTS) != 0:
-        seen = tl.load(_list(slot + COUNTS) + token, mask=inside, other=0)
+        token_count = tl.load(_list(slot + COUNTS) + token, mask=inside, other=0)
         factor = _number(slot + REPETITION)
         weaker = tl.where(x > 0, x / factor, x * factor)
-        x = tl.where(seen > 0, weaker, x)
-        drawn = (seen >> 1).to(tl.float32)
+        x = tl.where(token_count > 0, weaker, x)
+        drawn = (token_count >> 1).to(tl.float32)
         presence = tl.where(drawn > 0, _number(slot + PRESENCE), 0.0)
         x -= _number(slot + FREQUENCY) * drawn + presence
     if tl.load(slot + ALLOWED) != 0:
@@ -440,7 +440,7 @@ def _likely_distance(
     square = square + 2 * farther * distance + farther * farther * mass
     variance = tl.sum(factor * square, 0) / total - mean * mean
     deviation = tl.sqrt(tl.maximum(variance, 0.0))
-    # Of a normal distribution, to three digits.
+    # The quantile of a normal distribution, to three digits.
     below = tl.exp2(0.14 * tl.log2(tl.maximum(share, 1e-6)))
     quantile = 4.91 * (below - tl.exp2(0.14 * tl.log2(tl.maximum(1.0 - share, 1e-6))))
     return mean + quantile * deviation, deviation

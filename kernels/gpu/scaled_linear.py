@@ -30,7 +30,7 @@ _LARGEST = torch.finfo(FP8).max
 _SMALLEST = torch.finfo(torch.float32).tiny
 # Inputs and outputs are multiples of this: 16 bytes.
 _ALIGNED = 16
-# The scales of a row of blocks begin at multiples of so many, and rows are a multiple of it.
+# The scales of a row of blocks begin at multiples of _PADDED, and rows are padded to one.
 _PADDED = 4
 _OLDEST: dict[Scaling, tuple[int, int]] = {"rows": (8, 9), "blocks": (9, 0)}
 

@@ -28,7 +28,7 @@ ROWS = (8, 16)
 VECTOR_BYTES = 16
 # Outputs of a program.
 _OUTPUTS = 8
-# Inputs of a warp in a step: two sums of so many times 32, so that fewer products wait for others.
+# A warp takes _SUMS x _SPANS x 32 inputs in a step; with two sums, fewer products wait for others.
 _SUMS, _SPANS = 2, 4
 _WARP_INPUTS = _SUMS * _SPANS * 32
 # Warps that keep a processor's share of the memory busy, and the fewest and most of a program.
@@ -80,7 +80,7 @@ def multiply(
 def _places(
     A: tl.constexpr, SPANS: tl.constexpr, GROUPS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Of [A, spans, groups, 8, 4] vectors: the row, of 8 A, and the first input."""
+    """The row, of 8 A, and the first input of each of [A, spans, groups, 8, 4] vectors."""
     place = tl.arange(0, A * SPANS * GROUPS * 32)
     span = place // 32 % GROUPS * SPANS + place // (GROUPS * 32) % SPANS
     return place // (SPANS * GROUPS * 32) * 8 + place % 32 // 4, span * 32 + place % 4 * 8

@@ -17,7 +17,7 @@ LARGEST = 64 << 20
 _VECTOR = 8
 # The allowed rounding errors, relative to a result's magnitude, or to one below it.
 _LIMITS = {torch.float16: 0.004, torch.bfloat16: 0.03}
-# Of the trial's weight: no multiple of what a program takes.
+# Outputs of the trial's weight; not a multiple of what a program takes.
 _OUTPUTS = 19
 
 

@@ -33,7 +33,7 @@ EXPIRE_SECONDS = 60.0
 MAX_UPLOADS = 8
 # A batch ends after this many unexpected errors.
 MAX_BUGS = 5
-# Of a line, which is parsed at once.
+# A line is parsed in one piece.
 MAX_LINE_BYTES = 32 << 20
 
 

@@ -21,7 +21,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
 CLOSE = ((b"connection", b"close"),)
 MAX_SHOWN = 64  # characters of a header in an error
-# Of a response that are written at once.
+# Bytes of a response that are written at once.
 WRITE_BYTES = 64 * 1024
 
 

@@ -74,7 +74,7 @@ def test_a_model_on_the_hub_is_described_by_its_headers(
     """The description is the same after the download."""
     hub.put_folder(NAME, tiny_models.cached(model, root))
     there = json.loads(run(capsys, "info", NAME, "--json"))
-    assert not hub.weights_given
+    assert not hub.weight_requests
     obtain_model(EngineConfig(model=NAME))
     count = len(hub.given)
     here = json.loads(run(capsys, "info", NAME, "--json"))
@@ -107,7 +107,7 @@ def test_the_blocks_of_a_gguf_file_are_counted_as_such(hub: FakeHub, root: Path)
     hub.put(NAME, {"m-Q8_0.gguf": file.read_bytes()})
     about = describe(f"{NAME}:Q8_0")
     assert about == describe(str(file)) | {"model": f"{NAME}:Q8_0"}
-    assert not hub.weights_given
+    assert not hub.weight_requests
     assert about["format"] == "gguf" and "Q8_0" in about["memory_by_format"]
     assert about["memory"] < describe(str(file), dtype="float32")["parameters"] * 4
 
@@ -182,7 +182,7 @@ def test_info_refuses_what_cannot_be_served(hub: FakeHub, root: Path) -> None:
     hub.put("owner/older", files | {"pytorch_model.bin": b"x"})
     with pytest.raises(ModelError, match=r"pytorch_model.bin cannot be loaded: convert to"):
         describe("owner/older")
-    assert not hub.weights_given and not hub.ranges
+    assert not hub.weight_requests and not hub.ranges
 
 
 def test_info_refuses_what_no_server_would_start_with(hub: FakeHub, root: Path) -> None:
@@ -258,7 +258,7 @@ def test_the_tokenizer_kind_and_the_reason_of_a_rejection_are_shown(
     }
     problem = describe("owner/broken")["tokenizer"]["problem"]
     assert problem.startswith(file) and "\n" not in problem
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 def test_where_a_template_comes_from(
@@ -310,7 +310,7 @@ def test_the_tokenizer_of_another_model_is_refused(
     assert "tokenizer.json has 5000 tokens" in problem and "belongs to another model" in problem
     with pytest.raises(ModelError, match="belongs to another model"):
         run(capsys, "pull", NAME)
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 def test_the_kernels_that_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,14 +395,14 @@ def test_a_model_is_not_pulled_that_no_router_could_serve(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     hub.put(NAME, files)
     path = Path(run(capsys, "pull", NAME).split()[0])
-    count = len(hub.weights_given)
+    count = len(hub.weight_requests)
     hub.put("owner/broken", files | {"tokenizer.json": b'{"model": '})
     (path / "tokenizer.json").unlink()
     (path / "tokenizer.json").write_bytes(b'{"model": ')
     for name in ("owner/broken", str(path)):
         with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer"):
             run(capsys, "pull", name)
-    assert len(hub.weights_given) == count
+    assert len(hub.weight_requests) == count
 
 
 def test_a_model_that_is_here_needs_no_pull(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

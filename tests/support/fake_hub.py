@@ -50,7 +50,7 @@ class FakeHub:
         self.put(name, {path.name: path.read_bytes() for path in folder.iterdir()})
 
     @property
-    def weights_given(self) -> list[str]:
+    def weight_requests(self) -> list[str]:
         """The files of weights that were downloaded."""
         return [file for file in self.given if file.endswith(WEIGHTS)]
 

@@ -182,7 +182,7 @@ def _interface_to(host: str, port: int, names: list[str]) -> str:
 def _address_of(probe: socket.socket, name: str) -> str:
     """The IPv4 address of an interface, by Linux's ioctl; empty without one."""
     try:
-        found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
     except OSError:
         return ""
-    return socket.inet_ntoa(found[20:24])
+    return socket.inet_ntoa(reply[20:24])

@@ -108,8 +108,8 @@ def test_layers_over_vectors_are_downloaded_with_the_weights(hub: FakeHub, root:
     hub.put(NAME, files | of_vectors | {"2_Dense/pytorch_model.bin": b"1"})
     result = obtain()
     assert sorted(hub.given) == sorted(files | of_vectors)
-    assert hub.given.index("2_Dense/config.json") < hub.given.index(hub.weights_given[0])
-    assert "2_Dense/model.safetensors" in hub.weights_given
+    assert hub.given.index("2_Dense/config.json") < hub.given.index(hub.weight_requests[0])
+    assert "2_Dense/model.safetensors" in hub.weight_requests
     assert result.spec.vector_size == 8 and result.spec.pooling == "mean"
 
 
@@ -171,7 +171,7 @@ def test_the_pooling_of_sentence_transformers_is_judged(
         assert obtain()
         return
     assert words in refusal()
-    assert not hub.weights_given
+    assert not hub.weight_requests
     assert obtain(ignore_config_keys="pooling_type")
 
 
@@ -179,13 +179,13 @@ def test_a_router_downloads_no_weights(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
     with find_model(NAME) as model:
         assert (model.path / "tokenizer.json").is_file()
-    assert hub.given and not hub.weights_given
+    assert hub.given and not hub.weight_requests
 
 
 def test_random_weights_need_no_download(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
     obtain(load_format="dummy")
-    assert hub.given and not hub.weights_given
+    assert hub.given and not hub.weight_requests
 
 
 VISION = {
@@ -215,7 +215,7 @@ def test_no_weights_are_downloaded_for_a_config_that_is_refused(
 ) -> None:
     hub.put(NAME, with_changes(files_of(root), **change))
     assert words in refusal()
-    assert hub.given and not hub.weights_given
+    assert hub.given and not hub.weight_requests
 
 
 def without(files: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def test_no_weights_are_downloaded_if_other_files_speak_against_it(
         name = f"owner/case-{number}"
         hub.put(name, content)
         assert words.replace(NAME, name) in refusal(name)
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
@@ -304,7 +304,7 @@ def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
             error_text := refusal(name)
         )
         assert "tandem-headers" not in error_text
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 def test_an_index_may_leave_out_what_its_files_have(hub: FakeHub, root: Path) -> None:
@@ -333,7 +333,7 @@ def test_nor_if_options_do(hub: FakeHub, root: Path) -> None:
     assert "--load-format gguf, but" in refusal(load_format="gguf")
     with pytest.raises(StartupError, match=r"--max-model-len 9999 exceeds the model's context of"):
         obtain(max_model_len=9999)
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 @pytest.mark.parametrize(

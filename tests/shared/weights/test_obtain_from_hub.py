@@ -140,7 +140,7 @@ def test_safetensors_are_preferred_to_gguf_files(hub: FakeHub, root: Path, gguf:
     files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
     hub.put(NAME, {**files, "m-Q8_0.gguf": gguf})
     assert obtain().path.is_dir()
-    assert hub.weights_given == ["model.safetensors"]
+    assert hub.weight_requests == ["model.safetensors"]
     assert obtain(f"{NAME}:Q8_0").path.name == "m-Q8_0.gguf"
 
 
@@ -235,7 +235,7 @@ def test_a_gguf_file_beside_safetensors_is_named(
     hub.put("owner/opt", files | {"config.json": config | {"architectures": ["OPTForCausalLM"]}})
     message = refusal("owner/opt")
     assert words in message and "Q8_0" not in message, "no GGUF files of the family are read"
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 def test_files_of_the_same_folder_are_named(gguf: bytes, root: Path, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_weights_that_do_not_fit_are_not_begun(
             and "1.0 KB are free in " in message
             and "HF_HOME" in message
         )
-    assert not hub.weights_given
+    assert not hub.weight_requests
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_partial_file(
         if kind == "headers":
             full.setattr(file_download, "http_get", get)
             full.setattr(remote_headers, "write_safetensors_header", fails_at_once)
-            assert f"the disk of {gettempdir()} is full" in refusal() and not hub.weights_given
+            assert f"the disk of {gettempdir()} is full" in refusal() and not hub.weight_requests
         elif kind == "header":
             hub.put(NAME, {"m-Q8_0.gguf": gguf})
             assert f"the disk of {gettempdir()} is full" in refusal() and not hub.given
