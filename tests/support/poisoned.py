@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from math import nan
+from typing import Any
 
 import torch
 
 _MODULES = "tandem.kernels."
-# In all bytes of integers: large, and no index of anything.
-_BYTE = 0x7E
+# Bytes that make NaN of any dtype, and of integers large ones, which are no index of anything.
+_NAN, _LARGE = 0xFF, 0x7E
 
 
 def poison_allocations() -> None:
@@ -26,11 +26,9 @@ def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     @wraps(allocate)
     def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
         x = allocate(*args, **kwargs)
-        if sys._getframe(1).f_globals["__name__"].startswith(_MODULES) and not x.is_meta:
-            if x.is_floating_point():
-                x.fill_(nan)
-            else:
-                x.untyped_storage().fill_(_BYTE)  # type: ignore[attr-defined]
+        if sys._getframe(1).f_globals["__name__"].startswith(_MODULES) and x.is_cpu:
+            memory: Any = x.untyped_storage()
+            memory.fill_(_NAN if x.is_floating_point() else _LARGE)
         return x
 
     return poisoned
