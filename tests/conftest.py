@@ -26,7 +26,7 @@ from tandem.commands.part_command import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import ForkServerProcess, end_session_forker, fork_rank
-from tandem.tests.support.triton_interpreter import make_quick, run_in_any_order
+from tandem.tests.support.quick_interpreter import make_quick, run_in_any_order
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings
