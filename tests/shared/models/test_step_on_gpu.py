@@ -474,9 +474,10 @@ def test_chunks_over_latents_take_as_many_launches_however_many_there_are(
         ({"temperature": 0.8, "top_p": 0.9}, 7),
         ({"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.1}, 7),
         ({"top_p": 0.9, "frequency_penalty": 0.5, "bad_words": ((1, 2),)}, 8),
-        ({"temperature": 0.8, "logprobs": 5}, 31),
+        ({"temperature": 0.8, "logprobs": 5}, 19),
+        ({"temperature": 0.8, "logprobs": 0, "logprob_token_ids": (3, 4)}, 12),
     ],
-    ids=["greedy", "temperature", "top-p", "all filters", "edits", "logprobs"],
+    ids=["greedy", "temperature", "top-p", "all filters", "edits", "logprobs", "listed"],
 )
 def test_kernels_of_sampling(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], kernels: int
@@ -500,7 +501,7 @@ def test_kernels_of_sampling(
         sampler.add(slot, SamplerSpec(slot, RankSampling(**params), slot))
 
     def drawn(masks: dict[int, bytes]) -> list[str]:
-        work.kernels, work.uploads = [], 0
+        work.kernels, work.uploads, work.downloads = [], 0, 0
         with torch.inference_mode(), Uploads(work), Recorder(work):
             sampler.draw(slots_R, slots, logits, masks)
         return work.kernels
@@ -510,7 +511,8 @@ def test_kernels_of_sampling(
     added = len(slots) if "bad_words" in params else 1
     assert first == ["_set"] * added + later and uploads == added
     assert len(later) <= kernels
-    assert work.uploads == (1 if "logprobs" in params else 0)
+    asks = "logprobs" in params
+    assert (work.uploads, work.downloads) == (asks, 1 + asks)
     masked = drawn({2: bytes(VOCABULARY // 8)})
     assert {*masked} == {*later, "_set", "_edit"} and work.uploads == 1
 
