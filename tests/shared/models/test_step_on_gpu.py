@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **options)
             assert not waits, f"the host waits for the device: {name}"
         result = func(*args, **options)
-        self.work.allocations += len(_memory(result) - _memory((args, options)))
+        self.work.allocations += len(memory_of(result).keys() - memory_of((args, options)))
         host = set() if target == META else {"zeros"}  # that is the host's own work
         if name == "copy_":
             source, target = args[1], args[0].device
@@ -138,10 +138,11 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def _memory(values: Any) -> set[int]:
+def memory_of(values: Any) -> dict[int, torch.UntypedStorage]:
     """The memory of the device that tensors among these values have."""
     tensors = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
-    return {each.untyped_storage()._cdata for each in tensors if each.device == META}
+    storages = (each.untyped_storage() for each in tensors if each.device == META)
+    return {each._cdata: each for each in storages}
 
 
 def _shares_memory(result: Any, source: torch.Tensor | None) -> bool:
