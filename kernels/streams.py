@@ -59,5 +59,5 @@ def to_host(x: torch.Tensor) -> torch.Tensor:
     """A copy in host memory, pinned by a GPU, which is complete once the GPU has passed a later
     mark; a CPU's tensor itself."""
     if x.device.type == "meta":  # nothing is computed there
-        return torch.zeros(x.shape, dtype=x.dtype)
+        return torch.zeros_like(x, device="cpu")
     return x.to("cpu", non_blocking=True)

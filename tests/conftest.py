@@ -4,7 +4,7 @@ processes, what tests must not see of this machine, and the order of tests.
 By default the same few examples every time, so that a change fails for what it changed. A long
 search draws new ones: ``make test ARGS="--hypothesis-profile=long tests/shared/handoff"``.
 
-And how Triton's kernels run, which Triton wants to know before it is first imported.
+And how Triton's kernels run, which Triton wants to know before it is first imported, and on what.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.commands.part_command import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import ForkServerProcess, end_session_forker, fork_rank
-from tandem.tests.support.quick_interpreter import make_quick
+from tandem.tests.support.quick_interpreter import make_quick, run_in_any_order
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings
@@ -107,6 +107,11 @@ def pytest_collection_finish() -> None:
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None:
         make_quick(interpreter)
+        run_in_any_order(interpreter)
+    if "torch" in sys.modules:
+        from tandem.tests.support.poisoned import poison_allocations
+
+        poison_allocations()
     gc.freeze()
     gc.enable()
 

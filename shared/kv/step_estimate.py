@@ -12,6 +12,8 @@ from ..models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, MLAS
 _FIXED_BYTES = 256 << 20
 # Copies of fp32 logits: as they come, edited, their logprobs, and the counts of penalties.
 _LOGITS = 4
+# Rows of a prompt whose logprobs are computed at a time.
+_PROMPT_ROWS = 64
 # Keys of logprobs are sorted for so many rows at once, with three copies of 8 bytes.
 _SORTED_BYTES = 32 * 3 * 8
 # Residual, normed and summed hidden states, and a copy.
@@ -29,7 +31,8 @@ def estimated_step_bytes(
     activations."""
     widest = max(_width(layer, spec.hidden_size, ranks) for layer in spec.layers)
     activations = tokens * itemsize * (_HIDDEN * spec.hidden_size + widest)
-    logits = spec.vocab_size * (4 * _LOGITS * sequences + _SORTED_BYTES)
+    rows = max(sequences, min(tokens, _PROMPT_ROWS))
+    logits = spec.vocab_size * (4 * _LOGITS * rows + _SORTED_BYTES)
     partials = max(_partials(layer, sequences, ranks) for layer in spec.layers)
     graphs = _GRAPH_BYTES * (4 + min(sequences, _GRAPHS_AT_MOST) // _ROWS_PER_GRAPH)
     return _FIXED_BYTES + activations + logits + partials + graphs

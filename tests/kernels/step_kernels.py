@@ -3,8 +3,9 @@
     python -m tandem.tests.kernels.step_kernels
 
 Compiling takes seconds, so all of it belongs to the start. Models are built on torch's ``meta``
-device as a rank builds them, run steps of all kinds, and hand KV over. A line for each model; fails
-if a step launches a kernel that was not launched before it.
+device as a rank builds them, run steps of all kinds, and hand KV over; then their graphs are
+captured, and steps in which all rows decode run again. A line for each model; fails if a step
+launches a kernel that was not launched before it.
 """
 
 from __future__ import annotations
@@ -96,6 +97,9 @@ STEPS: tuple[Rows, ...] = (
     [(0, 300), (40, 1), (64, 20), (3, 1)],
     [(40, 3), (90, 1)],
 )
+# Of graphs; the other numbers of rows are padded.
+SIZES = (1, 4, max(map(len, STEPS)))
+DECODES = [rows for rows in STEPS if all(count == 1 for _, count in rows)]
 
 
 def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
@@ -184,11 +188,21 @@ def main() -> int:
             for rows in STEPS:
                 run(runner, rows)
             hand_over(runner, keys)
-            late = sorted(set(keys) - startup)
+            late, launches = set(keys) - startup, len(keys)
+            keys.clear()
+            # A replay launches no kernel by itself.
+            runner.capture_graphs(lambda forward: (lambda: None, forward()), SIZES)
+            assert runner.graphs is not None
+            startup |= set(keys)
+            keys.clear()
+            for rows in DECODES:
+                run(runner, rows)
+            late |= set(keys) - startup
+            launches += len(keys)
             print(
-                f"{name}, KV {kv_dtype}: {len(startup)} kernels at the start, {len(keys)} launches "
+                f"{name}, KV {kv_dtype}: {len(startup)} kernels at the start, {launches} launches "
                 f"in steps, {len(late)} keys first seen in a step",
-                *late,
+                *sorted(late),
                 sep="\n  ",
                 flush=True,
             )

@@ -33,7 +33,7 @@ DTYPES = torch.float32, torch.float16, torch.bfloat16
 # Relative to a result's magnitude, or to one below it: sums in another order, one unit, and one
 # unit for each rounding.
 TOLERANCE = {
-    torch.float32: 2e-6,
+    torch.float32: 1e-6,
     torch.float16: 2**-10,
     torch.bfloat16: (6 if INTERPRETED else 1) * 2**-7,
 }
@@ -113,7 +113,9 @@ def test_gated_activations(activation: Activation, dtype: torch.dtype) -> None:
     for rows, width in ((3, 19), (2, 1500), (0, 8)):
         x = 2 * random(rows, 2 * width, dtype=dtype)
         x[:1, :3] = torch.tensor([-200.0, 200.0, float("nan")])
-        close(gated.act_and_mul(x, activation), reference.act_and_mul(x, activation), dtype)
+        # torch's own gelu is 1e-6 off in float32.
+        exact = reference.act_and_mul(x.double() if dtype == torch.float32 else x, activation)
+        close(gated.act_and_mul(x, activation), exact.to(dtype), dtype)
 
 
 # ---- rotation and cache --------------------------------------------------------------------------

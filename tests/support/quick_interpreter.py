@@ -1,13 +1,15 @@
-"""Triton's interpreter without what it does again and again, or for nothing.
-
-A kernel takes half the time, and computes the same.
+"""Triton's interpreter without what it does again and again, or for nothing: a kernel takes half
+the time, and computes the same. And with its programs in another order than that of their numbers,
+as on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
+from itertools import product
+from random import Random
 from typing import Any
 
 
@@ -20,6 +22,26 @@ def make_quick(interpreter: Any) -> None:
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
+
+
+def run_in_any_order(interpreter: Any) -> None:
+    """Let the programs of a launch run in an order that depends on their number only, so that a
+    failure can be repeated alone. For the rest of the process."""
+    builder = interpreter.InterpreterBuilder
+    set_index = builder.set_grid_idx
+
+    def set_another_index(self: Any, *index: int) -> None:
+        set_index(self, *_order(self.grid_dim)[index])
+
+    builder.set_grid_idx = set_another_index
+
+
+@cache
+def _order(grid: tuple[int, int, int]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The program that takes the turn of each, over all axes."""
+    programs = list(product(*map(range, grid)))
+    shuffled = Random(0).sample(programs, len(programs))  # two change places
+    return dict(zip(programs, shuffled, strict=True))
 
 
 def _patch_once_a_launch(interpreter: Any) -> None:

@@ -215,6 +215,12 @@ def test_logprobs_of_prompts_are_those_of_the_cpu(top: int) -> None:
         assert_same_logprobs(Sampled(0, [], tuple(mine)), Sampled(0, [], tuple(expected)))
 
 
+def test_a_token_that_is_certain_has_a_logprob_of_0_without_a_sign() -> None:
+    entries = prompt_entries(torch.tensor([[0.0, 200.0]]), torch.tensor([1]), 2)
+    (one,) = PromptLogprobs([SequenceStep(0, [], 0, [], False, 2, (1,))], entries).collect()[0]
+    assert str((one.logprob, *one.top)) == "(0.0, (1, 0.0), (0, -200.0))"
+
+
 def test_the_trial_passes() -> None:
     assert sampler_choice.first_difference(301, DEVICE) == ""
     assert type(sampler_choice.sampler_for(301, torch.zeros(1, dtype=torch.int32))) is Sampler

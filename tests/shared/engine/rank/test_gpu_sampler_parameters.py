@@ -53,7 +53,7 @@ def specs_of(draw: st.DrawFn, number: int, vocab_size: int) -> SamplerSpec:
 
 
 @given(st.data(), st.sampled_from([1, 31, 150]), st.sampled_from([2, 256]), st.booleans())
-@settings(max_examples=8)
+@settings(max_examples=settings.default.max_examples // 12)  # type: ignore[union-attr]
 def test_draws_are_those_of_the_cpu(
     data: st.DataObject, vocab_size: int, limit: int, ties: bool
 ) -> None:
