@@ -27,12 +27,13 @@ from tandem.shared.engine.rank.step_profile import graph_bytes
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
+from tandem.tests.support.ranks import Meeting
 from tandem.tests.support.runners import build_runner, paddings_of
 from tandem.tests.support.step_plans import NUM_BLOCKS, UNFILTERED, Streams, drawn, drawn_late
 
 pytest.importorskip("triton")
 
-from tandem.tests.support.graph_emulator import CaptureError, emulated_capture
+from tandem.tests.support.graph_emulator import CapturedRank, CaptureError, emulated_capture
 
 BLOCK = 4
 # Of up to four rows, one and three are padded, and more than ``SIZES`` have no graph.
@@ -52,8 +53,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def runner_of(folder: Path) -> ModelRunner:
-    return emulated_runner(folder, block_size=BLOCK, num_blocks=NUM_BLOCKS)
+def runner_of(folder: Path, **options: Any) -> ModelRunner:
+    return emulated_runner(folder, block_size=BLOCK, num_blocks=NUM_BLOCKS, **options)
+
+
+def on_cpu(folder: Path) -> ModelRunner:
+    return build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS)
 
 
 def test_sizes_of_graphs() -> None:
@@ -78,11 +83,10 @@ def test_a_replay_is_what_its_kernels_give_alone(folder: Path) -> None:
 
 def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path) -> None:
     """Chunks beside decoding rows, by the kernels of a GPU and by torch."""
-    on_gpu = runner_of(folder)
-    on_cpu = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS)
+    gpu, cpu = runner_of(folder), on_cpu(folder)
     plans = list(Streams(5, block_size=BLOCK, max_rows=MAX_ROWS).plans(6))
-    expected = [drawn(on_cpu.execute(plan)) for plan in plans]
-    assert [drawn(on_gpu.execute(plan)) for plan in plans] == expected
+    expected = [drawn(cpu.execute(plan)) for plan in plans]
+    assert [drawn(gpu.execute(plan)) for plan in plans] == expected
     assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
 
 
@@ -152,11 +156,36 @@ def test_a_capture_that_fails_ends_the_start_with_a_remedy(
         runner.capture_graphs(capture, graph_sizes(1))
 
 
+def pair_of(folder: Path) -> tuple[Meeting, list[ModelRunner]]:
+    """The runners of two ranks, to be called in turn by ``Meeting.run``."""
+    meeting = Meeting(2)
+    ranks = [CapturedRank(rank, 2, meeting) for rank in range(2)]
+    return meeting, [runner_of(folder, tp=rank) for rank in ranks]
+
+
+def test_two_ranks_replay_what_one_draws(folder: Path) -> None:
+    """Sums over the ranks are in the graph, and the second rank has the tokens of the first."""
+    meeting, runners = pair_of(folder)
+    paddings = [paddings_of(runner) for runner in runners]
+    plans = [*Streams(1, block_size=BLOCK, max_rows=MAX_ROWS, params=UNFILTERED).plans(9)]
+
+    def work(rank: int) -> list[dict[int, int]]:
+        runners[rank].capture_graphs(emulated_capture, SIZES)
+        return drawn_late(runners[rank], plans)
+
+    first, second = meeting.run(work)
+    alone = on_cpu(folder)
+    assert first == [drawn(alone.execute(plan)) for plan in plans]
+    assert not any(second)
+    assert paddings[0] == paddings[1] and any(paddings[0]) and not all(paddings[0])
+
+
 def test_no_rank_captures_unless_all_can(folder: Path) -> None:
-    runner = runner_of(folder)
-    runner.tp = Mock(size=2, agree=lambda here: [here[0] + 0])  # the other one cannot
-    runner.capture_graphs(Mock(side_effect=AssertionError), graph_sizes(1))
-    assert runner.graphs is None
+    meeting, runners = pair_of(folder)
+    runners[1].batched_decode = False
+    refuse = Mock(side_effect=AssertionError)
+    meeting.run(lambda rank: runners[rank].capture_graphs(refuse, [1]))
+    assert [runner.graphs for runner in runners] == [None, None]
 
 
 def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None:
