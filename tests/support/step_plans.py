@@ -21,13 +21,13 @@ PARAMS = (
     RankSampling(temperature=0.8, top_p=0.9),
     RankSampling(temperature=1.0, top_k=20, frequency_penalty=0.5),
 )
-# As above without filters, whose kernels take longest where they are interpreted.
+# As above, without filters.
 UNFILTERED = RankSampling(temperature=0.0), RankSampling(frequency_penalty=0.5)
 
 
 class Streams:
     """Sequences with the blocks that a head would give them; at most one more than ``max_rows``.
-    They draw by ``params`` in turn."""
+    They draw by ``params`` in turn. Prompts have a token, or sometimes ``chunk``."""
 
     def __init__(
         self,
@@ -36,7 +36,9 @@ class Streams:
         block_size: int,
         max_rows: int,
         params: Sequence[RankSampling] = PARAMS,
+        chunk: int = 9,
     ) -> None:
+        self.chunk = chunk
         self.params = params
         self.block_size = block_size
         self.max_rows = max_rows
@@ -70,7 +72,7 @@ class Streams:
 
     def _row(self, each: int, *, prompt: bool) -> SequenceStep:
         start = self.lengths[each]
-        count = self.random.choice((1, 1, 9)) if prompt else 1
+        count = self.random.choice((1, 1, self.chunk)) if prompt else 1
         tokens = [self.random.randrange(500) for _ in range(count)] if prompt else [PLACEHOLDER]
         self.lengths[each] += count
         while len(self.tables[each]) * self.block_size < self.lengths[each]:
