@@ -71,9 +71,8 @@ def emulated_runner(folder: Path, **options: Any) -> ModelRunner:
     """A runner on a CPU that computes all of a step as on a GPU, after ``use_kernels``; by default
     in float32. Triton's interpreter can multiply float16, but of bfloat16 it multiplies the bits.
     """
-    runner = build_runner(
-        folder, **{"operators": EmulatedOperators(), "dtype": "float32"} | options
-    )
+    settings: dict[str, Any] = {"operators": EmulatedOperators(), "dtype": "float32", **options}
+    runner = build_runner(folder, **settings)
     runner.slots.tables = torch.zeros_like(runner.slots.tables)  # no longer the host's
     vars(runner.inputs)["_on_cpu"] = runner.inputs._on_gpu
     runner.sampler = GpuSampler(runner.model.spec.vocab_size, runner.slots.last_tokens)

@@ -60,8 +60,8 @@ def runner_of(folder: Path, **options: Any) -> ModelRunner:
 
 
 def on_cpu(folder: Path, **options: Any) -> ModelRunner:
-    sizes = {"block_size": BLOCK, "num_blocks": NUM_BLOCKS}
-    return build_runner(folder, dtype="float32", **sizes, **options)
+    blocks: dict[str, Any] = {"block_size": BLOCK, "num_blocks": NUM_BLOCKS}
+    return build_runner(folder, dtype="float32", **blocks, **options)
 
 
 def streams(seed: int, rows: int, params: Sequence[RankSampling] = UNFILTERED) -> Streams:
