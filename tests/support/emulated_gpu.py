@@ -17,8 +17,11 @@ from tandem.kernels.gpu import (
     chunk_trial,
     decode_trial,
     fused_trial,
+    grouped_experts,
     latent_trial,
+    quantized_trial,
     routing_trial,
+    skinny_trial,
     step_inputs_trial,
 )
 from tandem.kernels.gpu.operators import GpuOperators
@@ -39,6 +42,9 @@ _TRIALS = (
     (latent_trial, "takes_chunks"),
     (latent_trial, "stores"),
     (routing_trial, "works"),
+    (routing_trial, "router_works"),
+    (grouped_experts, "works"),
+    (skinny_trial, "works"),
 )
 
 
@@ -48,14 +54,25 @@ def use_kernels(set_attribute: SetAttribute) -> None:
 
     for module, name in _TRIALS:
         set_attribute(module, name, lambda *_, **__: True)
+    # Which formats have a product depends on the dtype.
+    formats = lambda kind, dtype, device: quantized_trial.has_kernel(kind, dtype)  # noqa: E731
+    set_attribute(quantized_trial, "works", formats)
     set_attribute(paged_decode, "processors", lambda device: 1)  # programs are slow here
 
 
+class EmulatedOperators(GpuOperators):
+    """Activations have the dtype of the weights, as on a GPU."""
+
+    def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+        return dtype
+
+
 def emulated_runner(folder: Path, **options: Any) -> ModelRunner:
-    """A runner on a CPU that computes all of a step as on a GPU, after ``use_kernels``; in float32,
-    since Triton's interpreter multiplies the bits of bfloat16."""
-    options = {"operators": GpuOperators()} | options | {"dtype": "float32"}
-    runner = build_runner(folder, **options)
+    """A runner on a CPU that computes all of a step as on a GPU, after ``use_kernels``; by default
+    in float32. Triton's interpreter can multiply float16, but of bfloat16 it multiplies the bits.
+    """
+    settings: dict[str, Any] = {"operators": EmulatedOperators(), "dtype": "float32", **options}
+    runner = build_runner(folder, **settings)
     runner.slots.tables = torch.zeros_like(runner.slots.tables)  # no longer the host's
     vars(runner.inputs)["_on_cpu"] = runner.inputs._on_gpu
     runner.sampler = GpuSampler(runner.model.spec.vocab_size, runner.slots.last_tokens)

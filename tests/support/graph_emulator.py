@@ -10,8 +10,8 @@ filled meanwhile, since a GPU would find it stale or freed.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
+
+from tandem.tests.support.ranks import ThreadRank
 
 WAITS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "unique", "masked_select"}
 # Methods that copy to the host, where a CPU's memory is read without an operator.
@@ -118,28 +120,48 @@ def _poison(x: torch.Tensor) -> None:
         x.view(torch.uint8).fill_(0x7E) if x.numel() and x.is_contiguous() else None
 
 
-@contextmanager
-def _recorded_kernels(recorder: _Recorder) -> Iterator[None]:
-    run = InterpretedFunction.run
+class _Captures(threading.local):
+    """The capture of each thread, if any."""
 
-    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        recorder.check(kernel.__name__, (args, kwargs))
+    recorder: _Recorder | None = None
 
-        def launch() -> Any:
-            # Rows of padding hold anything.
-            with np.errstate(all="ignore"):
-                return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
 
+_captures = _Captures()
+_run = InterpretedFunction.run
+
+
+def _run_or_record(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    recorder = _captures.recorder
+    if recorder is None:
+        return _run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+    recorder.check(kernel.__name__, (args, kwargs))
+
+    def launch() -> Any:
+        # Rows of padding hold anything.
+        with np.errstate(all="ignore"):
+            return _run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+    with _disable_current_modes():
+        result = launch()
+    recorder.add(kernel.__name__, (args, kwargs), launch)
+    return result
+
+
+InterpretedFunction.run = _run_or_record
+
+
+class CapturedRank(ThreadRank):
+    """A rank whose sums a capture records."""
+
+    def add_all(self, x: torch.Tensor) -> None:
+        recorder = _captures.recorder
+        if recorder is None:
+            super().add_all(x)
+            return
+        recorder.check("all_reduce", x)
         with _disable_current_modes():
-            result = launch()
-        recorder.add(kernel.__name__, (args, kwargs), launch)
-        return result
-
-    InterpretedFunction.run = record
-    try:
-        yield
-    finally:
-        InterpretedFunction.run = run
+            super().add_all(x)
+        recorder.add("all_reduce", x, lambda: ThreadRank.add_all(self, x))
 
 
 def emulated_capture(
@@ -148,9 +170,12 @@ def emulated_capture(
     """``Capture`` of graphs.py. The result's ``launches`` are the names of what it repeats."""
     with np.errstate(all="ignore"):
         forward()
-    recorder = _Recorder()
-    with _recorded_kernels(recorder), recorder, _NoCopies():
-        hidden = forward()
+    recorder = _captures.recorder = _Recorder()
+    try:
+        with recorder, _NoCopies():
+            hidden = forward()
+    finally:
+        _captures.recorder = None
     return Replay(recorder), hidden
 
 

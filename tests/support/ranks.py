@@ -91,9 +91,25 @@ class ThreadRank(TensorParallel):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.size > 1:
             with self.collectives.one():
-                assert x.is_contiguous()
-                x.copy_(torch.stack(self.group.exchange(self.rank, x.clone())).sum(0))
+                self.add_all(x)
         return x
+
+    def add_all(self, x: torch.Tensor) -> None:
+        """What a device does for ``all_reduce``."""
+        assert x.is_contiguous()
+        x.copy_(torch.stack(self.group.exchange(self.rank, x.clone())).sum(0))
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        if self.size > 1:
+            with self.collectives.one():
+                x.copy_(self.group.exchange(self.rank, x.clone())[0])
+
+    def agree(self, values: list[int]) -> list[int]:
+        if self.size == 1:
+            return values
+        given = torch.tensor(values, dtype=torch.int64)
+        sums: list[int] = sum(self.group.exchange(self.rank, given)).tolist()
+        return sums
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         if self.size == 1:

@@ -9,8 +9,9 @@ import torch
 from tandem.kernels.operators import Operators
 from tandem.shared.config.kv_dtypes import AUTO, SCALED_AS_A_WHOLE, kv_dtype_of
 from tandem.shared.engine.device import operators_for, prepare
-from tandem.shared.engine.plan import SlotLimits
+from tandem.shared.engine.plan import SlotLimits, StepColumns
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
+from tandem.shared.engine.rank.step_inputs import StaticInputs
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.kv.layout import UNSCALED
 from tandem.shared.models.decoder import Decoder
@@ -67,3 +68,21 @@ def build_runner(
 def embeddings(model: Decoder) -> torch.Tensor:
     """The model's own table of embeddings, dense."""
     return model.embed.weight_slots()["embed.weight"].target
+
+
+def paddings_of(runner: ModelRunner) -> list[int]:
+    """The rows of padding in each replay of a graph, from now on."""
+    fill, paddings = runner.inputs.fill, list[int]()
+
+    def noted(rows: StepColumns, static: StaticInputs, size: int) -> None:
+        paddings.append(size - len(rows.sample))
+        fill(rows, static, size)
+
+    runner.inputs.fill = noted  # type: ignore[method-assign]
+    return paddings
+
+
+def written_slots(runner: ModelRunner) -> list[list[bool]]:
+    """Of each component of the cache, the slots that are no longer empty."""
+    components = [each for layer in runner.cache.layers for each in layer]
+    return [each.view(torch.uint8).any(-1).any(0).tolist() for each in components]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.shared.engine.plan import (
     PLACEHOLDER,
@@ -13,6 +13,7 @@ from tandem.shared.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tandem.shared.engine.rank.runner import ModelRunner
 
 NUM_BLOCKS = 64
 PARAMS = (
@@ -20,12 +21,25 @@ PARAMS = (
     RankSampling(temperature=0.8, top_p=0.9),
     RankSampling(temperature=1.0, top_k=20, frequency_penalty=0.5),
 )
+# As above, without filters.
+UNFILTERED = RankSampling(temperature=0.0), RankSampling(frequency_penalty=0.5)
 
 
 class Streams:
-    """Sequences with the blocks that a head would give them; at most one more than ``max_rows``."""
+    """Sequences with the blocks that a head would give them; at most one more than ``max_rows``.
+    They draw by ``params`` in turn. Prompts have a token, or sometimes ``chunk``."""
 
-    def __init__(self, seed: int, *, block_size: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        block_size: int,
+        max_rows: int,
+        params: Sequence[RankSampling] = PARAMS,
+        chunk: int = 9,
+    ) -> None:
+        self.chunk = chunk
+        self.params = params
         self.block_size = block_size
         self.max_rows = max_rows
         self.random = random.Random(seed)
@@ -47,7 +61,7 @@ class Streams:
             room = self.max_rows + 1 - len(self.lengths)
             new = [self._new() for _ in range(min(room, self.random.choice((0, 0, 0, 0, 1, 3))))]
             rows = [self._row(each, prompt=each in new) for each in self.lengths]
-            specs = [SamplerSpec(each, PARAMS[each % len(PARAMS)], each) for each in new]
+            specs = [SamplerSpec(each, self.params[each % len(self.params)], each) for each in new]
             yield StepPlan(self.step, rows, specs, removed, ahead=self.step > 1)
 
     def _new(self) -> int:
@@ -58,7 +72,7 @@ class Streams:
 
     def _row(self, each: int, *, prompt: bool) -> SequenceStep:
         start = self.lengths[each]
-        count = self.random.choice((1, 1, 9)) if prompt else 1
+        count = self.random.choice((1, 1, self.chunk)) if prompt else 1
         tokens = [self.random.randrange(500) for _ in range(count)] if prompt else [PLACEHOLDER]
         self.lengths[each] += count
         while len(self.tables[each]) * self.block_size < self.lengths[each]:
@@ -70,3 +84,14 @@ class Streams:
 def drawn(result: StepResult) -> dict[int, int]:
     assert not result.failed
     return {each.sequence_id: each.tokens[0] for each in result.sampled}
+
+
+def drawn_late(runner: ModelRunner, plans: Iterable[StepPlan]) -> list[dict[int, int]]:
+    """The tokens of steps, each of which is collected once the next one is launched."""
+    tokens, last = list[dict[int, int]](), None
+    for plan in plans:
+        step = runner.launch(plan)
+        if last is not None:
+            tokens.append(drawn(runner.collect(last)))
+        last = step
+    return tokens if last is None else [*tokens, drawn(runner.collect(last))]

@@ -200,7 +200,8 @@ def _grains(spans: Iterable[Span]) -> set[int]:
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
+        if value.layout is torch.strided:  # no weight that oneDNN has packed
+            yield value
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each)

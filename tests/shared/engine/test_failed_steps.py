@@ -193,7 +193,7 @@ async def test_out_of_memory_anywhere_in_a_step_ends_only_the_request_that_asked
     assert engine.core._scheduler.pool.counts().owned == 0
 
 
-@pytest.mark.parametrize("poison", [BROKEN, *LATE.values()])
+@pytest.mark.parametrize("poison", [BROKEN, FULL, *LATE.values()])
 async def test_ranks_that_are_in_step_go_on_together(pair: FailingNode, poison: int) -> None:
     before = await ask(pair.engine, GOOD)
     assert (await ask(pair.engine, poison)).finish_reason is FinishReason.ERROR

@@ -54,6 +54,39 @@ def test_a_rank_may_take_many_times_as_long_as_before() -> None:
     assert watchdog.stuck
 
 
+def test_the_second_of_two_steps_is_watched_after_the_first() -> None:
+    watchdog = proven()
+    watchdog.begin()
+    reply(watchdog, 1, MAX_STUCK - 1)
+    watchdog.begin()  # which computes no layer of the first
+    assert not watchdog.stuck
+    reply(watchdog, 1, 1)
+    assert watchdog.stuck == MAX_STUCK
+    watchdog.end()
+    assert not watchdog.stuck
+    reply(watchdog, 1, PATIENCE * MAX_STUCK)
+    assert watchdog.stuck
+    watchdog.end()
+    assert not watchdog.stuck
+    reply(watchdog, 1, 2 * PATIENCE * PATIENCE * MAX_STUCK)
+    assert not watchdog.stuck
+
+
+def test_a_replay_whose_layers_come_at_once_may_take_as_long_as_one_layer() -> None:
+    watchdog = proven()
+    watchdog.begin()
+    reply(watchdog, 29, MAX_STUCK)
+    assert not watchdog.stuck
+    reply(watchdog, 29, 1)
+    assert watchdog.stuck == MAX_STUCK
+    watchdog.end()
+    watchdog.begin()
+    reply(watchdog, 57, PATIENCE * MAX_STUCK)
+    assert not watchdog.stuck
+    reply(watchdog, 57, 1)
+    assert watchdog.stuck
+
+
 def test_the_first_step_may_compile() -> None:
     watchdog = Watchdog()
     watchdog.begin()

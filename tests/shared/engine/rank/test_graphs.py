@@ -3,12 +3,13 @@ what the same kernels give when they are launched one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,6 @@ from tandem.shared.engine.plan import (
     RankSampling,
     SamplerSpec,
     SequenceStep,
-    StepColumns,
     StepPlan,
 )
 from tandem.shared.engine.rank import gpu_sampler
@@ -28,15 +28,19 @@ from tandem.shared.engine.rank.step_profile import graph_bytes
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
-from tandem.tests.support.runners import build_runner
-from tandem.tests.support.step_plans import NUM_BLOCKS, Streams, drawn
+from tandem.tests.support.extent import selected
+from tandem.tests.support.ranks import Meeting
+from tandem.tests.support.runners import build_runner, paddings_of, written_slots
+from tandem.tests.support.step_plans import NUM_BLOCKS, UNFILTERED, Streams, drawn, drawn_late
 
 pytest.importorskip("triton")
 
-from tandem.tests.support.graph_emulator import CaptureError, emulated_capture
+from tandem.tests.support.graph_emulator import CapturedRank, CaptureError, emulated_capture
 
 BLOCK = 4
+# Of up to four rows, one and three are padded, and more than ``SIZES`` have no graph.
 MAX_ROWS = 3
+SIZES = [2, 3]
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +50,23 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.cached("qwen3", tmp_path_factory.mktemp("graphs"))
+    folder = tmp_path_factory.mktemp("graphs")
+    tiny_models.build("qwen3", folder, num_hidden_layers=2)
+    return folder
 
 
-def runner_of(folder: Path) -> ModelRunner:
-    return emulated_runner(folder, block_size=BLOCK, num_blocks=NUM_BLOCKS)
+def runner_of(folder: Path, **options: Any) -> ModelRunner:
+    return emulated_runner(folder, block_size=BLOCK, num_blocks=NUM_BLOCKS, **options)
+
+
+def on_cpu(folder: Path, **options: Any) -> ModelRunner:
+    blocks: dict[str, Any] = {"block_size": BLOCK, "num_blocks": NUM_BLOCKS}
+    return build_runner(folder, dtype="float32", **blocks, **options)
+
+
+def streams(seed: int, rows: int, params: Sequence[RankSampling] = UNFILTERED) -> Streams:
+    """With short chunks, and draws without filters, since interpreted kernels are slow."""
+    return Streams(seed, block_size=BLOCK, max_rows=rows, params=params, chunk=5)
 
 
 def test_sizes_of_graphs() -> None:
@@ -61,29 +77,70 @@ def test_sizes_of_graphs() -> None:
 
 
 def test_a_replay_is_what_its_kernels_give_alone(folder: Path) -> None:
+    """Also those that are padded, and if the next step is launched before one is collected."""
     eager, captured = runner_of(folder), runner_of(folder)
-    captured.capture_graphs(emulated_capture, graph_sizes(MAX_ROWS))
-    assert captured.graphs is not None
-    replayed = 0
-    for plan in Streams(3, block_size=BLOCK, max_rows=MAX_ROWS).plans(12):
-        rows = plan.sequences
-        replayed += bool(rows) and StepColumns.of(rows).only_decode
-        assert drawn(captured.execute(plan)) == drawn(eager.execute(plan))
-    assert replayed >= 3
-    for mine, theirs in zip(captured.cache.kv, eager.cache.kv, strict=True):
+    captured.capture_graphs(emulated_capture, SIZES)
+    paddings = paddings_of(captured)
+    plans = [*streams(2402, MAX_ROWS).plans(23)]
+    assert drawn_late(captured, plans) == [drawn(eager.execute(plan)) for plan in plans]
+    for mine, theirs in zip(captured.cache.layers, eager.cache.layers, strict=True):
         for component, other in zip(mine, theirs, strict=True):
-            assert isinstance(component, torch.Tensor) and isinstance(other, torch.Tensor)
             assert torch.equal(component, other), "padding was written to the cache"
+    assert len(paddings) >= 20 and sum(map(bool, paddings)) >= 5
 
 
 def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path) -> None:
     """Chunks beside decoding rows, by the kernels of a GPU and by torch."""
-    on_gpu = runner_of(folder)
-    on_cpu = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=NUM_BLOCKS)
+    gpu, cpu = runner_of(folder), on_cpu(folder)
     plans = list(Streams(5, block_size=BLOCK, max_rows=MAX_ROWS).plans(6))
-    expected = [drawn(on_cpu.execute(plan)) for plan in plans]
-    assert [drawn(on_gpu.execute(plan)) for plan in plans] == expected
+    expected = [drawn(cpu.execute(plan)) for plan in plans]
+    assert [drawn(gpu.execute(plan)) for plan in plans] == expected
     assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
+
+
+WINDOW = {"sliding_window": 4}
+EXPERTS = {"intermediate_size": 32}
+HALF = {"dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "changes", "options"),
+    selected(
+        [
+            ("gemma2", "auto", WINDOW, {}),
+            ("mistral", "int8", WINDOW, {}),
+            ("llama", "fp8", {"num_hidden_layers": 1}, {}),
+            ("deepseek_v3_dense", "fp8", {}, {}),
+            ("gpt_oss", "auto", WINDOW | EXPERTS, {}),
+        ],
+        full=[
+            ("llama", "fp8", HALF, HALF | {"isq": "q8_0"}),
+            ("gpt_oss", "int8", HALF | WINDOW | EXPERTS, HALF),
+            ("qwen3_moe", "fp8", HALF | {"moe_intermediate_size": 32}, HALF),
+        ],
+    ),
+)
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of padding
+def test_replays_of_all_kinds_of_layers_draw_the_tokens_of_a_cpu(
+    tmp_path: Path,
+    name: str,
+    kv_dtype: str,
+    changes: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Beside chunks, and longer than a window."""
+    tiny_models.build(name, tmp_path, **{"num_hidden_layers": 2} | changes)
+    gpu = runner_of(tmp_path, kv_dtype=kv_dtype, **options)
+    cpu = on_cpu(tmp_path, kv_dtype=kv_dtype, isq=options.get("isq"))
+    gpu.capture_graphs(emulated_capture, [2])
+    paddings = paddings_of(gpu)
+    # In half precision only the likeliest tokens are the same.
+    plans = [*streams(192, 1, UNFILTERED[:1] if options else UNFILTERED).plans(4)]
+    with np.errstate(over="ignore"):  # to infinity, as on a GPU
+        drawn_on_gpu = drawn_late(gpu, plans)
+    assert drawn_on_gpu == [drawn(cpu.execute(plan)) for plan in plans]
+    assert written_slots(gpu) == written_slots(cpu)
+    assert paddings == [1, 0, 1] and len(plans[1].sequences) == 2
 
 
 def test_a_step_without_memory_leaves_nothing_behind(
@@ -152,11 +209,36 @@ def test_a_capture_that_fails_ends_the_start_with_a_remedy(
         runner.capture_graphs(capture, graph_sizes(1))
 
 
+def pair_of(folder: Path) -> tuple[Meeting, list[ModelRunner]]:
+    """The runners of two ranks, to be called in turn by ``Meeting.run``."""
+    meeting = Meeting(2)
+    ranks = [CapturedRank(rank, 2, meeting) for rank in range(2)]
+    return meeting, [runner_of(folder, tp=rank) for rank in ranks]
+
+
+def test_two_ranks_replay_what_one_draws(folder: Path) -> None:
+    """Sums over the ranks are in the graph, and the second rank has the tokens of the first."""
+    meeting, runners = pair_of(folder)
+    paddings = [paddings_of(runner) for runner in runners]
+    plans = [*streams(192, 1).plans(5)]
+
+    def work(rank: int) -> list[dict[int, int]]:
+        runners[rank].capture_graphs(emulated_capture, [2])
+        return drawn_late(runners[rank], plans)
+
+    first, second = meeting.run(work)
+    alone = on_cpu(folder)
+    assert first == [drawn(alone.execute(plan)) for plan in plans]
+    assert not any(second)
+    assert paddings[0] == paddings[1] and any(paddings[0]) and not all(paddings[0])
+
+
 def test_no_rank_captures_unless_all_can(folder: Path) -> None:
-    runner = runner_of(folder)
-    runner.tp = Mock(size=2, agree=lambda here: [here[0] + 0])  # the other one cannot
-    runner.capture_graphs(Mock(side_effect=AssertionError), graph_sizes(1))
-    assert runner.graphs is None
+    meeting, runners = pair_of(folder)
+    runners[1].batched_decode = False
+    refuse = Mock(side_effect=AssertionError)
+    meeting.run(lambda rank: runners[rank].capture_graphs(refuse, [1]))
+    assert [runner.graphs for runner in runners] == [None, None]
 
 
 def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None:
@@ -182,17 +264,14 @@ def test_the_memory_of_all_graphs_follows_from_the_largest(folder: Path) -> None
     assert graph_bytes(runner, 20, memory, capture) == 0
 
 
-@pytest.mark.parametrize(("name", "captured"), [("deepseek_v3_dense", True), ("qwen3_moe", False)])
-def test_latents_are_captured_but_not_experts_that_wait(
-    tmp_path: Path, name: str, captured: bool
-) -> None:
-    """Experts without a kernel are computed in turn, which a capture would refuse."""
-    runner = runner_of(tiny_models.cached(name, tmp_path))
+def test_experts_that_wait_are_not_captured(tmp_path: Path) -> None:
+    """Experts without a kernel, as of this width, are computed in turn, which a capture would
+    refuse."""
+    runner = runner_of(tiny_models.cached("qwen3_moe", tmp_path))
     runner.capture_graphs(emulated_capture, graph_sizes(1))
-    assert (runner.graphs is not None) == captured
-    if not captured:
-        with pytest.raises(CaptureError, match="tolist waits"), torch.inference_mode():
-            DecodeGraphs(runner.model, runner.cache, runner.inputs, [1], emulated_capture)
+    assert runner.graphs is None
+    with pytest.raises(CaptureError, match="tolist waits"), torch.inference_mode():
+        DecodeGraphs(runner.model, runner.cache, runner.inputs, [1], emulated_capture)
 
 
 def test_a_model_that_only_embeds_has_no_graphs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from tandem.kernels.errors import KernelUnavailableError
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.device import operators_for
 from tandem.shared.engine.device_memory import report
-from tandem.shared.engine.messages import LoadFormats
-from tandem.shared.engine.plan import SlotLimits
-from tandem.shared.engine.rank import loading
+from tandem.shared.engine.messages import AllocateCache, LoadFormats
+from tandem.shared.engine.plan import SlotLimits, StepLimits
+from tandem.shared.engine.rank import collector, graphs, loading, plane, process, step_profile
 from tandem.shared.engine.rank.device import bind_threads, open_device
 from tandem.shared.engine.rank.group import meet
 from tandem.shared.errors import StartupError
@@ -167,6 +168,46 @@ def test_no_memory_for_slots_beside_the_cache_is_an_error_with_a_remedy(
     loaded = loading.LoadedModel(model, 16, torch.float32, TensorParallel())
     with pytest.raises(StartupError, match=r"for 7 sequences: CUDA out of memory\.; lower"):
         loaded.runner(4, SlotLimits(7, 4))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_graphs_are_captured_before_the_data_plane_uses_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, eager: bool
+) -> None:
+    """``--enforce-eager`` captures none."""
+    order, config = Mock(), settings("cuda", enforce_eager=eager)
+    monkeypatch.setattr(graphs, "cuda_capture", lambda: "by CUDA")
+    monkeypatch.setattr(plane, "start_data_plane", order.plane)
+    monkeypatch.setattr(collector, "Collector", Mock())
+    monkeypatch.setattr(process, "collect_rarely", Mock())
+    rank = process.RankProcess(channel=Mock())
+    rank._settings, rank._device = config, torch.device("cuda", 0)
+    rank._model = order.model
+    runner = order.model.runner.return_value
+    runner.cache.device, runner.cache.mark = rank._device, None
+    order.plane.return_value.endpoints = Mock(bulk="b", control="c", key=None)
+    limits = SlotLimits(3, 4)
+    assert rank._allocate(AllocateCache(9, limits)).endpoints is not None
+    captured = [] if eager else [call.model.runner().capture_graphs("by CUDA", [1, 2, 3])]
+    started = call.plane(config, runner.cache, rank._channel.send)
+    assert order.mock_calls == [call.model.runner(9, limits), *captured, started]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_no_memory_is_left_for_graphs_that_are_not_captured(
+    monkeypatch: pytest.MonkeyPatch, eager: bool
+) -> None:
+    profile = Mock(return_value=(0, 0))
+    monkeypatch.setattr(step_profile, "profile", profile)
+    monkeypatch.setattr(step_profile, "cuda_capture", lambda: "by CUDA")
+    model = Mock(device=torch.device("cuda", 0), bytes_per_block=1)
+    memory = Mock(free=lambda: GIB, reserved=lambda: GIB)
+    opened = RankDevice("cuda", "a GPU", GIB, GIB)
+    config, limits = settings("cuda", enforce_eager=eager), StepLimits(4, 2, 9)
+    step_profile.memory_of(model, config, limits, opened, memory)
+    profile.assert_called_once_with(
+        model, limits, memory, None if eager else "by CUDA", shared=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tandem.shared.engine.plan import (
 )
 from tandem.shared.engine.rank import step_inputs
 from tandem.shared.engine.rank.slots import Slots
-from tandem.shared.engine.rank.step_inputs import StaticInputs, StepInputs, host_rows
+from tandem.shared.engine.rank.step_inputs import NO_SLOT, StaticInputs, StepInputs, host_rows
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -98,6 +98,17 @@ def test_the_slots_that_draw_begin_an_array(count: int) -> None:
     inputs.fill(StepColumns.of([row(key, 1, 0, [key]) for key in range(count)]), static, count)
     assert inputs.drawing.tolist() == inputs.drawing_slots
     assert inputs.drawing.storage_offset() * inputs.drawing.itemsize % 16 == 0
+
+
+def test_padding_of_a_graph_has_no_length_and_no_place() -> None:
+    """Nor what the rows before it left there."""
+    slots = Slots(SlotLimits(4, 3), CPU)
+    inputs, static = inputs_of(slots), StaticInputs.allocate(8, CPU)
+    rows = [row(key, 1, 5, [key, 7 - key]) for key in range(3)]
+    inputs.fill(StepColumns.of(rows), static, 4)
+    inputs.fill(StepColumns.of(rows[1:2]), static, 4)
+    assert static.staged[:, 1:].tolist() == [[0] * 7, [0] * 7, [NO_SLOT] * 7]
+    assert static.decodes.tolist() == [[0, slots[1], 6]] + [[0] * 3] * 7
 
 
 @given(data=st.data())
