@@ -49,7 +49,9 @@ class Slots:
         else:
             slots = [self._by_sequence[draw.sequence_id] for draw in drawn]
             values = torch.tensor([draw.tokens[-1] for draw in drawn], dtype=torch.int32)
-            self.last_tokens[torch.tensor(slots)] = values.to(self.last_tokens.device)
+            self.last_tokens[torch.tensor(slots, dtype=torch.int64)] = values.to(
+                self.last_tokens.device
+            )
 
     def remove(self, sequence_ids: Iterable[int]) -> None:
         """Free the slots of sequences that have ended; no-op for those without one."""

@@ -139,16 +139,18 @@ def test_vectors_of_all_sequences_are_copied_at_once(
             np.testing.assert_allclose(x, y, atol=1e-4)
 
 
-def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:
+@pytest.mark.parametrize("good", [[2], []])
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_broken_numbers_fail_the_sequence_and_not_the_step(
+    folder: Path, good: list[int], on_cpu: bool
+) -> None:
+    """Also on a GPU without Triton's sampler."""
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
+    runner.slots.on_cpu = on_cpu
     embeddings(runner.model)[9].fill_(math.nan)
-    plan = StepPlan(
-        0,
-        [SequenceStep(1, [9], 0, [0], True), SequenceStep(2, [8], 0, [1], True)],
-        [spec_of(1), spec_of(2)],
-    )
-    result = runner.execute(plan)
-    assert [s.sequence_id for s in result.sampled] == [2]
+    rows = [SequenceStep(key, [8 if key in good else 9], 0, [key], True) for key in (1, *good)]
+    result = runner.execute(StepPlan(0, rows, [spec_of(row.sequence_id) for row in rows]))
+    assert [s.sequence_id for s in result.sampled] == good
     assert list(result.failed) == [1]
 
 
