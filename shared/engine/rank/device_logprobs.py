@@ -1,4 +1,5 @@
-"""Logprobs on a GPU: those of ``position_logprobs`` and ``logprobs_of``, without a wait.
+"""Logprobs of prompts, and of draws on a GPU, where nothing waits: those of ``position_logprobs``
+and ``logprobs_of``.
 
 R rows of a step, A of them that ask, P positions of prompts, V vocabulary, N best tokens, L tokens
 whose logprobs a request lists. Tensors whose names end in ``host`` are complete after the step's
@@ -19,8 +20,9 @@ from ....kernels.streams import to_host
 from ....proto.packed_logprobs import ENTRY_BYTES, pack_logprobs
 from ..plan import PositionLogprobs, RankSampling, SequenceStep
 
-# Rows whose best tokens are searched at a time: each has a copy of twice its logits.
-_ROWS = 32
+# Rows whose best tokens are searched at a time: each has copies of twice its logits, a few of which
+# a CPU's cache holds.
+_ROWS, _ROWS_ON_CPU = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def _best(values_PV: torch.Tensor, top: int) -> torch.Tensor:
         return values_PV.new_empty((len(values_PV), 0), dtype=torch.int64)
     ids = torch.arange(vocab - 1, -1, -1, device=values_PV.device)
     best = []
-    for part in values_PV.split(_ROWS):
+    for part in values_PV.split(_ROWS_ON_CPU if values_PV.device.type == "cpu" else _ROWS):
         bits = part.view(torch.int32)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         keys = (ordered.long() << 32) + ids

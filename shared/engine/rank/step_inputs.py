@@ -32,6 +32,8 @@ from .slots import Slots
 # Stands for the place of a padding row's KV, which is written nowhere.
 NO_SLOT = -1
 _NO_CHUNKS = np.empty((0, 4), np.int32)
+_NO_SLOTS = torch.empty(0, dtype=torch.int32)
+_NO_TOKENS = torch.empty(0, dtype=torch.int64)
 # Up to this many decoding rows are flattened one by one.
 _FEW = 16
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
@@ -134,6 +136,23 @@ class StaticInputs:
         return cls(staged, torch.zeros(rows, 3, dtype=torch.int32, device=device))
 
 
+class DrawingSlots(NamedTuple):
+    """The slots of the sequences that draw, in the order of rows: on the host, and on a GPU,
+    int32."""
+
+    on_host: list[int]
+    on_device: torch.Tensor
+
+
+class StepBatch(NamedTuple):
+    """A step's rows as the model and the sampler take them. ``prompt_targets``: the tokens whose
+    logprobs are asked for, int64."""
+
+    forward: ForwardBatch
+    drawing: DrawingSlots
+    prompt_targets: torch.Tensor
+
+
 class StepInputs:
     """Builds the batch of each step.
 
@@ -155,11 +174,6 @@ class StepInputs:
         self._stage = operators.prepare_step_inputs(slots.tables.device)
         self._batched_decode = batched_decode
         self._one_by_one = one_by_one or not batched_decode
-        # The slots of the step's sequences that draw; on a GPU, int32, also on the device.
-        self.drawing_slots: list[int] = []
-        self.drawing = torch.empty(0, dtype=torch.int32)
-        # The tokens of a GPU's step whose logprobs are asked for, int64.
-        self.prompt_targets = torch.empty(0, dtype=torch.int64)
 
     @property
     def _device(self) -> torch.device:
@@ -171,31 +185,32 @@ class StepInputs:
         output_rows: Sequence[int] | None = None,
         *,
         needs_logits: bool = True,
-    ) -> ForwardBatch:
+    ) -> StepBatch:
         """Enter the rows' blocks, and flatten the rows, of which ``output_rows`` have outputs, by
-        default all. Also sets ``drawing_slots``."""
+        default all."""
         row_slots, changes = self._slots.place(rows)
         host = host_rows(rows, row_slots, self._slots, self._block_size)
-        self.drawing_slots = [*compress(row_slots, rows.sample)]
+        drawing_slots = [*compress(row_slots, rows.sample)]
         count = len(host.tokens)
         outputs: np.ndarray | None = None
         if output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
         build = self._on_cpu if self._slots.on_cpu else self._on_gpu
-        return build(rows, host, outputs, changes, needs_logits)
+        return build(rows, host, outputs, drawing_slots, changes, needs_logits)
 
     def _on_cpu(
         self,
         rows: StepColumns,
         host: HostRows,
         outputs: np.ndarray | None,
+        drawing_slots: list[int],
         changes: object,
         needs_logits: bool,
-    ) -> ForwardBatch:
+    ) -> StepBatch:
         as_tensor = torch.from_numpy
         last_tokens = self._slots.host_last_tokens[host.table]
         segments = segments_of(rows, host)
-        return ForwardBatch(
+        forward = ForwardBatch(
             as_tensor(np.where(host.tokens < 0, last_tokens, host.tokens)),
             as_tensor(host.positions),
             AttentionMetadata(
@@ -207,15 +222,20 @@ class StepInputs:
             needs_logits,
             None if segments is None else as_tensor(segments),
         )
+        targets = _NO_TOKENS
+        if any(rows.prompt_targets):
+            targets = torch.tensor([*chain.from_iterable(rows.prompt_targets)])
+        return StepBatch(forward, DrawingSlots(drawing_slots, _NO_SLOTS), targets)
 
     def _on_gpu(
         self,
         rows: StepColumns,
         host: HostRows,
         outputs: np.ndarray | None,
+        drawing_slots: list[int],
         changes: list[tuple[int, int, list[int]]],
         needs_logits: bool,
-    ) -> ForwardBatch:
+    ) -> StepBatch:
         segments, nothing = segments_of(rows, host), np.empty(0)
         parts = [
             np.stack([host.tokens, host.positions, host.slots, host.table]),
@@ -223,17 +243,16 @@ class StepInputs:
             host.decodes,
             host.chunks,
             nothing if outputs is None else outputs,
-            np.array(self.drawing_slots),
+            np.array(drawing_slots),
             np.array([*chain.from_iterable(rows.prompt_targets)]),
             nothing if segments is None else segments,
         ]
         uploaded = self._upload(parts)
-        inputs, changed, decodes, chunks, output_rows, self.drawing, targets, seconds = uploaded
-        self.prompt_targets = targets.long() if len(targets) else targets
+        inputs, changed, decodes, chunks, output_rows, drawing, targets, seconds = uploaded
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
         tokens, positions, slots = staged.unbind()
-        return ForwardBatch(
+        forward = ForwardBatch(
             tokens,
             positions,
             AttentionMetadata(
@@ -246,12 +265,14 @@ class StepInputs:
             needs_logits,
             None if segments is None else seconds,
         )
+        targets = targets.long() if len(targets) else targets
+        return StepBatch(forward, DrawingSlots(drawing_slots, drawing), targets)
 
-    def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> None:
+    def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> DrawingSlots:
         """Enter the rows' blocks, and write decoding rows that all draw to the inputs of a graph,
-        with padding up to ``size`` rows. Also sets ``drawing_slots``."""
-        self.drawing_slots, changes = self._slots.place(rows)
-        host = host_rows(rows, self.drawing_slots, self._slots, self._block_size)
+        with padding up to ``size`` rows."""
+        row_slots, changes = self._slots.place(rows)
+        host = host_rows(rows, row_slots, self._slots, self._block_size)
         count = len(host.tokens)
         padded, padded_decodes = np.zeros((4, size), np.int32), np.zeros((size, 3), np.int32)
         padded[2] = NO_SLOT
@@ -259,10 +280,11 @@ class StepInputs:
         padded_decodes[:count] = host.decodes
         # The slots once more, at the beginning of an array: kernels are compiled for aligned ones.
         parts = [padded, self._entries(changes), padded_decodes, host.table]
-        inputs, changed, decodes, self.drawing = self._upload(parts)
+        inputs, changed, decodes, drawing = self._upload(parts)
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
         self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])
+        return DrawingSlots(row_slots, drawing)
 
     def static_batch(self, static: StaticInputs, size: int) -> ForwardBatch:
         """The batch of ``size`` decoding rows whose inputs ``fill`` writes."""

@@ -216,7 +216,7 @@ def step(
             for i, (start, rows) in enumerate(sequences)
         ]
         with torch.inference_mode(), Uploads(work), Recorder(work):
-            batch = runner.inputs.batch(StepColumns.of(steps), last_rows(steps))
+            batch = runner.inputs.batch(StepColumns.of(steps), last_rows(steps)).forward
             hidden = runner.model.forward(
                 batch, runner.cache.kv, lambda _: marks.append(len(work.kernels))
             )
