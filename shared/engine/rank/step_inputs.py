@@ -29,7 +29,7 @@ from ...models.batch import ForwardBatch
 from ..plan import StepColumns
 from .slots import Slots
 
-# Stands for the place of a padding row's KV, which is written nowhere.
+# The cache slot of a padding row, whose KV is written nowhere.
 NO_SLOT = -1
 _NO_CHUNKS = np.empty((0, 4), np.int32)
 _NO_SLOTS = torch.empty(0, dtype=torch.int32)
@@ -41,15 +41,15 @@ _ALIGNMENT = 4
 
 
 class HostRows(NamedTuple):
-    """A step's rows on the host, int64 unless said otherwise. ``table`` is the slot of each row's
-    sequence, ``slots`` the place of its KV in the cache; tokens may be ``PLACEHOLDER``. ``decodes``
+    """A step's rows on the host, int64 unless said otherwise. ``sequence_slots`` are those of the
+    rows' sequences, ``cache_slots`` those of their KV; tokens may be ``PLACEHOLDER``. ``decodes``
     [R, 3] and ``chunks`` [C, 4] are those of the attention metadata, int32.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
-    slots: np.ndarray
-    table: np.ndarray
+    cache_slots: np.ndarray
+    sequence_slots: np.ndarray
     decodes: np.ndarray
     chunks: np.ndarray
 
@@ -64,19 +64,19 @@ def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size:
     starts = np.fromiter(rows.start, np.int64, len(row_slots))
     owners = np.fromiter(row_slots, np.int64, len(row_slots))
     if len(tokens) == len(starts):
-        positions, table = starts, owners
+        positions, sequence_slots = starts, owners
         decodes, chunks = _columns(np.arange(len(starts)), owners, starts + 1), _NO_CHUNKS
     else:
         sizes = np.array([*map(len, rows.tokens)])
         firsts = np.cumsum(sizes) - sizes
         positions = np.arange(len(tokens)) + np.repeat(starts - firsts, sizes)
-        table = np.repeat(owners, sizes)
+        sequence_slots = np.repeat(owners, sizes)
         single = sizes == 1
         decodes = _columns(firsts, owners, starts + 1)[single]
         chunks = _columns(firsts, sizes, owners, starts)[~single]
     places, offsets = np.divmod(positions, block_size)
-    cache_slots = slots.host_tables[table, places] * np.int64(block_size) + offsets
-    return HostRows(tokens, positions, cache_slots, table, decodes, chunks)
+    cache_slots = slots.host_tables[sequence_slots, places] * np.int64(block_size) + offsets
+    return HostRows(tokens, positions, cache_slots, sequence_slots, decodes, chunks)
 
 
 def _few_decodes(
@@ -94,9 +94,9 @@ def _few_decodes(
         block(slot, start // block_size) * block_size + start % block_size for slot, start in pairs
     ]
     decodes = [(row, slot, start + 1) for row, (slot, start) in enumerate(pairs)]
-    numbers, positions, cache_slots, table = np.array([tokens, starts, places, row_slots])
+    numbers, positions, cache_slots, owners = np.array([tokens, starts, places, row_slots])
     rows = np.array(decodes, np.int32)
-    return HostRows(numbers, positions, cache_slots, table, rows, _NO_CHUNKS)
+    return HostRows(numbers, positions, cache_slots, owners, rows, _NO_CHUNKS)
 
 
 def segments_of(rows: StepColumns, host: HostRows) -> np.ndarray | None:
@@ -208,14 +208,14 @@ class StepInputs:
         needs_logits: bool,
     ) -> StepBatch:
         as_tensor = torch.from_numpy
-        last_tokens = self._slots.host_last_tokens[host.table]
+        last_tokens = self._slots.host_last_tokens[host.sequence_slots]
         segments = segments_of(rows, host)
         forward = ForwardBatch(
             as_tensor(np.where(host.tokens < 0, last_tokens, host.tokens)),
             as_tensor(host.positions),
             AttentionMetadata(
                 self._sequences(host),
-                as_tensor(host.slots),
+                as_tensor(host.cache_slots),
                 self._decodes(as_tensor(host.decodes), host) if self._batched_decode else None,
             ),
             None if outputs is None else as_tensor(outputs),
@@ -238,7 +238,7 @@ class StepInputs:
     ) -> StepBatch:
         segments, nothing = segments_of(rows, host), np.empty(0)
         parts = [
-            np.stack([host.tokens, host.positions, host.slots, host.table]),
+            np.stack([host.tokens, host.positions, host.cache_slots, host.sequence_slots]),
             self._entries(changes),
             host.decodes,
             host.chunks,
@@ -251,13 +251,13 @@ class StepInputs:
         inputs, changed, decodes, chunks, output_rows, drawing, targets, seconds = uploaded
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
-        tokens, positions, slots = staged.unbind()
+        tokens, positions, cache_slots = staged.unbind()
         forward = ForwardBatch(
             tokens,
             positions,
             AttentionMetadata(
                 self._sequences(host),
-                slots,
+                cache_slots,
                 self._decodes(decodes, host) if self._batched_decode else None,
                 self._chunks(chunks, host),
             ),
@@ -276,10 +276,10 @@ class StepInputs:
         count = len(host.tokens)
         padded, padded_decodes = np.zeros((4, size), np.int32), np.zeros((size, 3), np.int32)
         padded[2] = NO_SLOT
-        padded[:, :count] = host.tokens, host.positions, host.slots, host.table
+        padded[:, :count] = host.tokens, host.positions, host.cache_slots, host.sequence_slots
         padded_decodes[:count] = host.decodes
         # The slots once more, at the beginning of an array: kernels are compiled for aligned ones.
-        parts = [padded, self._entries(changes), padded_decodes, host.table]
+        parts = [padded, self._entries(changes), padded_decodes, host.sequence_slots]
         inputs, changed, decodes, drawing = self._upload(parts)
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
@@ -288,11 +288,11 @@ class StepInputs:
 
     def static_batch(self, static: StaticInputs, size: int) -> ForwardBatch:
         """The batch of ``size`` decoding rows whose inputs ``fill`` writes."""
-        tokens, positions, slots = static.staged[:, :size].unbind()
+        tokens, positions, cache_slots = static.staged[:, :size].unbind()
         tables = self._slots.tables
         longest = tables.shape[1] * self._block_size
         decodes = DecodeMetadata(static.decodes[:size], tables, longest, self._block_size)
-        return ForwardBatch(tokens, positions, AttentionMetadata([], slots, decodes), None)
+        return ForwardBatch(tokens, positions, AttentionMetadata([], cache_slots, decodes), None)
 
     def _entries(self, changes: list[tuple[int, int, list[int]]]) -> np.ndarray:
         """The changed entries of the tables: flat index and block, [E, 2]."""
