@@ -36,7 +36,7 @@ def build_batch(
         one_by_one=True,
     )
     outputs = last_rows(rows) if output_rows is None else output_rows
-    return inputs.batch(StepColumns.of(rows), outputs)
+    return inputs.batch(StepColumns.of(rows), outputs).forward
 
 
 def last_rows(rows: Sequence[SequenceStep]) -> list[int]:

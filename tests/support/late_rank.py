@@ -123,7 +123,7 @@ class LateRank:
         rank = self._rank = process.RankProcess(cast(BlockingChannel, self))
         rank._settings = cast(Any, SimpleNamespace(rank=0))
         rank._runner = runner
-        rank._collector = Collector(self._collect, rank._reply, process._failure)
+        rank._collector = Collector(self._collect, rank._reply, process._failure, waits=True)
         self._thread = threading.Thread(target=self._serve, name=_NAME, daemon=True)
         self._thread.start()
 

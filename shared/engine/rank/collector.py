@@ -2,11 +2,11 @@
 
 The main thread only launches: waiting for a step there would leave the device idle until the next
 one. A thread of this module sleeps until the device has computed a step, and replies to the head.
+On a CPU, which computes a step when it is launched, the main thread replies at once.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -15,14 +15,12 @@ from ...models.parallel import Collectives
 from ..plan import VOID, StepFailure, StepResult
 from .runner import LaunchedStep
 
-log = logging.getLogger("tandem.rank")
-
 
 class Collector:
     """Collects steps in the order in which they were launched.
 
     ``collect`` waits for a step's results; ``reply`` sends them, or a failure. ``failure_of``
-    describes what ``collect`` raised.
+    describes what one of them raised. ``waits``: in a thread.
     """
 
     def __init__(
@@ -30,6 +28,8 @@ class Collector:
         collect: Callable[[LaunchedStep], StepResult],
         reply: Callable[[StepResult | StepFailure, Collectives], None],
         failure_of: Callable[[int, Exception], StepFailure],
+        *,
+        waits: bool,
     ) -> None:
         self._collect = collect
         self._reply = reply
@@ -39,28 +39,36 @@ class Collector:
             queue.SimpleQueue()
         )
         self._failed = False  # the last step
-        threading.Thread(target=self._run, name="collector", daemon=True).start()
+        self._waits = waits
+        if waits:
+            threading.Thread(target=self._run, name="collector", daemon=True).start()
 
     def put(self, step: LaunchedStep | StepFailure, collectives: Collectives) -> None:
         """Reply to a step once it is computed, or with the failure of its launch. ``collectives``
         are counted up to its launch."""
-        self._steps.put((step, collectives))
+        if self._waits:
+            self._steps.put((step, collectives))
+        else:
+            self._answer(step, collectives)
 
     def _run(self) -> None:
         while True:
-            step, collectives = self._steps.get()
-            outcome = step if isinstance(step, StepFailure) else self._outcome(step)
-            self._reply(outcome, collectives)
+            self._answer(*self._steps.get())
 
-    def _outcome(self, step: LaunchedStep) -> StepResult | StepFailure:
+    def _answer(self, step: LaunchedStep | StepFailure, collectives: Collectives) -> None:
         """Also waits for a step whose results are void, since it writes to blocks of the cache."""
+        if isinstance(step, StepFailure):
+            self._reply(step, collectives)
+            return
         void = self._failed and step.ahead
         self._failed = True
+        failure = StepFailure(VOID, "the step before failed")
         try:
             result = self._collect(step)
-        except Exception as error:
-            return self._failure_of(step.result.step, error)
-        if void:
-            return StepFailure(VOID, "the step before failed")
-        self._failed = False
-        return result
+            if not void:
+                self._reply(result, collectives)
+                self._failed = False
+                return
+        except Exception as error:  # of the device, or the result cannot be encoded
+            failure = self._failure_of(step.result.step, error)
+        self._reply(failure, collectives)

@@ -1,4 +1,5 @@
-"""Logprobs on a GPU: those of ``position_logprobs`` and ``logprobs_of``, without a wait.
+"""Logprobs of prompts, and of draws on a GPU, where nothing waits: those of ``position_logprobs``
+and ``logprobs_of``.
 
 R rows of a step, A of them that ask, P positions of prompts, V vocabulary, E numbers of best
 tokens, L tokens whose logprobs are looked up. Tensors whose names end in ``host`` are complete
@@ -20,8 +21,9 @@ from ....kernels.streams import to_host
 from ....proto.packed_logprobs import ENTRY_BYTES, pack_logprobs
 from ..plan import PositionLogprobs, RankSampling, SequenceStep
 
-# Rows whose best tokens are searched at a time: each has a copy of twice its logits.
-_ROWS = 32
+# Rows whose best tokens are searched at a time: each has copies of twice its logits, a few of which
+# a CPU's cache holds.
+_ROWS, _ROWS_ON_CPU = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def _best(values_PV: torch.Tensor, top: int) -> torch.Tensor:
         return values_PV.new_empty((len(values_PV), 0), dtype=torch.int32)
     ids_V = torch.arange(vocab, device=values_PV.device)
     best = []
-    for part in values_PV.split(_ROWS):
+    for part in values_PV.split(_ROWS_ON_CPU if values_PV.device.type == "cpu" else _ROWS):
         # Logprobs are at most 0: the best ones have the smallest bits, but for the sign.
         keys = torch.add(ids_V, part.abs().view(torch.int32), alpha=1 << 32)
         best.append(keys.topk(min(top, vocab), dim=-1, largest=False).values)

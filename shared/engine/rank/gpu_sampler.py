@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 import torch
@@ -26,18 +25,28 @@ from .sampler import NOT_FINITE_MESSAGE
 from .sampling_slots import columns_of, edits, filters, mask_words
 from .table_upload import Value, send_changes
 
-# Slots of a ``SequenceSampler``.
-_SLOTS = 512
-
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The draws of one step, on their way to the host. ``tokens_host`` is complete after the step's
-    event; token -1: the logits are not finite."""
+class DeviceDraws:
+    """``Draws`` on their way to the host. ``tokens_host`` is complete after the step's event; token
+    -1: the logits are not finite."""
 
     specs: list[SamplerSpec]
     tokens_host: torch.Tensor
     logprobs: DrawnLogprobs | None
+
+    def collect(self) -> tuple[list[Sampled], dict[int, str]]:
+        """See ``Draws.collect``."""
+        tokens: list[int] = self.tokens_host.tolist()
+        listed = dict(self.logprobs.collect(tokens)) if self.logprobs is not None else {}
+        sampled, failed = [], {}
+        for row, (spec, token) in enumerate(zip(self.specs, tokens, strict=False)):
+            if token < 0:
+                failed[spec.sequence_id] = NOT_FINITE_MESSAGE
+            else:
+                logprobs = (listed[row],) if row in listed else ()
+                sampled.append(Sampled(spec.sequence_id, [token], logprobs))
+        return sampled, failed
 
 
 class GpuSampler:
@@ -45,8 +54,6 @@ class GpuSampler:
 
     Its methods are called in the order of steps, and launch on the current stream.
     """
-
-    waits: Literal[False] = False  # ``draw`` only launches
 
     def __init__(self, vocab_size: int, last_tokens_S: torch.Tensor) -> None:
         self.vocab_size = vocab_size
@@ -88,7 +95,7 @@ class GpuSampler:
         slots: Sequence[int],
         logits_RV: torch.Tensor,
         masks: Mapping[int, bytes] = MappingProxyType({}),
-    ) -> Draws:
+    ) -> DeviceDraws:
         """Launch one draw for each row of fp32 logits, which are changed.
 
         ``slots_R`` are the slots on the device, int32; rows of padding may follow, of slot -1.
@@ -113,7 +120,7 @@ class GpuSampler:
             filtered=_meet(self._filtered, slots),
         )
         logprobs = None if raw is None else raw.of_draws(tokens_R)
-        return Draws(specs, to_host(tokens_R), logprobs)
+        return DeviceDraws(specs, to_host(tokens_R), logprobs)
 
     def _upload(self, masks: Mapping[int, bytes], *others: np.ndarray) -> list[torch.Tensor]:
         """Send new columns, the masks of this step, and arrays of int64, which are returned."""
@@ -134,20 +141,6 @@ class GpuSampler:
         self._added.clear()
         return arrays
 
-    def collect(self, draws: Draws) -> tuple[list[Sampled], dict[int, str]]:
-        """The tokens of a step after its event, and the sequences whose logits were not finite,
-        with the reason."""
-        tokens: list[int] = draws.tokens_host.tolist()
-        listed = dict(draws.logprobs.collect(tokens)) if draws.logprobs is not None else {}
-        sampled, failed = [], {}
-        for row, (spec, token) in enumerate(zip(draws.specs, tokens, strict=False)):
-            if token < 0:
-                failed[spec.sequence_id] = NOT_FINITE_MESSAGE
-            else:
-                logprobs = (listed[row],) if row in listed else ()
-                sampled.append(Sampled(spec.sequence_id, [token], logprobs))
-        return sampled, failed
-
 
 def _meet(some: set[int], slots: Sequence[int]) -> bool:
     """True if some of the slots are among ``some``, which are often none."""
@@ -160,41 +153,3 @@ def _rectangle(rows: Sequence[Sequence[int]]) -> np.ndarray:
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     return padded
-
-
-class SequenceSampler:
-    """A ``GpuSampler`` with the methods of ``Sampler``, which gives sequences slots and waits for
-    the draws: to compare both."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        last_tokens_S = torch.zeros(_SLOTS, dtype=torch.int32, device=device)
-        self._sampler = GpuSampler(vocab_size, last_tokens_S)
-        self._slots: dict[int, int] = {}
-        self._free = list(range(_SLOTS))[::-1]
-
-    def add(self, spec: SamplerSpec) -> None:
-        """See ``Sampler.add``."""
-        self.remove(spec.sequence_id)
-        self._slots[spec.sequence_id] = slot = self._free.pop()
-        self._sampler.add(slot, spec)
-
-    def remove(self, sequence_id: int) -> None:
-        """See ``Sampler.remove``."""
-        if (slot := self._slots.pop(sequence_id, None)) is not None:
-            self._sampler.remove(slot)
-            self._free.append(slot)
-
-    def sample(
-        self,
-        sequence_ids: Sequence[int],
-        logits: torch.Tensor,
-        masks: Mapping[int, bytes] = MappingProxyType({}),
-    ) -> tuple[list[Sampled], dict[int, str]]:
-        """See ``Sampler.sample``."""
-        slots = [self._slots[each] for each in sequence_ids]
-        slots_R = torch.tensor(slots, dtype=torch.int32, device=self._sampler.device)
-        slot_masks = {self._slots[key]: masks[key] for key in sequence_ids if key in masks}
-        draws = self._sampler.draw(slots_R, slots, logits, slot_masks)
-        if logits.is_cuda:
-            torch.cuda.current_stream(logits.device).synchronize()
-        return self._sampler.collect(draws)

@@ -17,7 +17,7 @@ import torch
 from ...kv.cache import KVCache
 from ...models.decoder import Decoder
 from ..plan import StepColumns
-from .step_inputs import StaticInputs, StepInputs
+from .step_inputs import DrawingSlots, StaticInputs, StepInputs
 
 # Records the launches of a function; returns what repeats them, and the function's result, whose
 # contents each repetition replaces.
@@ -62,14 +62,14 @@ class DecodeGraphs:
         """True if a graph has as many rows as these, which ``only_decode``."""
         return len(rows.sample) <= self._sizes[-1]
 
-    def forward(self, rows: StepColumns) -> torch.Tensor:
-        """The normalised hidden states of the rows, valid until the next call."""
+    def forward(self, rows: StepColumns) -> tuple[torch.Tensor, DrawingSlots]:
+        """The normalised hidden states of the rows, valid until the next call, and their slots."""
         count = len(rows.sample)
         size = self._sizes[bisect_left(self._sizes, count)]
-        self._inputs.fill(rows, self._static, size)
+        drawing = self._inputs.fill(rows, self._static, size)
         replay, hidden = self._graphs[size]
         replay()
-        return hidden[:count]
+        return hidden[:count], drawing
 
 
 def cuda_capture() -> Capture:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ModelError, TandemError
 from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
-from ...kv.planning import CUDA, RankDevice
+from ...kv.planning import CPU, CUDA, RankDevice
 from ...process.frame_room import with_frame_room
 from ...process.garbage import collect_rarely
 from ...process.imports import lasting_imports
@@ -80,7 +80,7 @@ class RankProcess:
         self._layers = 0  # computed since the start
         self._computed_layers: ComputedLayers | None = None  # on a GPU, beside the plane
         self._backing: Backing | None = None  # on a CPU
-        self._collector: Collector | None = None  # on a GPU
+        self._collector: Collector
 
     def serve(self) -> None:
         """Reply to requests until the head is gone, when the reader thread ends the process."""
@@ -175,16 +175,15 @@ class RankProcess:
         return ModelLoaded(memory_of(self._model, settings, request.limits, self._opened, memory))
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
+        from .collector import Collector
         from .device import bind_threads
         from .graphs import cuda_capture, graph_sizes
         from .loading import backing_of
 
         self._runner = self._model.runner(request.num_blocks, request.limits)
         self._backing = backing_of(self._runner.cache)
-        if self._runner.cache.device.type != "cpu":
-            from .collector import Collector
-
-            self._collector = Collector(self._runner.collect, self._reply, _failure)
+        collect, on_gpu = self._runner.collect, self._runner.cache.device.type != CPU
+        self._collector = Collector(collect, self._reply, _failure, waits=on_gpu)
         if self._runner.cache.device.type == "cuda" and not self._settings.enforce_eager:
             # Before the data plane, whose use of the device a capture would forbid.
             self._runner.capture_graphs(cuda_capture(), graph_sizes(request.limits.sequences))
@@ -203,7 +202,7 @@ class RankProcess:
         return CacheAllocated(endpoints)
 
     def _step(self, request: ExecuteStep) -> None:
-        """Launch a step. On a CPU it is computed then; the collector replies to a GPU's."""
+        """Launch a step, to which the collector replies."""
         plan = request.plan
         if self._backing is not None:
             self._backing.reach_all(row.blocks for row in plan.sequences)
@@ -214,22 +213,15 @@ class RankProcess:
             if hand_over is not None:
                 hand_over(layer)
 
-        step: LaunchedStep | StepResult | StepFailure
+        step: LaunchedStep | StepFailure
         try:
             step = self._runner.launch(plan, computed)
-            if self._collector is None:
-                step = self._runner.collect(step)
         except Exception as error:
             step = _failure(plan.step, error)
         if isinstance(step, StepFailure):  # after the traceback, which referred to tensors, is gone
             self._runner.recover()
-        counts = self._runner.tp.collectives.copy()  # before the next step adds its own
-        if isinstance(step, StepResult):
-            self._reply(step, counts)
-        elif self._collector is not None:
-            self._collector.put(step, counts)
-        elif isinstance(step, StepFailure):
-            self._reply(step, counts)
+        # The counts before the next step adds its own.
+        self._collector.put(step, self._runner.tp.collectives.copy())
 
     def _reply(self, outcome: StepResult | StepFailure, collectives: Collectives) -> None:
         result = failure = None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +20,6 @@ from ..plan import (
     COMPUTATION,
     OUT_OF_MEMORY,
     VOID,
-    PositionLogprobs,
     SequenceStep,
     SlotLimits,
     StepColumns,
@@ -31,16 +29,15 @@ from ..plan import (
 from .device_logprobs import PromptLogprobs, prompt_entries
 from .graphs import Capture, DecodeGraphs
 from .last_draws import LastDraws, StepVoidError
-from .logprobs import position_logprobs
 from .mask_inbox import MaskInbox
 from .output_rows import finite_rows, not_finite, output_rows, packed, pooled_states
 from .sampler_choice import sampler_for
 from .slots import Slots
-from .step_inputs import StepInputs
+from .step_inputs import DrawingSlots, StepInputs
 
 if TYPE_CHECKING:
-    from .gpu_sampler import Draws, GpuSampler
-    from .sampler import Sampler
+    from .gpu_sampler import GpuSampler
+    from .sampler import Draws, Sampler
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +55,9 @@ _PROMPT_ROWS = 64
 @dataclass(slots=True)
 class LaunchedStep:
     """A step that a GPU may still compute. ``result`` lacks what is on its way to the host: the
-    ``draws`` and the logprobs of ``prompts`` of a sampler that does not wait, the ``states`` of
-    pooled sequences, and whether the last rows of those that do not sample are ``finite``. These
-    have arrived once ``computed`` has returned."""
+    ``draws``, the logprobs of ``prompts``, the ``states`` of pooled sequences, and whether the last
+    rows of those that do not sample are ``finite``. These have arrived once ``computed`` has
+    returned."""
 
     result: StepResult
     ahead: bool
@@ -76,13 +73,13 @@ class LaunchedStep:
 class ModelRunner:
     """Owns one rank's tensors. Between steps it keeps the weights, the cache, and the slots of live
     sequences with the sampler's history; everything else arrives in the plan, and masks in
-    ``masks``. Only rank 0 samples."""
+    ``masks``. Only rank 0 samples: the others have no ``sampler``."""
 
     def __init__(
         self,
         model: Decoder,
         cache: KVCache,
-        sampler: Sampler | GpuSampler,
+        sampler: Sampler | GpuSampler | None,
         tp: TensorParallel,
         slots: Slots,
         *,
@@ -133,8 +130,8 @@ class ModelRunner:
         if step.computed is not None:
             step.computed()
         result = step.result
-        if step.draws is not None and not self.sampler.waits:
-            result.sampled, result.failed = self.sampler.collect(step.draws)
+        if step.draws is not None:
+            result.sampled, result.failed = step.draws.collect()
         if step.prompts is not None:
             result.prompt_logprobs = step.prompts.collect()
         result.hidden = packed(step.states)
@@ -190,17 +187,14 @@ class ModelRunner:
     def _update_slots(self, plan: StepPlan) -> None:
         """Forget the sequences that have ended, and begin those that the sampler does not know."""
         sampler = self.sampler
-        for sequence_id in plan.removed:
-            if sampler.waits:
-                sampler.remove(sequence_id)
-            elif sequence_id in self.slots:
-                sampler.remove(self.slots[sequence_id])
+        if sampler is not None:
+            for sequence_id in plan.removed:
+                if sequence_id in self.slots:
+                    sampler.remove(self.slots[sequence_id])
         self.slots.remove(plan.removed)
         for spec in plan.added:
             slot = self.slots.assign(spec.sequence_id)
-            if sampler.waits:
-                sampler.add(spec)
-            else:
+            if sampler is not None:
                 sampler.add(slot, spec)
 
     def _run(
@@ -211,20 +205,17 @@ class ModelRunner:
     ) -> None:
         columns = StepColumns.of(sequences)
         if columns.only_decode:
-            logits = self._decode(columns, on_layer)
-            if logits is not None:
-                self._sample(columns, logits, step)
+            logits, drawing = self._decode(columns, on_layer)
+            self._sample(columns, drawing, logits, step)
             return
         rows = output_rows(sequences)
         batch = self.inputs.batch(columns, rows.all, needs_logits=rows.needs_logits)
-        hidden = self.model.forward(batch, self.cache.kv, on_layer)
+        hidden = self.model.forward(batch.forward, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
-            logits = self.model.logits(sampling)
-            if logits is not None:
-                self._sample(columns, logits, step)
+            self._sample(columns, batch.drawing, self.model.logits(sampling), step)
         if rows.asks:
-            self._prompt_logprobs(rows.asks, prompt, step)
+            self._prompt_logprobs(rows.asks, prompt, batch.prompt_targets, step)
         if rows.computes and self.tp.rank == 0:
             step.computes, step.finite = rows.computes, finite_rows(others)
         if rows.pools:
@@ -236,62 +227,51 @@ class ModelRunner:
 
     def _decode(
         self, rows: StepColumns, on_layer: Callable[[int], None] | None
-    ) -> torch.Tensor | None:
-        """The logits of rows that ``only_decode``, on rank 0."""
+    ) -> tuple[torch.Tensor | None, DrawingSlots]:
+        """The logits of rows that ``only_decode``, on rank 0, and their slots."""
         if self.graphs is not None and self.graphs.takes(rows):
-            logits = self.model.logits(self.graphs.forward(rows))
+            hidden, drawing = self.graphs.forward(rows)
+            logits = self.model.logits(hidden)
             self.model.announce_all(on_layer)
-            return logits
+            return logits, drawing
         batch = self.inputs.batch(rows)
-        logits = self.model.decode(batch, self.cache.kv, on_layer)
+        logits = self.model.decode(batch.forward, self.cache.kv, on_layer)
         if logits is None:
-            logits = self.model.logits(self.model.forward(batch, self.cache.kv, on_layer))
-        return logits
+            logits = self.model.logits(self.model.forward(batch.forward, self.cache.kv, on_layer))
+        return logits, batch.drawing
 
-    def _sample(self, rows: StepColumns, logits: torch.Tensor, step: LaunchedStep) -> None:
-        masks = self.masks.take(step.result.step) if any(rows.masked) else {}
-        if not self.sampler.waits:
-            slots = self.inputs.drawing_slots
-            slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
-            step.draws = self.sampler.draw(self.inputs.drawing, slots, logits, slot_masks)
+    def _sample(
+        self,
+        rows: StepColumns,
+        drawing: DrawingSlots,
+        logits: torch.Tensor | None,
+        step: LaunchedStep,
+    ) -> None:
+        """Draw from logits, on rank 0."""
+        if logits is None or self.sampler is None:
             return
-        sequence_ids = [*compress(rows.sequence_id, rows.sample)]
-        sampled, step.result.failed = self.sampler.sample(sequence_ids, logits, masks)
-        self.slots.set_last_tokens(sampled)
-        step.result.sampled = sampled
+        masks = self.masks.take(step.result.step) if any(rows.masked) else {}
+        slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
+        step.draws = self.sampler.draw(drawing.on_device, drawing.on_host, logits, slot_masks)
 
     def _prompt_logprobs(
-        self, asks: list[SequenceStep], hidden: torch.Tensor, step: LaunchedStep
+        self,
+        asks: list[SequenceStep],
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        step: LaunchedStep,
     ) -> None:
-        if not self.sampler.waits:
-            self._launch_prompts(asks, hidden, step)
-            return
-        counts = [len(one.prompt_targets) for one in asks]
-        for one, rows in zip(asks, hidden.split(counts), strict=True):
-            logprobs: list[PositionLogprobs] = []
-            for first, logits in self._prompt_logits(rows):
-                targets = one.prompt_targets[first : first + len(logits)]
-                logprobs += position_logprobs(logits, targets, one.prompt_logprobs or 0)
-            step.result.prompt_logprobs[one.sequence_id] = logprobs
-
-    def _launch_prompts(
-        self, asks: list[SequenceStep], hidden: torch.Tensor, step: LaunchedStep
-    ) -> None:
+        """Launch the logprobs of targets on rank 0; the others compute parts of the logits."""
         top = max(one.prompt_logprobs or 0 for one in asks)
-        targets = self.inputs.prompt_targets
-        entries = [
-            prompt_entries(logits, targets[first : first + len(logits)], top)
-            for first, logits in self._prompt_logits(hidden)
-        ]
+        entries = []
+        for part, tokens in zip(
+            hidden.split(_PROMPT_ROWS), targets.split(_PROMPT_ROWS), strict=True
+        ):
+            logits = self.model.logits(part)
+            if logits is not None:
+                entries.append(prompt_entries(logits, tokens, top))
         if entries:
             step.prompts = PromptLogprobs(asks, to_host(torch.cat(entries)))
-
-    def _prompt_logits(self, hidden: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """The logits of some rows at a time, with the number of the first; none but on rank 0."""
-        for first in range(0, len(hidden), _PROMPT_ROWS):
-            logits = self.model.logits(hidden[first : first + _PROMPT_ROWS])
-            if logits is not None:
-                yield first, logits
 
 
 def cause_of(error: Exception) -> str:
@@ -322,7 +302,8 @@ def runner_of(
     slots = Slots(limits, cache.device)
     with torch.inference_mode():
         model.prepare_ropes(cache.kv)
-        sampler = sampler_for(model.spec.vocab_size, slots.last_tokens)
+        vocab_size = model.spec.vocab_size
+        sampler = None if tp.rank else sampler_for(vocab_size, slots.last_tokens)
         batched = model.prepare_batched_decode(cache.kv, cache.block_size)
         model.prepare_batched_chunks(cache.kv, cache.block_size)
     return ModelRunner(model, cache, sampler, tp, slots, batched_decode=batched)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from types import MappingProxyType
-from typing import Literal
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -84,69 +84,91 @@ class _State:
         return bool(edited) or self.counts is not None or self.blocked
 
 
+class Draws(Protocol):
+    """The draws of one step, which may be on their way to the host."""
+
+    def collect(self) -> tuple[list[Sampled], dict[int, str]]:
+        """The tokens in the order of the rows, after the step's event, and the sequences whose
+        logits were not finite, with the reason."""
+        ...
+
+
+class HostDraws(NamedTuple):
+    """``Draws`` that the host knows."""
+
+    sampled: list[Sampled]
+    failed: dict[int, str]
+
+    def collect(self) -> tuple[list[Sampled], dict[int, str]]:
+        """See ``Draws.collect``."""
+        return self.sampled, self.failed
+
+
 class Sampler:
-    """Draws tokens; keeps the parameters and the history of each live sequence."""
+    """Draws tokens for slots, and writes each slot's last one into ``last_tokens`` [S], int32.
 
-    waits: Literal[True] = True  # for the draws, before ``sample`` returns
+    It keeps the parameters and the history of each slot's sequence.
+    """
 
-    def __init__(
-        self, vocab_size: int, device: torch.device | str = "cpu", *, nudge: float = 0.0
-    ) -> None:
+    def __init__(self, vocab_size: int, last_tokens_S: torch.Tensor, *, nudge: float = 0.0) -> None:
         """``nudge`` is added to all uniform numbers, to see what depends on their last bits."""
         self.vocab_size = vocab_size
+        self.device = last_tokens_S.device
+        self._last_tokens_S = last_tokens_S
         self._nudge = nudge
-        self.device = torch.device(device)
         # Kept, because asking a tensor for its device takes longer than argmax.
         self._on_cpu = self.device.type == "cpu"
         self._states: dict[int, _State] = {}
         self._token_mask = TokenMask(self.device)
 
-    def add(self, spec: SamplerSpec) -> None:
-        """Start a sequence, or resume it after the tokens drawn before."""
+    def add(self, slot: int, spec: SamplerSpec) -> None:
+        """Start a sequence in a slot, or resume it after the tokens drawn before."""
         state = _State(spec, len(spec.outputs))
         if spec.params.penalizes:
             state.in_prompt = self._counts(spec.prompt) > 0
             state.counts = self._counts(spec.outputs)
         if spec.params.bad_words:
             state.recent = list(spec.outputs)
-        self._states[spec.sequence_id] = state
+        self._states[slot] = state
 
-    def remove(self, sequence_id: int) -> None:
-        """Forget a sequence. No-op if it was never added."""
-        self._states.pop(sequence_id, None)
+    def remove(self, slot: int) -> None:
+        """Forget the sequence in a slot. No-op if there is none."""
+        self._states.pop(slot, None)
 
     def _counts(self, tokens: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
         return torch.bincount(ids, minlength=self.vocab_size).float()
 
-    def sample(
+    def draw(
         self,
-        sequence_ids: Sequence[int],
-        logits: torch.Tensor,
+        slots_R: torch.Tensor,
+        slots: Sequence[int],
+        logits_RV: torch.Tensor,
         masks: Mapping[int, bytes] = MappingProxyType({}),
-    ) -> tuple[list[Sampled], dict[int, str]]:
-        """Draw one token for each row of fp32 logits [R, V]; the rows' logits may be changed.
-        ``masks`` has the tokens that may be drawn, for some of the sequences.
+    ) -> HostDraws:
+        """Draw one token for each row of fp32 logits, which may be changed.
 
-        Returns the draws in the order of the rows, and the sequences whose logits are not finite
-        with the reason.
+        ``slots_R``, the slots on a GPU, are not read. ``masks`` has the tokens that may be drawn,
+        for some of ``slots``.
         """
-        states = [self._states[i] for i in sequence_ids]
+        states, logits = [self._states[slot] for slot in slots], logits_RV
         finite = self._finite(logits)
         failed: dict[int, str] = {}
         if not all(finite):
             good = [row for row, each in enumerate(finite) if each]
             bad = set(range(len(states))) - set(good)
-            failed = {sequence_ids[row]: NOT_FINITE_MESSAGE for row in bad}
-            states, logits = [states[row] for row in good], logits[good]
+            failed = {states[row].spec.sequence_id: NOT_FINITE_MESSAGE for row in bad}
+            slots, states = [slots[row] for row in good], [states[row] for row in good]
+            logits = logits[good]
         asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         raw = logits[asking] if asking else logits  # a copy: the logits are edited below
         for row, state in enumerate(states):
             if state.edits_logits:
                 _edit(logits[row], state)
         if masks:
-            self._mask(logits, states, masks)
+            self._mask(logits, slots, masks)
         tokens = self._draw(logits, states)
+        self._set_last_tokens(slots, tokens)
         listed = _logprobs(raw, asking, tokens, states)
         sampled = []
         for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
@@ -156,7 +178,16 @@ class Sampler:
             if state.params.bad_words:
                 state.recent.append(token)
             sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, ())))
-        return sampled, failed
+        return HostDraws(sampled, failed)
+
+    def _set_last_tokens(self, slots: Sequence[int], tokens: list[int]) -> None:
+        if self._on_cpu:
+            host = self._last_tokens_S.numpy()
+            for slot, token in zip(slots, tokens, strict=True):
+                host[slot] = token
+        else:
+            drawn = torch.tensor(tokens, dtype=torch.int32, device=self.device)
+            self._last_tokens_S[torch.tensor(slots, dtype=torch.int64)] = drawn
 
     def _finite(self, logits: torch.Tensor) -> list[bool]:
         """True for each row without NaN and infinity."""
@@ -180,11 +211,11 @@ class Sampler:
                 tokens[row] = token
         return tokens
 
-    def _mask(self, logits: torch.Tensor, states: list[_State], masks: Mapping[int, bytes]) -> None:
+    def _mask(self, logits: torch.Tensor, slots: Sequence[int], masks: Mapping[int, bytes]) -> None:
         """Apply the grammars' masks: last, so that no other restriction leaves nothing to draw."""
-        rows = [row for row, state in enumerate(states) if state.spec.sequence_id in masks]
-        restricted = [row for row in rows if states[row].edits_logits]
-        row_masks = [masks[states[row].spec.sequence_id] for row in rows]
+        rows = [row for row, slot in enumerate(slots) if slot in masks]
+        restricted = [row for row in rows if self._states[slots[row]].edits_logits]
+        row_masks = [masks[slots[row]] for row in rows]
         self._token_mask.apply(logits, rows, row_masks, restricted)
 
 

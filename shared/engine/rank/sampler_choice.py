@@ -35,7 +35,7 @@ def sampler_for(vocab_size: int, last_tokens: torch.Tensor) -> Sampler | GpuSamp
     """A sampler of logits on the device of the slots' last tokens."""
     device = last_tokens.device
     if device.type == "cpu" or not works(vocab_size, device):
-        return Sampler(vocab_size, device)
+        return Sampler(vocab_size, last_tokens)
     from .gpu_sampler import GpuSampler
 
     return GpuSampler(vocab_size, last_tokens)
@@ -52,25 +52,29 @@ def works(vocab_size: int, device: torch.device) -> bool:
 
 def first_difference(vocab_size: int, device: torch.device) -> str:
     """The difference from the draws on a CPU; empty if there is none but by rounding."""
-    from .gpu_sampler import SequenceSampler
+    from .gpu_sampler import GpuSampler
 
-    sampler = SequenceSampler(vocab_size, device)
     specs = []
+    slots_R = torch.arange(len(_TRIED), dtype=torch.int32, device=device)
+    sampler = GpuSampler(vocab_size, torch.zeros_like(slots_R))
     for number, params in enumerate(_TRIED):
         spec = SamplerSpec(number, params, number)
         if number > 2:
             spec = SamplerSpec(number, params, number, [1, 7], [3], [0], 2)
         specs.append(spec)
-        sampler.add(spec)
+        sampler.add(number, spec)
     random = torch.Generator().manual_seed(0)
     mask = bytes([0b10101010]) * -(-vocab_size // 8)
     # All rows, all again after what they drew, and those that need the fewest kernels.
     for step, (count, masks) in enumerate(((len(specs), {0: mask}), (len(specs), {}), (2, {}))):
         # Few tokens are likely, so that rounding seldom decides.
         logits = torch.randn(count, vocab_size, generator=random) * 6
-        drawn, failed = sampler.sample(range(count), logits.clone().to(device), masks)
+        draws = sampler.draw(slots_R[:count], range(count), logits.clone().to(device), masks)
         if device.type == "meta":  # nothing is computed there
             continue
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        drawn, failed = draws.collect()
         if failed:
             return f"step {step}: finite logits were reported as not finite"
         expected = _draws(specs[:count], logits, masks)
@@ -95,7 +99,8 @@ def _draws(
     specs: list[SamplerSpec], logits: torch.Tensor, masks: Mapping[int, bytes], nudge: float = 0.0
 ) -> list[Sampled]:
     """Draws on a CPU."""
-    sampler = Sampler(logits.shape[1], nudge=nudge)
-    for spec in specs:
-        sampler.add(spec)
-    return sampler.sample([spec.sequence_id for spec in specs], logits.clone(), masks)[0]
+    slots_R = torch.arange(len(specs), dtype=torch.int32)
+    sampler = Sampler(logits.shape[1], torch.zeros_like(slots_R), nudge=nudge)
+    for slot, spec in enumerate(specs):
+        sampler.add(slot, spec)
+    return sampler.draw(slots_R, range(len(specs)), logits.clone(), masks).sampled

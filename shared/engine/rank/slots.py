@@ -6,13 +6,13 @@ finds the rest on the device. N slots, B blocks of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import compress
 
 import numpy as np
 import torch
 
-from ..plan import Sampled, SlotLimits, StepColumns
+from ..plan import SlotLimits, StepColumns
 
 
 class Slots:
@@ -40,16 +40,6 @@ class Slots:
     def __getitem__(self, sequence_id: int) -> int:
         """The slot of a live sequence."""
         return self._by_sequence[sequence_id]
-
-    def set_last_tokens(self, drawn: Sequence[Sampled]) -> None:
-        """Set tokens that the host has drawn."""
-        if self.on_cpu:
-            for draw in drawn:
-                self.host_last_tokens[self._by_sequence[draw.sequence_id]] = draw.tokens[-1]
-        else:
-            slots = [self._by_sequence[draw.sequence_id] for draw in drawn]
-            values = torch.tensor([draw.tokens[-1] for draw in drawn], dtype=torch.int32)
-            self.last_tokens[torch.tensor(slots)] = values.to(self.last_tokens.device)
 
     def remove(self, sequence_ids: Iterable[int]) -> None:
         """Free the slots of sequences that have ended; no-op for those without one."""

@@ -29,9 +29,11 @@ from ...models.batch import ForwardBatch
 from ..plan import StepColumns
 from .slots import Slots
 
-# Stands for the place of a padding row's KV, which is written nowhere.
+# The cache slot of a padding row, whose KV is written nowhere.
 NO_SLOT = -1
 _NO_CHUNKS = np.empty((0, 4), np.int32)
+_NO_SLOTS = torch.empty(0, dtype=torch.int32)
+_NO_TOKENS = torch.empty(0, dtype=torch.int64)
 # Up to this many decoding rows are flattened one by one.
 _FEW = 16
 # Arrays in a buffer begin at multiples of 16 bytes, as Triton's kernels are compiled for.
@@ -39,15 +41,15 @@ _ALIGNMENT = 4
 
 
 class HostRows(NamedTuple):
-    """A step's rows on the host, int64 unless said otherwise. ``table`` is the slot of each row's
-    sequence, ``slots`` the place of its KV in the cache; tokens may be ``PLACEHOLDER``. ``decodes``
+    """A step's rows on the host, int64 unless said otherwise. ``sequence_slots`` are those of the
+    rows' sequences, ``cache_slots`` those of their KV; tokens may be ``PLACEHOLDER``. ``decodes``
     [R, 3] and ``chunks`` [C, 4] are those of the attention metadata, int32.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
-    slots: np.ndarray
-    table: np.ndarray
+    cache_slots: np.ndarray
+    sequence_slots: np.ndarray
     decodes: np.ndarray
     chunks: np.ndarray
 
@@ -62,19 +64,19 @@ def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size:
     starts = np.fromiter(rows.start, np.int64, len(row_slots))
     owners = np.fromiter(row_slots, np.int64, len(row_slots))
     if len(tokens) == len(starts):
-        positions, table = starts, owners
+        positions, sequence_slots = starts, owners
         decodes, chunks = _columns(np.arange(len(starts)), owners, starts + 1), _NO_CHUNKS
     else:
         sizes = np.array([*map(len, rows.tokens)])
         firsts = np.cumsum(sizes) - sizes
         positions = np.arange(len(tokens)) + np.repeat(starts - firsts, sizes)
-        table = np.repeat(owners, sizes)
+        sequence_slots = np.repeat(owners, sizes)
         single = sizes == 1
         decodes = _columns(firsts, owners, starts + 1)[single]
         chunks = _columns(firsts, sizes, owners, starts)[~single]
     places, offsets = np.divmod(positions, block_size)
-    cache_slots = slots.host_tables[table, places] * np.int64(block_size) + offsets
-    return HostRows(tokens, positions, cache_slots, table, decodes, chunks)
+    cache_slots = slots.host_tables[sequence_slots, places] * np.int64(block_size) + offsets
+    return HostRows(tokens, positions, cache_slots, sequence_slots, decodes, chunks)
 
 
 def _few_decodes(
@@ -92,9 +94,9 @@ def _few_decodes(
         block(slot, start // block_size) * block_size + start % block_size for slot, start in pairs
     ]
     decodes = [(row, slot, start + 1) for row, (slot, start) in enumerate(pairs)]
-    numbers, positions, cache_slots, table = np.array([tokens, starts, places, row_slots])
+    numbers, positions, cache_slots, owners = np.array([tokens, starts, places, row_slots])
     rows = np.array(decodes, np.int32)
-    return HostRows(numbers, positions, cache_slots, table, rows, _NO_CHUNKS)
+    return HostRows(numbers, positions, cache_slots, owners, rows, _NO_CHUNKS)
 
 
 def segments_of(rows: StepColumns, host: HostRows) -> np.ndarray | None:
@@ -134,6 +136,23 @@ class StaticInputs:
         return cls(staged, torch.zeros(rows, 3, dtype=torch.int32, device=device))
 
 
+class DrawingSlots(NamedTuple):
+    """The slots of the sequences that draw, in the order of rows: on the host, and on a GPU,
+    int32."""
+
+    on_host: list[int]
+    on_device: torch.Tensor
+
+
+class StepBatch(NamedTuple):
+    """A step's rows as the model and the sampler take them. ``prompt_targets``: the tokens whose
+    logprobs are asked for, int64."""
+
+    forward: ForwardBatch
+    drawing: DrawingSlots
+    prompt_targets: torch.Tensor
+
+
 class StepInputs:
     """Builds the batch of each step.
 
@@ -155,11 +174,6 @@ class StepInputs:
         self._stage = operators.prepare_step_inputs(slots.tables.device)
         self._batched_decode = batched_decode
         self._one_by_one = one_by_one or not batched_decode
-        # The slots of the step's sequences that draw; on a GPU, int32, also on the device.
-        self.drawing_slots: list[int] = []
-        self.drawing = torch.empty(0, dtype=torch.int32)
-        # The tokens of a GPU's step whose logprobs are asked for, int64.
-        self.prompt_targets = torch.empty(0, dtype=torch.int64)
 
     @property
     def _device(self) -> torch.device:
@@ -171,74 +185,79 @@ class StepInputs:
         output_rows: Sequence[int] | None = None,
         *,
         needs_logits: bool = True,
-    ) -> ForwardBatch:
+    ) -> StepBatch:
         """Enter the rows' blocks, and flatten the rows, of which ``output_rows`` have outputs, by
-        default all. Also sets ``drawing_slots``."""
+        default all."""
         row_slots, changes = self._slots.place(rows)
         host = host_rows(rows, row_slots, self._slots, self._block_size)
-        self.drawing_slots = [*compress(row_slots, rows.sample)]
+        drawing_slots = [*compress(row_slots, rows.sample)]
         count = len(host.tokens)
         outputs: np.ndarray | None = None
         if output_rows is not None and list(output_rows) != list(range(count)):
             outputs = np.array(output_rows, np.int64)
         build = self._on_cpu if self._slots.on_cpu else self._on_gpu
-        return build(rows, host, outputs, changes, needs_logits)
+        return build(rows, host, outputs, drawing_slots, changes, needs_logits)
 
     def _on_cpu(
         self,
         rows: StepColumns,
         host: HostRows,
         outputs: np.ndarray | None,
+        drawing_slots: list[int],
         changes: object,
         needs_logits: bool,
-    ) -> ForwardBatch:
+    ) -> StepBatch:
         as_tensor = torch.from_numpy
-        last_tokens = self._slots.host_last_tokens[host.table]
+        last_tokens = self._slots.host_last_tokens[host.sequence_slots]
         segments = segments_of(rows, host)
-        return ForwardBatch(
+        forward = ForwardBatch(
             as_tensor(np.where(host.tokens < 0, last_tokens, host.tokens)),
             as_tensor(host.positions),
             AttentionMetadata(
                 self._sequences(host),
-                as_tensor(host.slots),
+                as_tensor(host.cache_slots),
                 self._decodes(as_tensor(host.decodes), host) if self._batched_decode else None,
             ),
             None if outputs is None else as_tensor(outputs),
             needs_logits,
             None if segments is None else as_tensor(segments),
         )
+        targets = _NO_TOKENS
+        if any(rows.prompt_targets):
+            targets = torch.tensor([*chain.from_iterable(rows.prompt_targets)])
+        return StepBatch(forward, DrawingSlots(drawing_slots, _NO_SLOTS), targets)
 
     def _on_gpu(
         self,
         rows: StepColumns,
         host: HostRows,
         outputs: np.ndarray | None,
+        drawing_slots: list[int],
         changes: list[tuple[int, int, list[int]]],
         needs_logits: bool,
-    ) -> ForwardBatch:
+    ) -> StepBatch:
         segments, nothing = segments_of(rows, host), np.empty(0)
         parts = [
-            np.stack([host.tokens, host.positions, host.slots, host.table]),
+            np.stack([host.tokens, host.positions, host.cache_slots, host.sequence_slots]),
             self._entries(changes),
             host.decodes,
             host.chunks,
             nothing if outputs is None else outputs,
-            np.array(self.drawing_slots),
+            np.array(drawing_slots),
             np.array([*chain.from_iterable(rows.prompt_targets)]),
             nothing if segments is None else segments,
         ]
         uploaded = self._upload(parts)
-        inputs, changed, decodes, chunks, output_rows, self.drawing, targets, seconds = uploaded
-        self.prompt_targets = targets.long() if len(targets) else targets
+        inputs, changed, decodes, chunks, output_rows, drawing, targets, seconds = uploaded
         staged = torch.empty(3, len(host.tokens), dtype=torch.int64, device=self._device)
         self._stage(inputs, changed, self._slots.tables, self._slots.last_tokens, staged)
-        tokens, positions, slots = staged.unbind()
-        return ForwardBatch(
+        tokens, positions, cache_slots = staged.unbind()
+        forward = ForwardBatch(
             tokens,
             positions,
             AttentionMetadata(
                 self._sequences(host),
-                slots,
+                cache_slots,
                 self._decodes(decodes, host) if self._batched_decode else None,
                 self._chunks(chunks, host),
             ),
@@ -246,31 +265,34 @@ class StepInputs:
             needs_logits,
             None if segments is None else seconds,
         )
+        targets = targets.long() if len(targets) else targets
+        return StepBatch(forward, DrawingSlots(drawing_slots, drawing), targets)
 
-    def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> None:
+    def fill(self, rows: StepColumns, static: StaticInputs, size: int) -> DrawingSlots:
         """Enter the rows' blocks, and write decoding rows that all draw to the inputs of a graph,
-        with padding up to ``size`` rows. Also sets ``drawing_slots``."""
-        self.drawing_slots, changes = self._slots.place(rows)
-        host = host_rows(rows, self.drawing_slots, self._slots, self._block_size)
+        with padding up to ``size`` rows."""
+        row_slots, changes = self._slots.place(rows)
+        host = host_rows(rows, row_slots, self._slots, self._block_size)
         count = len(host.tokens)
         padded, padded_decodes = np.zeros((4, size), np.int32), np.zeros((size, 3), np.int32)
         padded[2] = NO_SLOT
-        padded[:, :count] = host.tokens, host.positions, host.slots, host.table
+        padded[:, :count] = host.tokens, host.positions, host.cache_slots, host.sequence_slots
         padded_decodes[:count] = host.decodes
         # The slots once more, at the beginning of an array: kernels are compiled for aligned ones.
-        parts = [padded, self._entries(changes), padded_decodes, host.table]
-        inputs, changed, decodes, self.drawing = self._upload(parts)
+        parts = [padded, self._entries(changes), padded_decodes, host.sequence_slots]
+        inputs, changed, decodes, drawing = self._upload(parts)
         static.decodes[:size].copy_(decodes)
         tables, last_tokens = self._slots.tables, self._slots.last_tokens
         self._stage(inputs, changed, tables, last_tokens, static.staged[:, :size])
+        return DrawingSlots(row_slots, drawing)
 
     def static_batch(self, static: StaticInputs, size: int) -> ForwardBatch:
         """The batch of ``size`` decoding rows whose inputs ``fill`` writes."""
-        tokens, positions, slots = static.staged[:, :size].unbind()
+        tokens, positions, cache_slots = static.staged[:, :size].unbind()
         tables = self._slots.tables
         longest = tables.shape[1] * self._block_size
         decodes = DecodeMetadata(static.decodes[:size], tables, longest, self._block_size)
-        return ForwardBatch(tokens, positions, AttentionMetadata([], slots, decodes), None)
+        return ForwardBatch(tokens, positions, AttentionMetadata([], cache_slots, decodes), None)
 
     def _entries(self, changes: list[tuple[int, int, list[int]]]) -> np.ndarray:
         """The changed entries of the tables: flat index and block, [E, 2]."""

@@ -68,7 +68,7 @@ PLACES = {
     51: (StepInputs, "batch"),
     52: (Decoder, "forward"),
     53: (Decoder, "logits"),
-    54: (Sampler, "sample"),
+    54: (Sampler, "draw"),
     55: (runner.ModelRunner, "collect"),
     56: (runner.ModelRunner, "_update_slots"),
 }

@@ -46,7 +46,7 @@ def _step(runner: ModelRunner, rows: list[tuple[int, int, int, list[int]]]) -> t
         for number, start, count, table in rows
     ]
     with torch.inference_mode():
-        batch = runner.inputs.batch(StepColumns.of(sequences), last_rows(sequences))
+        batch = runner.inputs.batch(StepColumns.of(sequences), last_rows(sequences)).forward
         logits = runner.model.logits(runner.model.forward(batch, runner.cache.kv))
     assert logits is not None
     return logits

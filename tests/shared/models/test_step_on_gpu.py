@@ -230,7 +230,7 @@ def steps(folder: Path, kv_dtype: str, *rows: Rows) -> list[tuple[DeviceWork, li
             marks = list[int]()
             sequences = sequences_of(each)
             with torch.inference_mode(), Uploads(work), Recorder(work):
-                batch = runner.inputs.batch(StepColumns.of(sequences), last_rows(sequences))
+                batch = runner.inputs.batch(StepColumns.of(sequences), last_rows(sequences)).forward
                 hidden = runner.model.forward(
                     batch,
                     runner.cache.kv,

@@ -19,11 +19,12 @@ Outcome = StepResult | StepFailure
 class Device:
     """Computes the steps when the test lets it, as a GPU that is behind the host."""
 
-    def __init__(self, broken: frozenset[int] = frozenset()) -> None:
+    def __init__(self, broken: frozenset[int] = frozenset(), *, waits: bool = True) -> None:
         self.broken = broken
+        self.unsendable: frozenset[int] = frozenset()
         self.computes = threading.Semaphore(0)
         self.replies: queue.SimpleQueue[tuple[Outcome, int]] = queue.SimpleQueue()
-        self.collector = Collector(self.collect, self.reply, self.failure)
+        self.collector = Collector(self.collect, self.reply, self.failure, waits=waits)
 
     def collect(self, step: LaunchedStep) -> StepResult:
         assert self.computes.acquire(timeout=20)
@@ -32,6 +33,8 @@ class Device:
         return step.result
 
     def reply(self, outcome: Outcome, collectives: Collectives) -> None:
+        if isinstance(outcome, StepResult) and outcome.step in self.unsendable:
+            raise OverflowError("a message of 5 GB")
         self.replies.put((outcome, collectives.started))
 
     def failure(self, step: int, error: Exception) -> StepFailure:
@@ -58,8 +61,12 @@ def test_a_step_is_launched_before_the_one_before_has_ended() -> None:
         assert collectives == 3 * number, "counted at the launch, not at the reply"
 
 
-def test_a_step_on_top_of_one_that_broke_on_the_device_is_void() -> None:
-    device = Device(frozenset({1}))
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_step_on_top_of_one_that_broke_on_the_device_is_void(sent: bool, waits: bool) -> None:
+    """Or whose result cannot be sent."""
+    device = Device(frozenset({1} if sent else {}), waits=waits)
+    device.unsendable = frozenset({1})
     device.computes.release(5)
     kinds: list[Callable[[], None]] = [
         lambda: device.launch(1, ahead=False),
@@ -70,7 +77,8 @@ def test_a_step_on_top_of_one_that_broke_on_the_device_is_void() -> None:
     for launch in kinds:
         launch()
     outcomes = [device.next()[0] for _ in kinds]
-    assert outcomes[0] == StepFailure(COMPUTATION, "1: an illegal address")
+    reason = "an illegal address" if sent else "a message of 5 GB"
+    assert outcomes[0] == StepFailure(COMPUTATION, f"1: {reason}")
     assert isinstance(outcomes[1], StepFailure) and outcomes[1].cause == VOID
     assert [isinstance(each, StepResult) for each in outcomes[2:]] == [True, True]
 
@@ -83,3 +91,13 @@ def test_a_launch_that_failed_is_reported_in_its_turn() -> None:
     device.computes.release()
     assert isinstance(device.next()[0], StepResult)
     assert device.next()[0] == StepFailure(COMPUTATION, "no memory")
+
+
+def test_without_a_thread_the_reply_is_sent_at_once() -> None:
+    device = Device(waits=False)
+    device.computes.release()
+    device.launch(1, ahead=False, collectives=2)
+    outcome, collectives = device.replies.get_nowait()
+    assert isinstance(outcome, StepResult) and collectives == 2
+    device.collector.put(StepFailure(COMPUTATION, "no memory"), Collectives())
+    assert device.replies.get_nowait()[0] == StepFailure(COMPUTATION, "no memory")

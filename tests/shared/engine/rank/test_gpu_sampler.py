@@ -16,13 +16,15 @@ from tandem.shared.engine.rank import sampler_choice, table_upload
 from tandem.shared.engine.rank.device_logprobs import PromptLogprobs, prompt_entries
 from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import Sampler
+from tandem.tests.support.draws import draw, last_tokens
 
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import sampling
-from tandem.shared.engine.rank.gpu_sampler import GpuSampler, SequenceSampler
+from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SLOTS = 20
 # So that rows and lists have several blocks, and a list of candidates may be too short.
 SMALL = {"BLOCK": 64, "EDITED_BLOCK": 64, "ITEMS": 8, "PART": 128, "TILE": 32, "LISTED": 16}
 
@@ -36,22 +38,28 @@ def blocks(**sizes: int) -> Iterator[None]:
         yield
 
 
+def sampler_of(vocab_size: int) -> GpuSampler:
+    return GpuSampler(vocab_size, last_tokens(SLOTS, DEVICE))
+
+
 def compare(
     specs: list[SamplerSpec], steps: list[torch.Tensor], masks: dict[int, bytes] | None = None
 ) -> list[list[Sampled]]:
     """Draw from these logits by both samplers, and require the same tokens, failures and
     logprobs."""
-    vocab_size = steps[0].shape[1]
-    expected, actual = Sampler(vocab_size), SequenceSampler(vocab_size, DEVICE)
-    for spec in specs:
-        expected.add(spec)
-        actual.add(spec)
-    ids = [spec.sequence_id for spec in specs]
+    vocab_size, slots = steps[0].shape[1], range(len(specs))
+    lasts = [last_tokens(SLOTS, device) for device in ("cpu", DEVICE)]
+    expected, actual = Sampler(vocab_size, lasts[0]), GpuSampler(vocab_size, lasts[1])
+    for slot, spec in enumerate(specs):
+        expected.add(slot, spec)
+        actual.add(slot, spec)
     results = []
     for logits in steps:
-        wanted, wanted_failures = expected.sample(ids, logits.clone(), masks or {})
-        drawn, failures = actual.sample(ids, logits.clone().to(DEVICE), masks or {})
+        wanted, wanted_failures = draw(expected, slots, logits, masks or {})
+        drawn, failures = draw(actual, slots, logits, masks or {})
         assert failures == wanted_failures
+        drawing = [slot for slot in slots if specs[slot].sequence_id not in failures]
+        assert torch.equal(lasts[0][drawing], lasts[1][drawing].cpu())
         for one, other in zip(drawn, wanted, strict=True):
             assert (one.sequence_id, one.tokens) == (other.sequence_id, other.tokens)
             assert_same_logprobs(one, other)
@@ -128,9 +136,9 @@ def test_if_nothing_may_be_drawn_a_grammar_decides(temperature: float) -> None:
             for (one,) in compare([blocking], steps, {0: mask}):
                 assert mask[one.tokens[0] // 8] >> one.tokens[0] % 8 & 1
         every = SamplerSpec(0, params, 1, blocked_tokens=list(range(150)), blocked_until=9)
-        sampler = SequenceSampler(150, DEVICE)
-        sampler.add(every)
-        ((one,), _) = sampler.sample([0], steps[0].to(DEVICE))
+        sampler = sampler_of(150)
+        sampler.add(0, every)
+        ((one,), _) = draw(sampler, [0], steps[0])
     assert 0 <= one.tokens[0] < 150
 
 
@@ -138,7 +146,7 @@ def test_a_draw_depends_on_its_row_alone_and_padding_draws_nothing() -> None:
     random = torch.Generator().manual_seed(6)
     specs = [SamplerSpec(i, RankSampling(**p), i, [1, 2, 3]) for i, p in enumerate(PARAMS)]
     steps = torch.randn(2, len(specs), 150, generator=random)
-    last = torch.full((20,), -7, dtype=torch.int32, device=DEVICE)
+    last = last_tokens(SLOTS, DEVICE)
     with blocks(**SMALL):
         sampler = GpuSampler(150, last)
         slots = [3, 19, 0, 7, 8, 11]
@@ -151,44 +159,41 @@ def test_a_draw_depends_on_its_row_alone_and_padding_draws_nothing() -> None:
             draws = sampler.draw(slots_R, slots, torch.cat([logits, padding]).to(DEVICE))
             if DEVICE.type == "cuda":
                 torch.cuda.synchronize()
-            together.append([one.tokens for one in sampler.collect(draws)[0]])
+            together.append([one.tokens for one in draws.collect()[0]])
         alone = [
             compare([spec], [x[row : row + 1] for x in steps]) for row, spec in enumerate(specs)
         ]
     assert together == [[one[step][0].tokens for one in alone] for step in range(2)]
-    expected = [-7] * 20
+    expected = last_tokens(SLOTS).tolist()
     for slot, (token,) in zip(slots, together[-1], strict=True):
         expected[slot] = token
     assert last.tolist() == expected
 
 
 def test_slots_are_used_again_without_the_history_of_those_before() -> None:
-    sampler = SequenceSampler(40, DEVICE)
-    logits = torch.zeros(1, 40, device=DEVICE)
+    sampler = sampler_of(40)
+    logits = torch.zeros(1, 40)
     logits[0, 5] = 1.0
     with blocks(**SMALL):
         for number in range(3):
             params = RankSampling(temperature=0.0, presence_penalty=2.0)
-            sampler.add(SamplerSpec(number, params, 0))
-            tokens = [sampler.sample([number], logits.clone())[0][0].tokens[0] for _ in range(2)]
+            sampler.add(1, SamplerSpec(number, params, 0))
+            tokens = [draw(sampler, [1], logits)[0][0].tokens[0] for _ in range(2)]
             assert tokens == [5, 0]
-            sampler.remove(number)
-    sampler.remove(99)
-    assert sampler.sample([], logits[:0]) == ([], {})
+            sampler.remove(1)
+    sampler.remove(9)
+    assert draw(sampler, [], logits[:0]) == ([], {})
 
 
 def test_a_sequence_keeps_no_memory_of_those_that_began_with_it() -> None:
-    last_tokens = torch.zeros(9, dtype=torch.int32, device=DEVICE)
-    together, alone = GpuSampler(150, last_tokens), GpuSampler(150, last_tokens)
+    together, alone = sampler_of(150), sampler_of(150)
     spec = SamplerSpec(1, RankSampling(presence_penalty=1.0), 1)
     for sampler, count in ((together, 9), (alone, 1)):
         for slot in range(count):
             sampler.add(slot, spec)
-        slots = list(range(count))
-        slots_R = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
         with blocks(**SMALL):
             for _ in range(2):
-                sampler.draw(slots_R, slots, torch.zeros(count, 150, device=DEVICE))
+                draw(sampler, range(count), torch.zeros(count, 150))
     for slot in range(1, 9):
         together.remove(slot)
     kept, expected = (
@@ -246,19 +251,19 @@ def test_a_sampler_that_is_wrong_is_not_relied_on(
 
 
 def test_masks_of_sequences_that_do_not_draw_change_nothing() -> None:
-    sampler = SequenceSampler(40, DEVICE)
-    logits = torch.zeros(1, 40, device=DEVICE)
+    sampler = sampler_of(40)
+    logits = torch.zeros(1, 40)
     logits[0, 5] = 1.0
     only_9 = bytes([0, 2, 0, 0, 0])
     with blocks(**SMALL):
-        for number in (1, 2):
-            sampler.add(SamplerSpec(number, RankSampling(temperature=0.0), 0))
-        for number, masks, token in (
+        for slot in (1, 2):
+            sampler.add(slot, SamplerSpec(slot, RankSampling(temperature=0.0), 0))
+        for slot, masks, token in (
             (1, {2: only_9, 3: only_9}, 5),
             (2, {}, 5),
             (2, {2: only_9}, 9),
         ):
-            assert sampler.sample([number], logits.clone(), masks)[0][0].tokens == [token]
+            assert draw(sampler, [slot], logits, masks)[0][0].tokens == [token]
 
 
 def test_a_new_sequence_has_its_mask_in_whatever_order_threads_write(
@@ -268,10 +273,8 @@ def test_a_new_sequence_has_its_mask_in_whatever_order_threads_write(
     monkeypatch.setattr(
         table_upload, "set_columns", lambda table, pairs: set_columns(table, pairs.flip(0))
     )
-    sampler = SequenceSampler(40, DEVICE)
-    sampler.add(SamplerSpec(1, RankSampling(), 0))
+    sampler = sampler_of(40)
+    sampler.add(1, SamplerSpec(1, RankSampling(), 0))
     with blocks(**SMALL):
-        drawn, _ = sampler.sample(
-            [1], torch.zeros(1, 40, device=DEVICE), {1: bytes([0, 2, 0, 0, 0])}
-        )
+        drawn, _ = draw(sampler, [1], torch.zeros(1, 40), {1: bytes([0, 2, 0, 0, 0])})
     assert drawn[0].tokens == [9]

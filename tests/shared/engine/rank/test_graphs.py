@@ -20,7 +20,7 @@ from tandem.shared.engine.plan import (
     StepPlan,
 )
 from tandem.shared.engine.rank import gpu_sampler
-from tandem.shared.engine.rank.gpu_sampler import GpuSampler
+from tandem.shared.engine.rank.gpu_sampler import DeviceDraws
 from tandem.shared.engine.rank.graphs import DecodeGraphs, graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.step_inputs import StepInputs
@@ -160,7 +160,7 @@ def test_a_step_without_memory_leaves_nothing_behind(
         (gpu_sampler, "raw_logprobs"),
         (gpu_sampler, "to_host"),
         (gpu_sampler.sampling, "draw_tokens"),
-        (GpuSampler, "collect"),
+        (DeviceDraws, "collect"),
     ):
         for plan in (again, second):  # the second one by a graph
             with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):

@@ -25,6 +25,7 @@ from tandem.shared.engine.rank import output_rows
 from tandem.shared.engine.rank.last_draws import StepVoidError
 from tandem.shared.engine.rank.loading import LoadedModel
 from tandem.shared.engine.rank.runner import ModelRunner, cause_of
+from tandem.shared.models.parallel import TensorParallel
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner, embeddings
 
@@ -68,6 +69,42 @@ def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
     for one, other in zip(expected, logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert one.rank == other.rank
+
+
+class _Rank(TensorParallel):
+    """One of two ranks without the other; notes the shapes of what they gather."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, 2)
+        object.__setattr__(self, "shapes", [])
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        vars(self)["shapes"].append(x.shape)
+        return [] if self.rank else [x, x]
+
+
+def test_ranks_gather_the_same_rows_and_only_the_first_has_a_sampler(folder: Path) -> None:
+    """Of two prompts with logprobs, together more than are computed at a time."""
+    prompts = [[5] * 11, [6] * 61]
+    rows = [
+        SequenceStep(key, prompt, 0, [key * 16 + n for n in range(16)], True, 1, tuple(prompt[1:]))
+        for key, prompt in enumerate(prompts)
+    ]
+    results, shapes = [], []
+    for rank in range(2):
+        tp = _Rank(rank)
+        runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32, tp=tp)
+        assert (runner.sampler is None) == bool(rank)
+        results.append(runner.execute(StepPlan(0, rows, [spec_of(0), spec_of(1)])))
+        shapes.append(vars(tp)["shapes"])
+    assert shapes[0] == shapes[1]
+    assert [shape[0] for shape in shapes[0]] == [2, 64, 6]
+    logprobs = results[0].prompt_logprobs
+    assert [[one.token for one in logprobs[key]] for key in range(2)] == [[5] * 10, [6] * 60]
+    assert not results[1].prompt_logprobs and not results[1].sampled
 
 
 def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec
 from tandem.shared.engine.rank.logprobs import position_logprobs
-from tandem.shared.engine.rank.sampler import Sampler, uniform
+from tandem.shared.engine.rank.sampler import NOT_FINITE_MESSAGE, Sampler, uniform
+from tandem.tests.support.draws import draw, last_tokens
 
-VOCAB = 50
+VOCAB, SLOTS = 50, 9
 
 
 @pytest.fixture(autouse=True)
@@ -25,20 +27,26 @@ def spec_of(sequence_id: int = 1, seed: int = 7, **values: Any) -> SamplerSpec:
     return SamplerSpec(sequence_id, RankSampling(**values), seed, **outside)
 
 
-def draw(logits: torch.Tensor, spec: SamplerSpec) -> Sampled:
-    sampler = Sampler(logits.shape[-1])
-    sampler.add(spec)
-    samples, failures = sampler.sample([spec.sequence_id], logits[None].clone())
+def sampler_of(vocab_size: int, *specs: SamplerSpec, slots: int = SLOTS) -> Sampler:
+    """A sampler of sequences whose slots are their ids."""
+    sampler = Sampler(vocab_size, last_tokens(slots))
+    for spec in specs:
+        sampler.add(spec.sequence_id, spec)
+    return sampler
+
+
+def draw_one(logits: torch.Tensor, spec: SamplerSpec) -> Sampled:
+    sampler = sampler_of(logits.shape[-1], spec)
+    samples, failures = draw(sampler, [spec.sequence_id], logits[None])
     assert not failures
     return samples[0]
 
 
 def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> torch.Tensor:
     """The frequency of each token over many seeds."""
-    sampler = Sampler(logits.shape[-1])
-    for seed in range(draws):
-        sampler.add(spec_of(seed, seed, **params))
-    samples, _ = sampler.sample(range(draws), logits.repeat(draws, 1))
+    specs = [spec_of(seed, seed, **params) for seed in range(draws)]
+    sampler = sampler_of(logits.shape[-1], *specs, slots=draws)
+    samples, _ = draw(sampler, range(draws), logits.repeat(draws, 1))
     tokens = torch.tensor([s.tokens[0] for s in samples])
     return torch.bincount(tokens, minlength=logits.shape[-1]) / draws
 
@@ -59,9 +67,9 @@ def test_uniforms_are_uniform() -> None:
 
 def test_greedy_takes_the_best_and_temperature_zero_never_divides() -> None:
     logits = torch.randn(VOCAB)
-    assert draw(logits, spec_of(temperature=0.0)).tokens[0] == int(logits.argmax())
-    assert draw(logits, spec_of(temperature=1e-9)).tokens[0] == int(logits.argmax())
-    assert draw(logits * 1e4, spec_of(temperature=1e-4)).tokens[0] == int(logits.argmax())
+    assert draw_one(logits, spec_of(temperature=0.0)).tokens[0] == int(logits.argmax())
+    assert draw_one(logits, spec_of(temperature=1e-9)).tokens[0] == int(logits.argmax())
+    assert draw_one(logits * 1e4, spec_of(temperature=1e-4)).tokens[0] == int(logits.argmax())
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -113,30 +121,32 @@ def test_filters_work_on_what_is_left_by_the_earlier_ones() -> None:
 def test_penalties_and_bias() -> None:
     logits = torch.tensor([2.0, 1.9, -1.0, 0.0])
     greedy: dict[str, Any] = {"temperature": 0.0}
-    assert draw(logits, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
-    assert draw(logits, spec_of(**greedy, prompt=(0,), presence_penalty=1.5)).tokens[0] == 0
-    assert draw(logits, spec_of(**greedy, outputs=(0,), presence_penalty=0.2)).tokens[0] == 1
-    assert draw(logits, spec_of(**greedy, outputs=(0,), frequency_penalty=0.06)).tokens[0] == 0
-    assert draw(logits, spec_of(**greedy, outputs=(0, 0), frequency_penalty=0.06)).tokens[0] == 1
-    assert draw(logits, spec_of(**greedy, logit_bias={3: 2.5})).tokens[0] == 3
+    assert draw_one(logits, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
+    assert draw_one(logits, spec_of(**greedy, prompt=(0,), presence_penalty=1.5)).tokens[0] == 0
+    assert draw_one(logits, spec_of(**greedy, outputs=(0,), presence_penalty=0.2)).tokens[0] == 1
+    assert draw_one(logits, spec_of(**greedy, outputs=(0,), frequency_penalty=0.06)).tokens[0] == 0
+    assert (
+        draw_one(logits, spec_of(**greedy, outputs=(0, 0), frequency_penalty=0.06)).tokens[0] == 1
+    )
+    assert draw_one(logits, spec_of(**greedy, logit_bias={3: 2.5})).tokens[0] == 3
     # A negative logit is multiplied, so that a repetition is always less likely.
     low = torch.tensor([-1.0, -1.2])
-    assert draw(low, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
+    assert draw_one(low, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
 
 
 def test_what_it_draws_counts_as_history() -> None:
-    sampler = Sampler(4)
-    sampler.add(spec_of(temperature=0.0, presence_penalty=1.0))
+    sampler = sampler_of(4, spec_of(temperature=0.0, presence_penalty=1.0))
     logits = torch.tensor([[2.0, 1.5, 1.2, 0.0]])
-    tokens = [sampler.sample([1], logits.clone())[0][0].tokens[0] for _ in range(3)]
+    tokens = [draw(sampler, [1], logits)[0][0].tokens[0] for _ in range(3)]
     assert tokens == [0, 1, 2]
 
 
 def test_blocked_tokens_until_enough_outputs() -> None:
-    sampler = Sampler(4)
-    sampler.add(spec_of(temperature=0.0, blocked_tokens=(0, 1), blocked_until=3, outputs=(5,)))
+    sampler = sampler_of(
+        4, spec_of(temperature=0.0, blocked_tokens=(0, 1), blocked_until=3, outputs=(5,))
+    )
     logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
-    tokens = [sampler.sample([1], logits.clone())[0][0].tokens[0] for _ in range(4)]
+    tokens = [draw(sampler, [1], logits)[0][0].tokens[0] for _ in range(4)]
     assert tokens == [2, 2, 0, 0]
 
 
@@ -149,17 +159,17 @@ def test_only_allowed_tokens_are_drawn_with_their_relative_probabilities(
     expected = torch.tensor([0.0, 0.25, 0.0, 0.75] if temperature else [0.0, 0.0, 0.0, 1.0])
     assert torch.allclose(shares, expected, atol=0.04)
     biased = spec_of(temperature=temperature, allowed_token_ids=(1,), logit_bias={2: 100.0})
-    assert draw(logits, biased).tokens == [1]
+    assert draw_one(logits, biased).tokens == [1]
     blocked = spec_of(
         temperature=temperature, allowed_token_ids=(1, 3), blocked_tokens=(3,), blocked_until=1
     )
-    assert draw(logits, blocked).tokens == [1]
+    assert draw_one(logits, blocked).tokens == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_is_drawn_even_if_all_are_blocked(temperature: float) -> None:
     every = spec_of(temperature=temperature, blocked_tokens=tuple(range(4)), blocked_until=1)
-    assert draw(torch.zeros(4), every).tokens[0] in range(4)
+    assert draw_one(torch.zeros(4), every).tokens[0] in range(4)
 
 
 def mixed_specs() -> list[SamplerSpec]:
@@ -176,55 +186,55 @@ def mixed_specs() -> list[SamplerSpec]:
 
 def test_a_draw_depends_on_its_row_alone() -> None:
     logits = torch.randn(4, 6, 1000) * 3
-    together, alone = Sampler(1000), [Sampler(1000) for _ in range(6)]
-    for index, spec in enumerate(mixed_specs()):
-        together.add(spec)
-        alone[index].add(spec)
+    together = sampler_of(1000, *mixed_specs())
+    alone = [sampler_of(1000, spec) for spec in mixed_specs()]
     for step in logits:
         order = torch.randperm(6).tolist()
-        batch = together.sample(order, step[order].clone())[0]
+        batch = draw(together, order, step[order])[0]
         for row in batch:
             i = row.sequence_id
-            assert alone[i].sample([i], step[i : i + 1].clone())[0][0] == row
+            assert draw(alone[i], [i], step[i : i + 1])[0][0] == row
 
 
 def test_a_resumed_sequence_goes_on_as_if_it_had_not_stopped() -> None:
     logits = torch.randn(6, 1, VOCAB)
     for spec in mixed_specs():
-        sampler = Sampler(VOCAB)
-        sampler.add(spec)
-        tokens = [sampler.sample([spec.sequence_id], x.clone())[0][0].tokens[0] for x in logits]
-        resumed = Sampler(VOCAB)
-        resumed.add(
-            SamplerSpec(spec.sequence_id, spec.params, spec.seed, spec.prompt, outputs=tokens[:3])
-        )
-        rest = [resumed.sample([spec.sequence_id], x.clone())[0][0].tokens[0] for x in logits[3:]]
-        assert rest == tokens[3:]
+        sampler, slots = sampler_of(VOCAB, spec), [spec.sequence_id]
+        tokens = [draw(sampler, slots, x)[0][0].tokens[0] for x in logits]
+        resumed = sampler_of(VOCAB, replace(spec, outputs=tokens[:3]))
+        assert [draw(resumed, slots, x)[0][0].tokens[0] for x in logits[3:]] == tokens[3:]
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
-    sampler = Sampler(VOCAB)
-    for index in range(3):
-        sampler.add(spec_of(index, temperature=0.0, logprobs=1))
+def test_a_row_that_is_not_finite_fails_alone(bad: float, on_cpu: bool) -> None:
+    """Also on a GPU, where torch draws if Triton does not work, and if no row is finite."""
+    last = last_tokens(SLOTS)
+    sampler = Sampler(VOCAB, last)
+    sampler._on_cpu = on_cpu
+    for slot in (4, 2, 0):
+        sampler.add(slot, spec_of(10 * slot, temperature=0.0, logprobs=1))
     logits = torch.randn(3, VOCAB)
     logits[1, 9] = bad
-    samples, failures = sampler.sample([0, 1, 2], logits.clone())
-    assert [(s.sequence_id, s.tokens[0]) for s in samples] == [
-        (0, int(logits[0].argmax())),
-        (2, int(logits[2].argmax())),
-    ]
-    assert list(failures) == [1]
-    assert "not finite" in failures[1]
+    best = logits.argmax(-1).tolist()
+    samples, failures = draw(sampler, [4, 2, 0], logits)
+    assert [(s.sequence_id, s.tokens[0]) for s in samples] == [(40, best[0]), (0, best[2])]
+    assert failures == {20: NOT_FINITE_MESSAGE}
+    expected = last_tokens(SLOTS)
+    expected[0], expected[4] = best[2], best[0]
+    assert torch.equal(last, expected)
+    assert draw(sampler, [2], logits[1:2]) == ([], failures)
+    assert torch.equal(last, expected)
 
 
 def test_each_row_lists_the_requested_number_of_logprobs() -> None:
     logits = torch.randn(5, 500, generator=torch.Generator().manual_seed(4))
     counts = [3, None, 0, 1, 5]
-    sampler = Sampler(500)
-    for index, count in enumerate(counts):
-        sampler.add(spec_of(index, temperature=0.0, logprobs=count, logit_bias={7: 2.0}))
-    samples, _ = sampler.sample(range(5), logits.clone())
+    specs = [
+        spec_of(index, temperature=0.0, logprobs=count, logit_bias={7: 2.0})
+        for index, count in enumerate(counts)
+    ]
+    samples, _ = draw(sampler_of(500, *specs), range(5), logits)
     for row, (one, count) in enumerate(zip(samples, counts, strict=True)):
         if count is None:
             assert one.logprobs == ()
@@ -235,15 +245,15 @@ def test_each_row_lists_the_requested_number_of_logprobs() -> None:
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(VOCAB)
-    samples = draw(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))
+    samples = draw_one(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))
     assert samples.tokens[0] == 11
     raw = logits.log_softmax(dim=-1)
     (entry,) = samples.logprobs
     assert entry.logprob == pytest.approx(float(raw[11]), abs=1e-6)
     assert entry.rank == 1 + int((logits > logits[11]).sum())
     assert [token for token, _ in entry.top] == raw.topk(3).indices.tolist()
-    assert len(draw(logits, spec_of(logprobs=0)).logprobs) == 1
-    assert draw(logits, spec_of()).logprobs == ()
+    assert len(draw_one(logits, spec_of(logprobs=0)).logprobs) == 1
+    assert draw_one(logits, spec_of()).logprobs == ()
 
 
 def test_ties_among_the_top_are_listed_by_id() -> None:
@@ -256,22 +266,23 @@ def test_ties_among_the_top_are_listed_by_id() -> None:
 
 
 def test_an_empty_batch_and_an_unknown_sequence_are_no_error() -> None:
-    sampler = Sampler(VOCAB)
-    assert sampler.sample([], torch.empty(0, VOCAB)) == ([], {})
-    sampler.remove(99)
+    sampler = sampler_of(VOCAB)
+    assert draw(sampler, [], torch.empty(0, VOCAB)) == ([], {})
+    sampler.remove(8)
 
 
 def test_a_bad_word_is_never_completed_also_after_a_resumption() -> None:
     logits = torch.zeros(VOCAB)
     logits[3], logits[5], logits[7] = 9, 8, 7
     greedy: dict[str, Any] = {"temperature": 0.0, "bad_words": ((3, 3, 3), (5,))}
-    sampler = Sampler(VOCAB)
-    sampler.add(spec_of(**greedy))
-    tokens = [sampler.sample([1], logits[None].clone())[0][0].tokens[0] for _ in range(6)]
+    sampler = sampler_of(VOCAB, spec_of(**greedy))
+    tokens = [draw(sampler, [1], logits[None])[0][0].tokens[0] for _ in range(6)]
     assert tokens == [3, 3, 7, 3, 3, 7]
-    assert draw(logits, spec_of(outputs=[3, 3], **greedy)).tokens == [7]
-    assert draw(logits, spec_of(outputs=[3], **greedy)).tokens == [3]
-    assert draw(logits, spec_of(allowed_token_ids=(5,), **greedy)).tokens == [5]  # nothing else may
+    assert draw_one(logits, spec_of(outputs=[3, 3], **greedy)).tokens == [7]
+    assert draw_one(logits, spec_of(outputs=[3], **greedy)).tokens == [3]
+    assert draw_one(logits, spec_of(allowed_token_ids=(5,), **greedy)).tokens == [
+        5
+    ]  # nothing else may
 
 
 def test_given_tokens_are_listed_after_the_chosen_one() -> None:
@@ -279,7 +290,7 @@ def test_given_tokens_are_listed_after_the_chosen_one() -> None:
     expected = logits.log_softmax(dim=-1)
     spec = spec_of(temperature=0.0, logprobs=5, logprob_token_ids=(40, 2))
     best = int(logits.argmax())
-    [entry] = draw(logits, spec).logprobs
+    [entry] = draw_one(logits, spec).logprobs
     assert [token for token, _ in entry.top] == [best, 40, 2]
     assert [value for _, value in entry.top] == pytest.approx(expected[[best, 40, 2]].tolist())
 
@@ -287,7 +298,7 @@ def test_given_tokens_are_listed_after_the_chosen_one() -> None:
 def test_a_nudge_shows_what_rounding_may_change() -> None:
     drawn = []
     for nudge in (-1.0, 0.0, 1.0):
-        sampler = Sampler(9, nudge=nudge)
-        sampler.add(SamplerSpec(0, RankSampling(allowed_token_ids=(2, 3, 4)), 0))
-        drawn.append(sampler.sample([0], torch.zeros(1, 9))[0][0].tokens[0])
+        sampler = Sampler(9, last_tokens(1), nudge=nudge)
+        sampler.add(0, SamplerSpec(0, RankSampling(allowed_token_ids=(2, 3, 4)), 0))
+        drawn.append(draw(sampler, [0], torch.zeros(1, 9))[0][0].tokens[0])
     assert drawn == [2, 4, 4]

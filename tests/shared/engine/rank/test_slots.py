@@ -64,7 +64,7 @@ def test_a_mixed_step() -> None:
     slots.last_tokens[slots[1]] = 42
     decode = SequenceStep(1, [PLACEHOLDER], 6, [], True)
     rows = [row(2, 3, 2, [5], 1), decode, row(3, 1, 0, [8])]
-    batch = inputs_of(slots).batch(StepColumns.of(rows), [2, 3, 4])
+    batch = inputs_of(slots).batch(StepColumns.of(rows), [2, 3, 4]).forward
     assert batch.tokens.tolist() == [202, 203, 204, 42, 300]
     assert batch.positions.tolist() == [2, 3, 4, 6, 0]
     metadata = batch.attention
@@ -95,9 +95,10 @@ def test_the_slots_that_draw_begin_an_array(count: int) -> None:
     """As those of eager steps, for which the sampler's kernels are compiled."""
     slots = Slots(SlotLimits(count, 3), CPU)
     inputs, static = inputs_of(slots), StaticInputs.allocate(8, CPU)
-    inputs.fill(StepColumns.of([row(key, 1, 0, [key]) for key in range(count)]), static, count)
-    assert inputs.drawing.tolist() == inputs.drawing_slots
-    assert inputs.drawing.storage_offset() * inputs.drawing.itemsize % 16 == 0
+    rows = StepColumns.of([row(key, 1, 0, [key]) for key in range(count)])
+    slots_R = inputs.fill(rows, static, count).on_device
+    assert slots_R.tolist() == [slots[key] for key in range(count)]
+    assert slots_R.storage_offset() * slots_R.itemsize % 16 == 0
 
 
 def test_padding_of_a_graph_has_no_length_and_no_place() -> None:
@@ -134,10 +135,14 @@ def test_a_gpu_gets_what_a_cpu_gets(data: st.DataObject) -> None:
         row_slots, changes = staged.place(columns)
         for slots in (on_cpu, staged):
             slots.last_tokens[:] = torch.arange(5) + 50
-        expected = inputs_of(on_cpu).batch(columns)
+        expected, drawing, targets = inputs_of(on_cpu).batch(columns)
         inputs = inputs_of(staged)
         host = host_rows(columns, row_slots, staged, BLOCK)
-        actual = inputs._on_gpu(columns, host, None, changes, True)
+        actual, slots_drawn, staged_targets = inputs._on_gpu(
+            columns, host, None, drawing.on_host, changes, True
+        )
+        assert slots_drawn.on_device.tolist() == drawing.on_host
+        assert torch.equal(staged_targets, targets)
         for mine, theirs in zip(
             (actual.tokens, actual.positions, actual.attention.slots),
             (expected.tokens, expected.positions, expected.attention.slots),
@@ -171,8 +176,8 @@ def test_pairs_of_texts_have_segments(monkeypatch: pytest.MonkeyPatch, staged: b
         one._replace(sample=False, pool=PooledRow("first", classify=True, second_text=second))
         for one, second in zip(rows, seconds, strict=True)
     ]
-    segments = inputs.batch(StepColumns.of(pairs)).segments
+    segments = inputs.batch(StepColumns.of(pairs)).forward.segments
     assert segments is not None and segments.tolist() == [0, 0, 1, 1, 1] + [0] * 3 + [0, 0, 0, 1]
     single = [one._replace(pool=PooledRow("first")) for one in pairs]
-    assert inputs.batch(StepColumns.of(single)).segments is None
+    assert inputs.batch(StepColumns.of(single)).forward.segments is None
     assert upload.call_count == 2 * staged
