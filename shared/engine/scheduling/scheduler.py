@@ -243,9 +243,7 @@ class Scheduler:
             self.tables.match_prefix(sequence)
             tokens = self._share(budget, sequence.target - sequence.computed)
             if not tokens or not self._preemption.cover_head(sequence, tokens, budget):
-                if not sequence.received:
-                    self.tables.release(sequence)
-                return
+                return  # with its prefix, unless another sequence needs the blocks
             self._queues.run(sequence)
             if not sequence.preemptions:
                 self._started.append(sequence)
