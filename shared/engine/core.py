@@ -36,7 +36,7 @@ from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .reception import Reception
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
-from .scheduling.step_budget import SMALL_PROMPT
+from .scheduling.step_budget import StepCounts
 from .sequence import FinishReason, Phase, Sequence, StepOutput
 from .structured.step_masks import StepMasks
 
@@ -377,13 +377,10 @@ class EngineCore:
         rows = step.plan.sequences
         if rows:
             self._consecutive_failures = 0
-        chunk = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
-        decoded = sum(len(row.tokens) == 1 for row in rows)
-        # What the pacer does not limit must not count as a chunk: it could be in every step.
-        paced = sum(len(row.tokens) for row in rows if len(row.tokens) > SMALL_PROMPT)
-        self._pacer.measured(self._seconds(step), decoded=decoded, prompt_tokens=paced)
-        self._prefill_rate.measured(chunk, result.seconds, limit=step.prompt_limit)
-        self.counters.step(result, prompt_tokens=chunk)
+        counts = StepCounts.of(len(row.tokens) for row in rows)
+        self._pacer.measured(self._seconds(step), counts)
+        self._prefill_rate.measured(result.seconds, counts, limit=step.prompt_limit)
+        self.counters.step(result, counts)
 
     def _seconds(self, step: _SubmittedStep) -> float:
         """The duration of an ended step as streams see it: includes the ranks' replies, but not the
