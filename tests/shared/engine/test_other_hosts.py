@@ -229,8 +229,9 @@ async def test_a_host_with_another_training_of_the_model_is_refused(tmp_path: Pa
         refused = (
             r"refuses this host: .* another model .*: weights is (\d+ tensors of \w+).*, not \1"
         )
+        host = HeadlessHost(replace(config, node_rank=1, model=str(other)), SECRETS)
         with pytest.raises(StartupError, match=refused):
-            await HeadlessHost(replace(config, node_rank=1, model=str(other)), SECRETS).run()
+            await asyncio.wait_for(host.run(), SECONDS)
         head.cancel()
         await asyncio.gather(head, return_exceptions=True)
 
