@@ -266,19 +266,21 @@ class MultiprocessExecutor:
             self._watch.cancel()
         for rank in self._ranks:
             rank.writer.close()
-        for rank in self._ranks:
-            await end_process(rank.process, at_once=bool(self._lost_reason))
-            if rank.pump is not None:
-                rank.pump.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await rank.pump
-            rank.writer.transport.abort()  # its host may not reply any more
-            with contextlib.suppress(OSError):
-                await rank.writer.wait_closed()
+        await asyncio.gather(*map(self._end, self._ranks))
         self._ranks = []
         if self._rendezvous_folder is not None:
             self._rendezvous_folder.cleanup()
             self._rendezvous_folder = None
+
+    async def _end(self, rank: Rank) -> None:
+        await end_process(rank.process, at_once=bool(self._lost_reason))
+        if rank.pump is not None:
+            rank.pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await rank.pump
+        rank.writer.transport.abort()  # its host may not reply any more
+        with contextlib.suppress(OSError):
+            await rank.writer.wait_closed()
 
     def _rendezvous(self) -> str:
         """The address of a file through which the ranks meet, in a private folder. A port could be

@@ -202,9 +202,10 @@ class HeadlessHost:
     async def _end(self) -> None:
         for rank in self._ranks:
             rank.lifeline.close()
-        for rank in self._ranks:
-            await executor.end_process(rank.process, at_once=False)
-            await asyncio.gather(rank.watch, return_exceptions=True)
+        await asyncio.gather(
+            *(executor.end_process(rank.process, at_once=False) for rank in self._ranks)
+        )
+        await asyncio.gather(*(rank.watch for rank in self._ranks), return_exceptions=True)
         if self._head is not None:
             self._head.close()
 

@@ -24,8 +24,7 @@ from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
 from ...kv.planning import CUDA, RankDevice
 from ...process.frame_room import with_frame_room
-from ...process.garbage import collect_rarely
-from ...process.imports import lasting_imports
+from ...process.garbage import collect_rarely, lasting_imports
 from ...process.queued_stderr import end_stderr, queue_stderr
 from ...telemetry.logs import setup_logging
 from ..channel import BlockingChannel
