@@ -480,7 +480,7 @@ class LateEngine:
                 self.release(self.holding[0])
             else:
                 break
-        assert not self.core._submitted and self.scheduler.idle
+        assert self.scheduler.idle
         assert self.pool.counts().available == self.pool.num_blocks, "a block leaked"
         self._check_answers()
         self._check_slots()
@@ -529,9 +529,10 @@ class LateEngine:
                 self.rank.put_masks(self.executor.masks.popleft())
 
     def _needs_masks(self) -> bool:
-        submitted = self.core._submitted
-        plan = submitted[0].plan if submitted else None
-        return plan is not None and plan.masked and plan.step not in self.executor.masked
+        if not self.scheduler.in_flight:
+            return False
+        plan = self.scheduler.in_flight.oldest.plan
+        return plan.masked and plan.step not in self.executor.masked
 
     def _submitted(self, plan: StepPlan, streams: list[KVStream]) -> None:
         by_id = {one.sequence_id: one for one in self.requests}

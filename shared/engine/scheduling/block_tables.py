@@ -43,7 +43,7 @@ class BlockTables:
         """Give all blocks back. The tokens stay, and are computed again."""
         self.pool.release(sequence.block_table)
         sequence.block_table = []
-        sequence.computed = sequence.published = sequence.sent_blocks = 0
+        sequence.computed = sequence.published = 0
 
     # ---- the prefix index ------------------------------------------------------------------
 
