@@ -30,7 +30,7 @@ from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
 from .executor import Executor, ExecutorLostError, StepFailedError
 from .first_steps import FirstSteps
-from .messages import KVStream
+from .messages import KVSending
 from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .reception import Reception
 from .scheduling.prefill_pacer import PrefillPacer
@@ -66,7 +66,7 @@ class EngineLoad:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _KVSending:
     """A transfer that takes a sequence's KV as it is computed."""
 
     transfer: tuple[int, int]
@@ -104,7 +104,7 @@ class EngineCore:
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
         self._first_steps = FirstSteps()
-        self._streams: dict[Sequence, _Stream] = {}
+        self._sending: dict[Sequence, _KVSending] = {}
         self._reserving: dict[Sequence, asyncio.Future[Reception]] = {}
         self._schedulable = asyncio.Event()
         self._next_id = 0
@@ -226,17 +226,17 @@ class EngineCore:
 
     # ---- KV to send: a transfer takes it as it is computed here ------------------------------
 
-    def stream(
+    def send_kv(
         self, sequence: Sequence, transfer: tuple[int, int], on_start: Callable[[], None]
     ) -> None:
         """Send the sequence's KV to this transfer and attempt, layer by layer, as it is computed.
 
         ``on_start`` is called once its blocks are known, before the first step that fills them.
         """
-        self._streams[sequence] = _Stream(transfer, on_start)
+        self._sending[sequence] = _KVSending(transfer, on_start)
 
-    def unstream(self, sequence: Sequence) -> None:
-        self._streams.pop(sequence, None)
+    def stop_sending_kv(self, sequence: Sequence) -> None:
+        self._sending.pop(sequence, None)
 
     # ---- KV to receive: a transfer fills reserved blocks -------------------------------------
 
@@ -316,7 +316,7 @@ class EngineCore:
             self._note_started()
             if not plan.ahead:
                 self._busy_since = time.perf_counter()
-            self._executor.submit(plan, self._open_streams(plan))
+            self._executor.submit(plan, self._sending_in(plan))
             self._begin_masks()
 
     async def _end_step(self) -> None:
@@ -350,19 +350,19 @@ class EngineCore:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
 
-    def _open_streams(self, plan: StepPlan) -> list[KVStream]:
+    def _sending_in(self, plan: StepPlan) -> list[KVSending]:
         """The transfers that this step feeds. Opens those that it feeds first."""
-        if not self._streams:
+        if not self._sending:
             return []
         planned = {row.sequence_id for row in plan.sequences}
-        streams = []
-        for sequence, stream in self._streams.items():
+        fed = []
+        for sequence, sending in self._sending.items():
             if sequence.sequence_id in planned:
-                if not stream.open:
-                    stream.open = True
-                    stream.on_start()
-                streams.append(KVStream(sequence.sequence_id, *stream.transfer))
-        return streams
+                if not sending.open:
+                    sending.open = True
+                    sending.on_start()
+                fed.append(KVSending(sequence.sequence_id, *sending.transfer))
+        return fed
 
     def _account(self, step: StepInFlight, result: StepResult) -> None:
         rows = step.plan.sequences

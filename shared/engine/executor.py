@@ -33,7 +33,7 @@ from .messages import (
     DeviceOpened,
     ExecuteStep,
     Failed,
-    KVStream,
+    KVSending,
     LoadFormats,
     LoadModel,
     ModelLoaded,
@@ -93,10 +93,10 @@ class ExecutorLostError(Exception):
 class Executor(Protocol):
     """Runs steps on the ranks."""
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         """Submit a step to every rank, after the steps submitted before.
 
-        ``streams`` are the transfers that take a sequence's KV as it is computed.
+        ``sending`` are the transfers that take a sequence's KV as it is computed.
         """
         ...
 
@@ -202,9 +202,9 @@ class MultiprocessExecutor:
         self._watch = asyncio.create_task(self._ping())
         return [reply.endpoints for reply in ready if reply.endpoints is not None]
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         """See ``Executor.submit``."""
-        message = framed(ExecuteStep(plan, streams))
+        message = framed(ExecuteStep(plan, sending))
         for rank in self._ranks:
             rank.watchdog.begin()
             rank.writer.write(message)

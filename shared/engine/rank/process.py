@@ -242,16 +242,16 @@ class RankProcess:
         """A hook that announces each computed layer to the data plane, if a transfer takes a row's
         KV."""
         plane, computed_layers = self._plane, self._computed_layers
-        if not request.streams or plane is None:
+        if not request.sending or plane is None:
             return None
-        streams = {stream.sequence_id: stream for stream in request.streams}
-        rows = [row for row in request.plan.sequences if row.sequence_id in streams]
+        transfers = {each.sequence_id: each for each in request.sending}
+        rows = [row for row in request.plan.sequences if row.sequence_id in transfers]
 
         def computed(layer: int) -> None:
             ready = [
                 LayerReady(
-                    transfer_id=streams[row.sequence_id].transfer_id,
-                    attempt=streams[row.sequence_id].attempt,
+                    transfer_id=transfers[row.sequence_id].transfer_id,
+                    attempt=transfers[row.sequence_id].attempt,
                     first_layer=layer,
                     end_layer=layer + 1,
                     first_token=row.start,
