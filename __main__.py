@@ -49,7 +49,7 @@ from .shared.config.client import (
 )
 from .shared.config.command_line import NumberRange, check_variable, command_options, fill
 from .shared.errors import UsageError
-from .shared.process.imports import lasting_imports
+from .shared.process.garbage import lasting_imports
 from .shared.process.init import run_under_init
 from .shared.process.open_files import allow_many_files
 

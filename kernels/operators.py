@@ -316,6 +316,11 @@ class Operators:
         """The same for ``AttentionMetadata.chunks``."""
         return False
 
+    @property
+    def chunks_in_place(self) -> bool:
+        """True if no kernel that was prepared for chunks allocates memory for their contexts."""
+        return True
+
     def prepare_latent_decode(self, config: LatentConfig) -> bool:
         """Like ``prepare_batched_decode``, for ``latent_attention``. Also prepares
         ``rope_and_cache_latent``."""

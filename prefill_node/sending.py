@@ -92,7 +92,7 @@ class Sending:
         core = self._engine.core
         queued = core.load().queued_prefill_tokens
         key = (self.request.transfer_id, self.request.attempt)
-        core.stream(self._sequence, key, self._start_sending)
+        core.send_kv(self._sequence, key, self._start_sending)
         self._spans.queued(queued)
         core.submit(self._sequence, self._on_step)
         return queued
@@ -129,7 +129,7 @@ class Sending:
         """Return once no rank reads the blocks any longer and they are free."""
         core = self._engine.core
         await self._inbox.close(self._attempt, sending=True)
-        core.unstream(self._sequence)
+        core.stop_sending_kv(self._sequence)
         core.cancel(self._sequence)
         core.release_blocks(self._sequence)
         self._transfer.enter(PrefillState.RELEASED)

@@ -241,6 +241,10 @@ class GpuOperators(Operators):
             return True
         return chunk_trial.works(config)
 
+    @property
+    def chunks_in_place(self) -> bool:
+        return not self._flash
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,

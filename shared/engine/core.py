@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,12 +30,13 @@ from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
 from .executor import Executor, ExecutorLostError, StepFailedError
 from .first_steps import FirstSteps
-from .messages import KVStream
+from .messages import KVSending
 from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .reception import Reception
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
-from .scheduling.step_budget import SMALL_PROMPT
+from .scheduling.step_budget import StepCounts
+from .scheduling.steps_in_flight import StepInFlight
 from .sequence import FinishReason, Phase, Sequence, StepOutput
 from .structured.step_masks import StepMasks
 
@@ -66,7 +66,7 @@ class EngineLoad:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _KVSending:
     """A transfer that takes a sequence's KV as it is computed."""
 
     transfer: tuple[int, int]
@@ -75,15 +75,6 @@ class _Stream:
 
 
 Listener = Callable[[StepOutput], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _SubmittedStep:
-    """A step without a result. ``prompt_limit`` is the limit of its prompt tokens."""
-
-    plan: StepPlan
-    prompt_limit: int | None
-    submitted_at: float
 
 
 class EngineCore:
@@ -106,15 +97,14 @@ class EngineCore:
         self._scheduler = scheduler
         scheduler.reservations.on_ended = self._on_reception_end
         self._max_steps = max_steps
-        self._submitted: deque[_SubmittedStep] = deque()
-        self._last_ended = 0.0  # when the last step ended
+        self._busy_since = 0.0  # when the oldest step in flight began to count
         self._pacer = pacer or PrefillPacer()
         self._executor = executor
         self._masks = StepMasks(executor.send_masks)
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
         self._first_steps = FirstSteps()
-        self._streams: dict[Sequence, _Stream] = {}
+        self._sending: dict[Sequence, _KVSending] = {}
         self._reserving: dict[Sequence, asyncio.Future[Reception]] = {}
         self._schedulable = asyncio.Event()
         self._next_id = 0
@@ -143,7 +133,7 @@ class EngineCore:
     @property
     def stepping(self) -> bool:
         """True while a step is in flight."""
-        return bool(self._submitted)
+        return bool(self._scheduler.in_flight)
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -236,17 +226,17 @@ class EngineCore:
 
     # ---- KV to send: a transfer takes it as it is computed here ------------------------------
 
-    def stream(
+    def send_kv(
         self, sequence: Sequence, transfer: tuple[int, int], on_start: Callable[[], None]
     ) -> None:
         """Send the sequence's KV to this transfer and attempt, layer by layer, as it is computed.
 
         ``on_start`` is called once its blocks are known, before the first step that fills them.
         """
-        self._streams[sequence] = _Stream(transfer, on_start)
+        self._sending[sequence] = _KVSending(transfer, on_start)
 
-    def unstream(self, sequence: Sequence) -> None:
-        self._streams.pop(sequence, None)
+    def stop_sending_kv(self, sequence: Sequence) -> None:
+        self._sending.pop(sequence, None)
 
     # ---- KV to receive: a transfer fills reserved blocks -------------------------------------
 
@@ -307,7 +297,7 @@ class EngineCore:
         """Step until cancelled. Returns only when the ranks are lost."""
         while True:
             self._submit_steps()
-            if not self._submitted:
+            if not self._scheduler.in_flight:
                 self._schedulable.clear()
                 await self._schedulable.wait()
                 continue
@@ -319,14 +309,14 @@ class EngineCore:
 
     def _submit_steps(self) -> None:
         """Plan steps while the ranks may get another one."""
-        while len(self._submitted) < self._max_steps:
-            limit = self._pacer.limit
-            plan = self._schedule(limit)
+        while len(self._scheduler.in_flight) < self._max_steps:
+            plan = self._schedule(self._pacer.limit)
             if plan is None:
                 return
             self._note_started()
-            self._submitted.append(_SubmittedStep(plan, limit, time.perf_counter()))
-            self._executor.submit(plan, self._open_streams(plan))
+            if not plan.ahead:
+                self._busy_since = time.perf_counter()
+            self._executor.submit(plan, self._sending_in(plan))
             self._begin_masks()
 
     async def _end_step(self) -> None:
@@ -336,15 +326,16 @@ class EngineCore:
         except StepFailedError as error:
             await self._step_failed(error)
             return
-        self._account(self._submitted.popleft(), result)
+        self._account(self._scheduler.in_flight.oldest, result)
         for output in self._scheduler.apply(result):
             self._hand_out(output)
         self._begin_masks()
 
     def _begin_masks(self) -> None:
         """Compute the masks of the oldest step, which is the next to draw tokens."""
-        if self._submitted:
-            self._masks.begin(self._submitted[0].plan, self._scheduler.computing)
+        if self._scheduler.in_flight:
+            oldest = self._scheduler.in_flight.oldest
+            self._masks.begin(oldest.plan, oldest.rows)
 
     def _schedule(self, prompt_limit: int | None) -> StepPlan | None:
         self._grant_reservations()
@@ -359,37 +350,34 @@ class EngineCore:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
 
-    def _open_streams(self, plan: StepPlan) -> list[KVStream]:
+    def _sending_in(self, plan: StepPlan) -> list[KVSending]:
         """The transfers that this step feeds. Opens those that it feeds first."""
-        if not self._streams:
+        if not self._sending:
             return []
         planned = {row.sequence_id for row in plan.sequences}
-        streams = []
-        for sequence, stream in self._streams.items():
+        fed = []
+        for sequence, sending in self._sending.items():
             if sequence.sequence_id in planned:
-                if not stream.open:
-                    stream.open = True
-                    stream.on_start()
-                streams.append(KVStream(sequence.sequence_id, *stream.transfer))
-        return streams
+                if not sending.open:
+                    sending.open = True
+                    sending.on_start()
+                fed.append(KVSending(sequence.sequence_id, *sending.transfer))
+        return fed
 
-    def _account(self, step: _SubmittedStep, result: StepResult) -> None:
+    def _account(self, step: StepInFlight, result: StepResult) -> None:
         rows = step.plan.sequences
         if rows:
             self._consecutive_failures = 0
-        chunk = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
-        decoded = sum(len(row.tokens) == 1 for row in rows)
-        # What the pacer does not limit must not count as a chunk: it could be in every step.
-        paced = sum(len(row.tokens) for row in rows if len(row.tokens) > SMALL_PROMPT)
-        self._pacer.measured(self._seconds(step), decoded=decoded, prompt_tokens=paced)
-        self._prefill_rate.measured(chunk, result.seconds, limit=step.prompt_limit)
-        self.counters.step(result, prompt_tokens=chunk)
+        counts = StepCounts.of(len(row.tokens) for row in rows)
+        self._pacer.measured(self._seconds(), counts)
+        self._prefill_rate.measured(result.seconds, counts, limit=step.prompt_limit)
+        self.counters.step(result, counts)
 
-    def _seconds(self, step: _SubmittedStep) -> float:
+    def _seconds(self) -> float:
         """The duration of an ended step as streams see it: includes the ranks' replies, but not the
         wait for the step before."""
-        start, self._last_ended = max(step.submitted_at, self._last_ended), time.perf_counter()
-        return self._last_ended - start
+        start, self._busy_since = self._busy_since, time.perf_counter()
+        return self._busy_since - start
 
     def _hand_out(self, output: StepOutput) -> None:
         sequence = output.sequence
@@ -424,17 +412,14 @@ class EngineCore:
 
     async def _end_void_steps(self) -> None:
         """Await the ranks' replies to the steps planned on top of one that failed."""
-        self._submitted.popleft()
-        while self._submitted:
-            self._masks.skip(self._submitted[0].plan)
+        for step in self._scheduler.in_flight.ahead:
+            self._masks.skip(step.plan)
             with contextlib.suppress(StepFailedError):
                 await self._executor.result()
-            self._submitted.popleft()
 
     def _fail(self, reason: str) -> None:
         log.error("the ranks are lost: %s", reason)
         self._lost_reason = reason
-        self._submitted.clear()
         self._scheduler.fail_steps(reason)
         for grant in self._reserving.values():
             if not grant.done():

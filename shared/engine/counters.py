@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .plan import NOT_FINITE, StepResult
 from .scheduling.prefill_pacer import MIN_CHUNK
+from .scheduling.step_budget import StepCounts
 
 # Buckets of the histogram of a step's tokens, as in vLLM.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -30,13 +31,13 @@ class EngineCounters:
     failed_steps: Counter[str] = field(default_factory=Counter)
     failed_sequences: Counter[str] = field(default_factory=Counter)
 
-    def step(self, result: StepResult, *, prompt_tokens: int) -> None:
+    def step(self, result: StepResult, counts: StepCounts) -> None:
         self.steps += 1
         self.step_seconds += result.seconds
         generated = sum(len(draw.tokens) for draw in result.sampled)
         self.generated_tokens += generated
-        self.prompt_tokens += prompt_tokens
-        self.step_tokens[bisect_left(STEP_TOKENS, prompt_tokens + generated)] += 1
+        self.prompt_tokens += counts.prompt
+        self.step_tokens[bisect_left(STEP_TOKENS, counts.prompt + generated)] += 1
         self.failed_sequences[NOT_FINITE] += len(result.failed)
 
     def step_failed(self, cause: str, *, sequences: int) -> None:
@@ -54,19 +55,23 @@ class PrefillRate:
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
         self.lower_bound = 0.0
-        self._delay = 0.0  # seconds of steps without prompts since the last chunk
+        self._delay = 0.0  # seconds of steps that held prompts back since the last paced tokens
 
-    def measured(self, chunk: int, seconds: float, *, limit: int | None) -> None:
-        """Account for a step that computed ``chunk`` prompt tokens, of ``limit`` at most.
+    def measured(self, seconds: float, counts: StepCounts, *, limit: int | None) -> None:
+        """Account for a step of ``limit`` paced tokens at most.
 
-        The rate of a limited chunk includes the steps without prompts before it.
+        The rate of paced tokens includes the steps before, in which the limit was 0.
         """
-        if not chunk and limit == 0:
-            self._delay += seconds
-        if seconds > 0 and chunk < MIN_CHUNK:
-            self.lower_bound = max(self.lower_bound, chunk / seconds)
-        elif seconds > 0:
-            rate, mean = chunk / (seconds + self._delay), self.tokens_per_second
+        if counts.paced:
+            duration, self._delay = seconds + self._delay, 0.0
+        else:
+            duration = seconds
+            if limit == 0:
+                self._delay += seconds
+        if duration <= 0:
+            return
+        rate, mean = counts.prompt / duration, self.tokens_per_second
+        if counts.prompt < MIN_CHUNK:
+            self.lower_bound = max(self.lower_bound, rate)
+        else:
             self.tokens_per_second = (1 - _NEWEST) * mean + _NEWEST * rate if mean else rate
-        if chunk:
-            self._delay = 0.0

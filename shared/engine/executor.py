@@ -33,7 +33,7 @@ from .messages import (
     DeviceOpened,
     ExecuteStep,
     Failed,
-    KVStream,
+    KVSending,
     LoadFormats,
     LoadModel,
     ModelLoaded,
@@ -93,10 +93,10 @@ class ExecutorLostError(Exception):
 class Executor(Protocol):
     """Runs steps on the ranks."""
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         """Submit a step to every rank, after the steps submitted before.
 
-        ``streams`` are the transfers that take a sequence's KV as it is computed.
+        ``sending`` are the transfers that take a sequence's KV as it is computed.
         """
         ...
 
@@ -202,9 +202,9 @@ class MultiprocessExecutor:
         self._watch = asyncio.create_task(self._ping())
         return [reply.endpoints for reply in ready if reply.endpoints is not None]
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         """See ``Executor.submit``."""
-        message = framed(ExecuteStep(plan, streams))
+        message = framed(ExecuteStep(plan, sending))
         for rank in self._ranks:
             rank.watchdog.begin()
             rank.writer.write(message)
@@ -266,19 +266,21 @@ class MultiprocessExecutor:
             self._watch.cancel()
         for rank in self._ranks:
             rank.writer.close()
-        for rank in self._ranks:
-            await end_process(rank.process, at_once=bool(self._lost_reason))
-            if rank.pump is not None:
-                rank.pump.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await rank.pump
-            rank.writer.transport.abort()  # its host may not reply any more
-            with contextlib.suppress(OSError):
-                await rank.writer.wait_closed()
+        await asyncio.gather(*map(self._end, self._ranks))
         self._ranks = []
         if self._rendezvous_folder is not None:
             self._rendezvous_folder.cleanup()
             self._rendezvous_folder = None
+
+    async def _end(self, rank: Rank) -> None:
+        await end_process(rank.process, at_once=bool(self._lost_reason))
+        if rank.pump is not None:
+            rank.pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await rank.pump
+        rank.writer.transport.abort()  # its host may not reply any more
+        with contextlib.suppress(OSError):
+            await rank.writer.wait_closed()
 
     def _rendezvous(self) -> str:
         """The address of a file through which the ranks meet, in a private folder. A port could be

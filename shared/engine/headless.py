@@ -35,7 +35,7 @@ from .messages import (
     RankEnded,
     RankMessage,
 )
-from .start import fingerprint_of
+from .start import fingerprint_of, weights_field
 
 log = logging.getLogger("tandem.node")
 
@@ -93,7 +93,7 @@ class HeadlessHost:
     async def _join(self) -> None:
         config = self._config
         model = await in_thread(lambda: obtain_model(config))  # may be a long download
-        fingerprint = await in_thread(lambda: fingerprint_of(model))
+        fields = await in_thread(lambda: fingerprint_of(model) | weights_field(config, model))
         channel = await self._connect()
         self._head = channel
         loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class HeadlessHost:
                 nnodes=config.nnodes,
                 size=config.world_size,
                 versions=versions(),
-                fingerprint=fingerprint,
+                fingerprint=fields,
                 address=channel.local_address,
                 model_path=str(model.path),
                 device=config.device if not config.device_ids else "cuda",
@@ -202,9 +202,10 @@ class HeadlessHost:
     async def _end(self) -> None:
         for rank in self._ranks:
             rank.lifeline.close()
-        for rank in self._ranks:
-            await executor.end_process(rank.process, at_once=False)
-            await asyncio.gather(rank.watch, return_exceptions=True)
+        await asyncio.gather(
+            *(executor.end_process(rank.process, at_once=False) for rank in self._ranks)
+        )
+        await asyncio.gather(*(rank.watch for rank in self._ranks), return_exceptions=True)
         if self._head is not None:
             self._head.close()
 

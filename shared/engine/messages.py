@@ -89,7 +89,7 @@ class RankEndpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class KVStream:
+class KVSending:
     """The transfer and attempt that take the KV of one sequence of a step."""
 
     sequence_id: int
@@ -120,7 +120,7 @@ class AllocateCache:
 @dataclass(frozen=True, slots=True)
 class ExecuteStep:
     plan: StepPlan
-    streams: list[KVStream]
+    sending: list[KVSending]
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,7 +337,8 @@ class OtherHosts:
             key = differing[0]
             return (
                 f"{who} has another model than the head: {key} is "
-                f"{in_line(about.fingerprint.get(key))}, not {in_line(fingerprint.get(key))}"
+                f"{in_line(about.fingerprint.get(key))}, not {in_line(fingerprint.get(key))}; give "
+                f"all hosts the same files"
             )
         if (other := self._hosts.get(about.node_rank)) is not None:
             return f"{other} has joined already; give {about.address} another --node-rank"

@@ -83,8 +83,6 @@ class Sequence:
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     hidden: list[bytes] = field(default_factory=list)
     preemptions: int = 0
-    known_to_ranks: bool = False
-    sent_blocks: int = 0  # leading blocks of the table that ranks have
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str = ""

@@ -29,6 +29,7 @@ from ..models.spec import DecoderSpec, Scorer, Scoring, tensor_parallel_problem
 from ..process.threads import in_thread, share_of_cores
 from ..telemetry.logs import log_settings
 from ..text.tokenizer_files import TokenizerFiles
+from ..weights.digest import weights_digest
 from ..weights.in_situ import InSitu
 from ..weights.locate import display_name
 from ..weights.obtain import ObtainedModel, obtain_model
@@ -178,7 +179,8 @@ async def start_engine(
         ]
         if hosts is not None:
             fingerprint, _ = await reading
-            for host in await hosts.join(fingerprint):
+            weights = await in_thread(lambda: weights_field(config, model))
+            for host in await hosts.join(fingerprint | weights):
                 settings += _settings_there(settings, host.about, data_plane)
         devices = await ranks.start(settings)
         check_kinds(devices)
@@ -219,9 +221,17 @@ async def start_engine(
 
 
 def fingerprint_of(model: ObtainedModel) -> dict[str, str]:
-    """The fields in which all hosts of a node must agree, and both nodes of a handoff."""
+    """The fields in which both nodes of a handoff must agree, and all hosts of a node."""
     spec = _with_end_tokens(model.spec, model.source)
     return model_fingerprint(spec, _tokenizer_of(model.source))
+
+
+def weights_field(config: EngineConfig, model: ObtainedModel) -> dict[str, str]:
+    """The further field in which all hosts of a node must agree, whose ranks compute one model:
+    unless the weights are random, a digest of them."""
+    if config.load_format == "dummy":
+        return {}
+    return {"weights": weights_digest(model.source.stored())}
 
 
 def check_kinds(devices: list[RankDevice]) -> None:

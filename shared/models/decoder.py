@@ -621,6 +621,12 @@ class Decoder:
             attention = layer.attention
             attention.batched_chunks = prepared(attention.config(cache[memories], block_size))
 
+    @property
+    def chunks_in_place(self) -> bool:
+        """True if attention of chunks allocates no memory for their contexts, once prepared."""
+        batched = all(layer.attention.batched_chunks for layer in self.layers)
+        return batched and self.place.operators.chunks_in_place
+
 
 def _all_decode(batch: ForwardBatch) -> bool:
     """Return whether each row is the only one of its sequence."""

@@ -21,6 +21,7 @@ from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from ..text.vocabulary.added_tokens import AddedTokens
 from ..text.vocabulary.files import TOKENIZER_JSON
+from .digest import StoredTensor
 from .file_reads import FileReads
 from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
@@ -139,6 +140,10 @@ class SafetensorsFolder:
         """See ``WeightSource``."""
         return None
 
+    def stored(self) -> list[StoredTensor]:
+        """See ``WeightSource``."""
+        return [each for file in self.weight_files() for each in _stored(self.path / file)]
+
     def spare(self, name: str) -> bool:
         """See ``WeightSource``."""
         return False
@@ -243,7 +248,7 @@ class SafetensorsFolder:
         except (SafetensorError, OSError) as error:
             raise self._broken(file, error) from error
         self._files[file] = content
-        self._offsets[file] = _tensor_offsets(path)
+        self._offsets[file] = {each.name: each.begin for each in _stored(path)}
         names = list(content.keys())
         _check_names(path, names)
         return names
@@ -287,16 +292,18 @@ def torch_dtype(name: str) -> torch.dtype:
     return kinds[name]
 
 
-def _tensor_offsets(file: Path) -> dict[str, int]:
-    """The byte offset of each tensor in a valid file."""
+def _stored(file: Path) -> list[StoredTensor]:
+    """The tensors of a valid file."""
     with file.open("rb") as content:
         (length,) = struct.unpack("<Q", content.read(8))
         header = json.loads(content.read(length))
-    return {
-        name: 8 + length + entry["data_offsets"][0]
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    header.pop("__metadata__", None)
+    tensors = []
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        place = file, 8 + length + begin, end - begin
+        tensors.append(StoredTensor(name, entry["dtype"], tuple(entry["shape"]), *place))
+    return tensors
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ from ..models.registry import Family, quantization_of, spec_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import WeightNames
 from ..text.tokenizer_files import TokenizerFiles
+from .digest import StoredTensor
 from .gguf.file import GGUFFile
 from .locate import is_gguf
 from .quantized.folder import QuantizedFolder
@@ -71,6 +72,9 @@ class WeightSource(Protocol):
 
     def order(self, name: str) -> torch.Tensor | None:
         """The input at each place of a tensor's blocks, if their order differs from the model's."""
+
+    def stored(self) -> list[StoredTensor]:
+        """The tensors in its files; needs no context, and does not load torch."""
 
     def spare(self, name: str) -> bool:
         """Return whether a tensor may be ignored if the model has no place for it."""

@@ -73,6 +73,8 @@ def test_a_model_gives_the_same_with_one_launch_for_its_chunks(name: str, tmp_pa
             chunks = chunk_metadata(batch.attention.sequences, torch.device("cpu"))
             batch = batch._replace(attention=replace(batch.attention, chunks=chunks))
             states.append(runner.model.forward(batch, runner.cache.kv))
+        all_batched = operators is launches and name != "gemma2"
+        assert runner.model.chunks_in_place == all_batched
     torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
     layers = [layer.attention for layer in runner.model.layers]
     batched = [getattr(layer, "batched_chunks", False) for layer in layers]

@@ -240,11 +240,12 @@ def test_layers_that_it_does_not_support_keep_the_triton_kernel(
     slots = torch.empty(0, dtype=torch.int64)
     metadata = AttentionMetadata(sequences, slots, chunks=chunk_metadata(sequences, CPU))
     plain, capped = AttentionParams(0.2), AttentionParams(0.2, soft_cap=5.0)
+    assert operators.chunks_in_place
     for params in (plain, capped):
         assert operators.prepare_batched_chunks(replace(CONFIG, device=CPU, params=params))
     for params in (plain, capped, plain):
         operators.paged_attention(torch.randn(rows, 6, 24).to(BF16), keys, values, metadata, params)
-    assert called == ["flash", "triton", "flash"]
+    assert called == ["flash", "triton", "flash"] and not operators.chunks_in_place
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.executor import MultiprocessExecutor
-from tandem.shared.engine.messages import KVStream
+from tandem.shared.engine.messages import KVSending
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult, TokenMasks
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
@@ -84,7 +84,7 @@ class FakeRanks:
         self.lost: list[str] = []
         self.inbox = Inbox(self._command, self.lost.append)
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         self._plans.append(plan)
 
     def send_masks(self, masks: TokenMasks) -> None:

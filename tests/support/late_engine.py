@@ -20,7 +20,7 @@ import torch
 
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.executor import StepFailedError
-from tandem.shared.engine.messages import CODEC, ExecuteStep, KVStream, StepDone
+from tandem.shared.engine.messages import CODEC, ExecuteStep, KVSending, StepDone
 from tandem.shared.engine.plan import (
     PositionLogprobs,
     SequenceStep,
@@ -187,7 +187,7 @@ class InTurn:
         self._plan: StepPlan | None = None
         self._may_run = asyncio.Event()
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         self._plan = plan
         self._may_run.clear()
         if not plan.masked:
@@ -317,8 +317,8 @@ class LateExecutor:
         self.sent_masks = asyncio.Event()
         self._results: asyncio.Queue[StepDone] = asyncio.Queue()
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
-        message = CODEC.decode(CODEC.encode(ExecuteStep(plan, streams)))
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
+        message = CODEC.decode(CODEC.encode(ExecuteStep(plan, sending)))
         assert isinstance(message, ExecuteStep)
         self.waiting.append(message)
 
@@ -480,7 +480,7 @@ class LateEngine:
                 self.release(self.holding[0])
             else:
                 break
-        assert not self.core._submitted and self.scheduler.idle
+        assert self.scheduler.idle
         assert self.pool.counts().available == self.pool.num_blocks, "a block leaked"
         self._check_answers()
         self._check_slots()
@@ -529,18 +529,19 @@ class LateEngine:
                 self.rank.put_masks(self.executor.masks.popleft())
 
     def _needs_masks(self) -> bool:
-        submitted = self.core._submitted
-        plan = submitted[0].plan if submitted else None
-        return plan is not None and plan.masked and plan.step not in self.executor.masked
+        if not self.scheduler.in_flight:
+            return False
+        plan = self.scheduler.in_flight.oldest.plan
+        return plan.masked and plan.step not in self.executor.masked
 
-    def _submitted(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def _submitted(self, plan: StepPlan, sending: list[KVSending]) -> None:
         by_id = {one.sequence_id: one for one in self.requests}
         blocks = {}
         for row in plan.sequences:
             count = -(-(row.start + len(row.tokens)) // self.pool.block_size)
             blocks[by_id[row.sequence_id]] = by_id[row.sequence_id].block_table[:count]
         self._in_flight.append(_InFlight(plan, blocks))
-        self._submit(plan, streams)
+        self._submit(plan, sending)
 
     async def _ended(self) -> StepResult:
         try:

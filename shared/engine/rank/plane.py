@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from ....kernels.streams import use_background_stream
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu
@@ -45,7 +46,14 @@ def start_data_plane(
     device = _gpu(cache.device, config.carrier)
     if cache.mark is not None:
         cache.mark()()  # the plane's stream must not overtake the zeros of a new cache
-    data_plane = DataPlane(config, cache, on_event, device=device)
+    data_plane = DataPlane(
+        config,
+        cache,
+        on_event,
+        device=device,
+        # Also without ``device``: a thread's kernels run on torch's first GPU unless it is told.
+        on_thread=lambda: use_background_stream(cache.device),
+    )
     data_plane.start()
     return data_plane
 

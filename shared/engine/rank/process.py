@@ -24,8 +24,7 @@ from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
 from ...kv.planning import CPU, CUDA, RankDevice
 from ...process.frame_room import with_frame_room
-from ...process.garbage import collect_rarely
-from ...process.imports import lasting_imports
+from ...process.garbage import collect_rarely, lasting_imports
 from ...process.queued_stderr import end_stderr, queue_stderr
 from ...telemetry.logs import setup_logging
 from ..channel import BlockingChannel
@@ -235,16 +234,16 @@ class RankProcess:
         """A hook that announces each computed layer to the data plane, if a transfer takes a row's
         KV."""
         plane, computed_layers = self._plane, self._computed_layers
-        if not request.streams or plane is None:
+        if not request.sending or plane is None:
             return None
-        streams = {stream.sequence_id: stream for stream in request.streams}
-        rows = [row for row in request.plan.sequences if row.sequence_id in streams]
+        transfers = {each.sequence_id: each for each in request.sending}
+        rows = [row for row in request.plan.sequences if row.sequence_id in transfers]
 
         def computed(layer: int) -> None:
             ready = [
                 LayerReady(
-                    transfer_id=streams[row.sequence_id].transfer_id,
-                    attempt=streams[row.sequence_id].attempt,
+                    transfer_id=transfers[row.sequence_id].transfer_id,
+                    attempt=transfers[row.sequence_id].attempt,
                     first_layer=layer,
                     end_layer=layer + 1,
                     first_token=row.start,

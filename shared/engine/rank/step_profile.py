@@ -195,8 +195,10 @@ def _row(
     number: int, count: int, start: int, model: LoadedModel, *, generates: bool
 ) -> SequenceStep:
     """A row of ``count`` tokens; those that generate ask for logprobs of all tokens. Only the first
-    two rows need to be far into their sequences."""
-    start = start if number < 2 else min(start, _USUAL)
+    two rows need to be far into their sequences, and no chunk whose context takes no memory: after
+    a million tokens, attention takes seconds."""
+    is_far = number < 2 and (count == 1 or not model.model.chunks_in_place)
+    start = start if is_far else min(start, _USUAL)
     blocks = [0] * -(-(start + count) // model.block_size)
     if not generates:
         return SequenceStep(number, [0] * count, start, blocks, False, pool=PooledRow("sum"))

@@ -43,34 +43,37 @@ class BlockTables:
         """Give all blocks back. The tokens stay, and are computed again."""
         self.pool.release(sequence.block_table)
         sequence.block_table = []
-        sequence.computed = sequence.published = sequence.sent_blocks = 0
+        sequence.computed = sequence.published = 0
 
     # ---- the prefix index ------------------------------------------------------------------
 
     def match_prefix(self, sequence: Sequence) -> None:
-        """Give a sequence without blocks the longest cached prefix of its tokens.
+        """Give a sequence that waits the longest cached prefix of its tokens, which may have grown
+        since the last time.
 
         The last token is never taken from the cache: its logits are needed, and a sequence with
         nothing left to compute would be a special case everywhere. No block is taken if every
         position must be computed, for prompt logprobs or hidden states.
         """
-        if sequence.block_table or sequence.work.private or sequence.wants_every_position:
+        size, held = self.pool.block_size, len(sequence.block_table)
+        if sequence.work.private or sequence.wants_every_position:
             return
-        size = self.pool.block_size
+        if sequence.computed != held * size:
+            return  # received up to the middle of a block
         self._extend_keys(sequence)
-        usable = sequence.keys[: (sequence.target - 1) // size]
-        sequence.block_table = self.pool.match(usable)
-        sequence.computed = len(sequence.block_table) * size
-        sequence.published = len(sequence.block_table)
+        found = self.pool.match(sequence.keys[held : (sequence.target - 1) // size])
+        sequence.block_table += found
+        sequence.computed += len(found) * size
+        sequence.published += len(found)
         if not sequence.preemptions:
-            sequence.cached = sequence.computed
+            sequence.cached = len(found) * size + (sequence.cached if held else 0)
 
     def publish(self, sequence: Sequence) -> None:
         """Index the blocks that are full."""
         full = sequence.computed // self.pool.block_size
         if full <= sequence.published or sequence.work.private:
             return
-        if full > len(sequence.keys):
+        if full > len(sequence.keys):  # more often would copy all tokens for each new block
             self._extend_keys(sequence)
         for i in range(sequence.published, full):
             self.pool.publish(sequence.block_table[i], sequence.keys[i])
@@ -81,6 +84,8 @@ class BlockTables:
         self.pool.unpublish(sequence.block_table)
 
     def _extend_keys(self, sequence: Sequence) -> None:
+        if len(sequence.keys) == sequence.length // self.pool.block_size:
+            return
         sequence.keys = chain_keys(
             sequence.tokens(0, sequence.length),
             self.pool.block_size,

@@ -12,18 +12,17 @@ from ..work import Compute, Generate, Pool
 _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
 
 
-def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
+def sequence_step(sequence: Sequence, tokens: int, first: int) -> SequenceStep:
     """A row with the sequence's next ``tokens``, of which the step in flight may draw the last, and
-    the blocks that ranks do not have."""
+    its blocks from the ``first`` on that ranks do not have."""
     start, end = sequence.planned, sequence.planned + tokens
     placeholder, last = end > sequence.length, end == sequence.target
     row = (
         sequence.sequence_id,
         [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
-        sequence.block_table[sequence.sent_blocks :],
+        sequence.block_table[first:],
     )
-    first = sequence.sent_blocks
     match work := sequence.work:
         case Generate():
             place = len(sequence.outputs) + sequence.placeholders  # of the draw

@@ -1,16 +1,15 @@
 """Preemption: which sequences lose their blocks when the pool runs out.
 
-The last sequence by policy, running or waiting with blocks (a received prompt, a further choice),
-loses its blocks; its tokens stay, and are computed again later. So the first sequence always
-proceeds, nothing deadlocks, and waiting sequences take no blocks from running ones. A sequence that
-is computed by a step in flight keeps its blocks until the step ends: they could be reserved for a
-transfer while the step still writes them.
+The last sequence by policy, running or waiting with blocks (a cached prefix, a received prompt, a
+further choice), loses its blocks; its tokens stay, and are computed again later. So the first
+sequence always proceeds, nothing deadlocks, and waiting sequences take no blocks from those that go
+before them. A sequence that is computed by a step in flight keeps its blocks until the step ends:
+they could be reserved for a transfer while the step still writes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 from ..sequence import Phase, Sequence
 from ..work import Generate
@@ -57,16 +56,18 @@ class Preemption:
         # blocks at once and is never preempted for lack of them.
         grows = isinstance(sequence.work, Generate)
         end = sequence.computed + tokens if grows else sequence.target
-        self.reclaim_waiting(self._queues.waiting[1:], self._tables.missing(sequence, end))
+        self.reclaim_waiting(sequence, self._tables.missing(sequence, end))
         if sequence.work.private:
             self._make_room(sequence, end, budget)
         return self._tables.cover(sequence, end)
 
-    def reclaim_waiting(self, later: list[Sequence], missing: int) -> None:
-        """Take the blocks of ``later`` waiting sequences, the last first, until ``missing`` are
-        available. No-op if all of them are too few."""
+    def reclaim_waiting(self, sequence: Sequence, missing: int) -> None:
+        """Take the blocks of waiting sequences that go after this one, the last first, until
+        ``missing`` are available. No-op if all of them are too few."""
         pool = self._tables.pool
-        holders = [s for s in later if s.block_table]
+        if missing <= pool.counts().available:
+            return
+        holders = [s for s in self._queues.waiting_holders() if self._queues.first(sequence, s)]
         if missing > pool.counts().available + sum(len(s.block_table) for s in holders):
             return
         while holders and missing > pool.counts().available:
@@ -75,13 +76,12 @@ class Preemption:
     def _last_holder(self) -> Sequence:
         """The last by policy among running sequences and waiting ones with blocks."""
         queues = self._queues
-        waiting = (s for s in reversed(queues.waiting) if s.block_table)
-        return max([*queues.running[-1:], *islice(waiting, 1)], key=queues.key)
+        return max([*queues.running[-1:], *queues.waiting_holders()[-1:]], key=queues.key)
 
     def _is_only_holder(self, sequence: Sequence) -> bool:
         """True if the blocks that this running sequence lacks are not in any queue: transfers, and
         prompts that are computed and being sent, give them back by themselves."""
-        others = len(self._queues.running) > 1 or any(s.block_table for s in self._queues.waiting)
+        others = len(self._queues.running) > 1 or self._queues.waiting_holders()
         counts = self._tables.pool.counts()
         return not others and counts.reserved + counts.owned > len(sequence.block_table)
 

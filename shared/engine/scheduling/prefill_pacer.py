@@ -10,6 +10,8 @@ target, steps without prompts follow until the streams are compensated. There is
 
 from __future__ import annotations
 
+from .step_budget import StepCounts
+
 # Without --itl-target, a step may on average take this many times as long as decoding alone.
 # Streams keep a third of their speed, and prompts get two thirds of the time.
 STRETCH = 3.0
@@ -54,16 +56,15 @@ class PrefillPacer:
         seconds = max(self._target - self._decode, MIN_CHUNK_SECONDS)
         return max(MIN_CHUNK, int(seconds / self._token))
 
-    def measured(self, seconds: float, *, decoded: int, prompt_tokens: int) -> None:
-        """Account for a step with ``decoded`` decode rows and ``prompt_tokens`` that the limit
-        holds for, so not those of small prompts."""
-        if not decoded:
+    def measured(self, seconds: float, counts: StepCounts) -> None:
+        """Account for a step."""
+        if not counts.decoded:
             return
-        if prompt_tokens:
+        if counts.paced:
             self._chunks += 1
             self._skipped = 0
             if self._decode:
-                added = max(0.0, seconds - self._decode) / prompt_tokens
+                added = max(0.0, seconds - self._decode) / counts.paced
                 self._token = _mean(self._token, added)
         else:
             self._chunks = 0

@@ -29,8 +29,8 @@ def is_background(sequence: Sequence) -> bool:
 
 
 class SequenceQueues:
-    """Both lists are sorted by ``key``: their first sequence runs first, their last gives up its
-    blocks first."""
+    """The lists are sorted by ``key``: their first sequence runs first, their last gives up its
+    blocks first. Those that are ``asking`` wait for a reservation."""
 
     def __init__(self, policy: str) -> None:
         by_policy = _POLICIES[policy]
@@ -42,6 +42,7 @@ class SequenceQueues:
             *by_policy(s),
         )
         self.waiting: list[Sequence] = []
+        self.asking: list[Sequence] = []
         self.running: list[Sequence] = []
         self._arrivals = 0
 
@@ -63,8 +64,8 @@ class SequenceQueues:
         insort(self.running, sequence, key=self.key)
 
     def remove(self, sequence: Sequence) -> None:
-        """No-op for a sequence that is in neither list."""
-        for queue in (self.running, self.waiting):
+        """No-op for a sequence that is in no list."""
+        for queue in (self.running, self.waiting, self.asking):
             if sequence in queue:
                 queue.remove(sequence)
                 return
@@ -73,6 +74,10 @@ class SequenceQueues:
         """True if ``one`` goes before ``other``."""
         return self.key(one) < self.key(other)
 
+    def waiting_holders(self) -> list[Sequence]:
+        """The sequences that wait with blocks, in order."""
+        return sorted((s for s in [*self.waiting, *self.asking] if s.block_table), key=self.key)
+
     def holders(self) -> list[Sequence]:
         """Every sequence with blocks."""
-        return [s for s in [*self.running, *self.waiting] if s.block_table]
+        return [*(s for s in self.running if s.block_table), *self.waiting_holders()]

@@ -39,26 +39,27 @@ class Reservations:
         self._max_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._receiving: set[Reception] = set()
-        self._waiters: list[tuple[Sequence, int]] = []  # sorted by policy
+        self._ends: dict[Sequence, int] = {}  # of those that ask
         self.on_ended: Callable[[Reception], None] = lambda reception: None
 
     def __len__(self) -> int:
-        return len(self._receiving) + len(self._waiters)
+        return len(self._receiving) + len(self._ends)
 
     @property
     def asking(self) -> bool:
         """True while a sequence waits for a reservation."""
-        return bool(self._waiters)
+        return bool(self._ends)
 
     def goes_before(self, sequence: Sequence) -> bool:
         """True if a sequence that waits for a reservation goes before this one."""
-        return self.asking and self._queues.first(self._waiters[0][0], sequence)
+        return self.asking and self._queues.first(self._queues.asking[0], sequence)
 
     def reserve(self, sequence: Sequence, end: int) -> Reception:
         """Reserve blocks of a new sequence up to token ``end``; it is receiving from now on.
 
-        Raises ``OutOfBlocksError``, also if running or earlier sequences would soon lack the
-        blocks. The sequence then keeps only its cached prefix.
+        Later sequences that wait give their blocks up. Raises ``OutOfBlocksError``, also if running
+        or earlier sequences would soon lack the blocks. The sequence then keeps only its cached
+        prefix.
         """
         self._queues.arrive(sequence)
         return self._reserve(sequence, end)
@@ -66,6 +67,7 @@ class Reservations:
     def _reserve(self, sequence: Sequence, end: int) -> Reception:
         count = self._tables.missing(sequence, end)
         demand = self._demand_before(sequence)
+        self._preemption.reclaim_waiting(sequence, count + demand)
         available = self._tables.pool.counts().available
         if count + demand > available:
             raise OutOfBlocksError(
@@ -85,28 +87,25 @@ class Reservations:
     def ask(self, sequence: Sequence, end: int) -> None:
         """Queue a new sequence for ``next_granted``, behind the sequences that go first."""
         self._queues.arrive(sequence)
-        self._tables.release(sequence)  # ``next_granted`` matches the prefix again
-        insort(self._waiters, (sequence, end), key=lambda entry: self._queues.key(entry[0]))
+        insort(self._queues.asking, sequence, key=self._queues.key)
+        self._ends[sequence] = end
 
     def forget(self, sequence: Sequence) -> None:
         """Remove a sequence from the queue for reservations. Idempotent."""
-        self._waiters = [entry for entry in self._waiters if entry[0] is not sequence]
+        if self._ends.pop(sequence, None) is not None:
+            self._queues.remove(sequence)
 
     def next_granted(self) -> Reception | None:
         """Reserve blocks for the first sequence in the queue; ``None`` if there is no room yet."""
-        if not self._waiters:
+        if not self.asking:
             return None
-        sequence, end = self._waiters[0]
+        sequence = self._queues.asking[0]
         self._tables.match_prefix(sequence)
-        demand = self._tables.missing(sequence, end) + self._demand_before(sequence)
-        later = [s for s in self._queues.waiting if self._queues.first(sequence, s)]
-        self._preemption.reclaim_waiting(later, demand)
         try:
-            reception = self._reserve(sequence, end)
+            reception = self._reserve(sequence, self._ends[sequence])
         except OutOfBlocksError:
-            self._tables.release(sequence)
             return None
-        self._waiters.pop(0)
+        self.forget(sequence)
         return reception
 
     def _demand_before(self, newcomer: Sequence) -> int:

@@ -69,7 +69,8 @@ class Scheduler:
         self._holding: set[Sequence] = (
             set()
         )  # computed prefill-only sequences that still hold blocks
-        self._in_flight = StepsInFlight()
+        self.in_flight = StepsInFlight()
+        self._sent_blocks: dict[Sequence, int] = {}  # of the sequences that ranks know
         self._removed: list[int] = []  # to be dropped by the ranks in the next step
         self._started: list[Sequence] = []
         self._suspects: deque[tuple[Sequence, int]] = deque()  # to retry alone, and their tokens
@@ -103,12 +104,7 @@ class Scheduler:
     def idle(self) -> bool:
         """True if no sequence is alive in any phase, and no step is in flight."""
         alive = self.has_work or len(self.reservations) or self._holding
-        return not (alive or self._in_flight)
-
-    @property
-    def computing(self) -> list[Sequence]:
-        """The sequences of the oldest step in flight."""
-        return self._in_flight.oldest
+        return not (alive or self.in_flight)
 
     def take_started(self) -> list[Sequence]:
         """The sequences that were scheduled for the first time since the last call."""
@@ -163,14 +159,14 @@ class Scheduler:
         ``prompt_tokens`` limits the prompt tokens of a step that also decodes. The rest of a
         received prompt is as cheap as decoding, and does not count.
         """
-        if self._in_flight.full:
+        if self.in_flight.full:
             raise RuntimeError("no result of the steps in flight has been applied")
         budget = StepBudget(min(self._max_tokens, self._memory_limit))
-        if self._in_flight:
+        if self.in_flight:
             return self._schedule_ahead(budget, prompt_tokens)
         if not self._retry_suspect(budget):
             self._share_out(budget, prompt_tokens)
-        return self._plan(budget) if budget.shares or self._removed else None
+        return self._plan(budget, prompt_tokens) if budget.shares or self._removed else None
 
     def _schedule_ahead(self, budget: StepBudget, prompt_tokens: int | None) -> StepPlan | None:
         if self._suspects:
@@ -179,7 +175,7 @@ class Scheduler:
             self._share_out(budget, prompt_tokens)
         except BlocksInFlightError:
             return None
-        return self._plan(budget) if budget.shares else None
+        return self._plan(budget, prompt_tokens) if budget.shares else None
 
     def _share_out(self, budget: StepBudget, prompt_tokens: int | None) -> None:
         """Grant shares of the budget: to decodes, then to prompts. Mid-stream prompts, whose client
@@ -243,9 +239,7 @@ class Scheduler:
             self.tables.match_prefix(sequence)
             tokens = self._share(budget, sequence.target - sequence.computed)
             if not tokens or not self._preemption.cover_head(sequence, tokens, budget):
-                if not sequence.received:
-                    self.tables.release(sequence)
-                return
+                return  # with its prefix, unless another sequence needs the blocks
             self._queues.run(sequence)
             if not sequence.preemptions:
                 self._started.append(sequence)
@@ -257,28 +251,29 @@ class Scheduler:
             return self._max_seqs + PRIVATE_SEQS
         return max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
 
-    def _plan(self, budget: StepBudget) -> StepPlan:
+    def _plan(self, budget: StepBudget, prompt_limit: int | None) -> StepPlan:
+        sent = self._sent_blocks
         rows = {
-            sequence: sequence_step(sequence, tokens) for sequence, tokens in budget.shares.items()
+            sequence: sequence_step(sequence, tokens, sent.get(sequence, 0))
+            for sequence, tokens in budget.shares.items()
         }
         added = []
         for sequence in rows:
-            if not sequence.known_to_ranks and isinstance(sequence.work, Generate):
+            if sequence not in sent and isinstance(sequence.work, Generate):
                 added.append(sampler_spec(sequence, self._eos))
-            sequence.known_to_ranks = True
-            sequence.sent_blocks = len(sequence.block_table)
+            sent[sequence] = len(sequence.block_table)
         removed, self._removed = self._removed, []
         self._step += 1
-        ahead = bool(self._in_flight)
-        self._in_flight.begin(StepInFlight(rows, removed))
-        return StepPlan(self._step, list(rows.values()), added, removed, ahead)
+        plan = StepPlan(self._step, list(rows.values()), added, removed, bool(self.in_flight))
+        self.in_flight.begin(StepInFlight(plan, rows, prompt_limit))
+        return plan
 
     # ---- the result of a step --------------------------------------------------------------
 
     def apply(self, result: StepResult) -> list[StepOutput]:
         """Account for the oldest step in flight. Returns one output for each of its sequences that
         has not ended in the meantime."""
-        step = self._in_flight.end()
+        step = self.in_flight.end()
         self._memory_limit = min(self._memory_limit + _LIMIT_GROWTH, self._max_tokens)
         sampled = {draw.sequence_id: draw for draw in result.sampled}
         outputs = []
@@ -332,7 +327,7 @@ class Scheduler:
         A sequence that was alone ends with ``reason``, unless ``memory`` ran out and fewer of its
         tokens can be computed at once. Returns one output for each sequence that ended.
         """
-        rows = self._in_flight.end().rows
+        rows = self.in_flight.end().rows
         self._void_steps()
         if memory:
             tokens = sum(len(row.tokens) for row in rows.values())
@@ -356,17 +351,17 @@ class Scheduler:
     def _void_steps(self) -> None:
         """Discard the steps in flight, which ranks do not run. Their sequences are removed from the
         ranks and sent again."""
-        while self._in_flight:
-            step = self._in_flight.end()
-            self._removed += step.removed
+        while self.in_flight:
+            step = self.in_flight.end()
+            self._removed += step.plan.removed
             for sequence in step.rows:
                 self._remove_from_ranks(sequence)
                 self._release_ended(sequence)
 
     def fail_steps(self, reason: str) -> None:
         """End every sequence of the steps in flight, which are lost with the ranks."""
-        while self._in_flight:
-            for sequence in self._in_flight.end().rows:
+        while self.in_flight:
+            for sequence in self.in_flight.end().rows:
                 if sequence.phase is not Phase.FINISHED:
                     sequence.error = reason
                     self._finish(sequence, FinishReason.ERROR)
@@ -430,7 +425,5 @@ class Scheduler:
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:
         """Let ranks forget the sequence; its next row sends it again as a whole."""
-        if sequence.known_to_ranks:
+        if self._sent_blocks.pop(sequence, None) is not None:
             self._removed.append(sequence.sequence_id)
-            sequence.known_to_ranks = False
-            sequence.sent_blocks = 0

@@ -1,11 +1,32 @@
-"""The tokens that one step may compute."""
+"""The tokens that one step may compute, and those that it computes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ..sequence import Sequence
 
 # Prompt tokens that do not count as a chunk: they cost about as much as a decoding row.
 SMALL_PROMPT = 16
+
+
+class StepCounts(NamedTuple):
+    """The sequences that a step decodes, its prompt tokens, and those among them that count as
+    ``paced``: a limit beside streams holds for them, and not for small prompts, which may be in
+    every step."""
+
+    decoded: int
+    prompt: int
+    paced: int
+
+    @classmethod
+    def of(cls, shares: Iterable[int]) -> StepCounts:
+        """The counts of a step with these tokens of each sequence."""
+        rows = list(shares)
+        prompt = sum(tokens for tokens in rows if tokens > 1)
+        paced = sum(tokens for tokens in rows if tokens > SMALL_PROMPT)
+        return cls(rows.count(1), prompt, paced)
 
 
 class StepBudget:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ..plan import SequenceStep
+from ..plan import SequenceStep, StepPlan
 from ..sequence import Sequence
 
 # The running step, and one planned on top of it. More would only delay new requests.
@@ -23,10 +23,12 @@ class BlocksInFlightError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step's rows, and the sequences that ranks drop before it."""
+    """A step's plan, its rows by sequence, and the limit of prompt tokens under which it was
+    planned."""
 
+    plan: StepPlan
     rows: dict[Sequence, SequenceStep]
-    removed: list[int]
+    prompt_limit: int | None
 
 
 class StepsInFlight:
@@ -44,9 +46,14 @@ class StepsInFlight:
         return len(self._steps) >= MAX_STEPS
 
     @property
-    def oldest(self) -> list[Sequence]:
-        """The sequences of the oldest step."""
-        return list(self._steps[0].rows) if self._steps else []
+    def oldest(self) -> StepInFlight:
+        """The step that ends next; there is one."""
+        return self._steps[0]
+
+    @property
+    def ahead(self) -> list[StepInFlight]:
+        """The steps that were planned on top of the oldest."""
+        return list(self._steps)[1:]
 
     def begin(self, step: StepInFlight) -> None:
         self._steps.append(step)

@@ -48,10 +48,12 @@ class DataPlane:
         transport: Transport = ZEROMQ,
         carriers: Kinds = CARRIERS,
         device: Device | None = None,
+        on_thread: Callable[[], object] = lambda: None,
     ) -> None:
         """``carriers``: the available kinds, best first. ``device``: the GPU with the cache, if
-        any."""
+        any. ``on_thread`` is called first on the plane's thread."""
         self._device = device
+        self._on_thread = on_thread
         self._config = config
         self._cache = cache
         self._on_event = on_event
@@ -137,6 +139,7 @@ class DataPlane:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         try:
+            self._on_thread()
             with contextlib.closing(self.loop(context)) as loop:
                 self._endpoints = loop.start()
                 self._ready.set()

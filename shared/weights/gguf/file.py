@@ -16,6 +16,7 @@ from ...models.config_files import LOGIT_SCORE, ModelConfig, apply_overrides, wi
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
+from ..digest import StoredTensor
 from ..file_reads import FileReads
 from .architectures import CLASSIFIER_WEIGHTS
 from .header import GGUFHeader, TensorEntry, shortest
@@ -144,6 +145,13 @@ class GGUFFile:
     def order(self, name: str) -> torch.Tensor | None:
         """See ``WeightSource``."""
         return None
+
+    def stored(self) -> list[StoredTensor]:
+        """See ``WeightSource``."""
+        return [
+            StoredTensor(each.name, each.type.name, each.shape, each.file, each.begin, each.nbytes)
+            for each in self.header.tensors.values()
+        ]
 
     def spare(self, name: str) -> bool:
         """See ``WeightSource``."""

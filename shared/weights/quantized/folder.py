@@ -15,6 +15,7 @@ from ...models.quantization import Quantization
 from ...models.registry import Family
 from ...models.weight_names import WeightNames, pattern_of
 from ...text.tokenizer_files import TokenizerFiles
+from ..digest import StoredTensor
 from ..safetensors_folder import SafetensorsFolder
 from .matrices import Matrix, find_matrices
 
@@ -99,6 +100,10 @@ class QuantizedFolder:
             return None
         with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as folder:
             return folder
+
+    def stored(self) -> list[StoredTensor]:
+        """See ``WeightSource``."""
+        return self._folder.stored()
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""

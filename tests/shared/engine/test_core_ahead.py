@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.executor import ExecutorLostError, StepFailedError
-from tandem.shared.engine.messages import KVStream
+from tandem.shared.engine.messages import KVSending
 from tandem.shared.engine.plan import (
     COMPUTATION,
     VOID,
@@ -52,7 +52,7 @@ class LateExecutor:
         self.max_in_flight = 0  # steps in flight at once
         self._results: asyncio.Queue[StepResult | StepFailure | None] = asyncio.Queue()
 
-    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+    def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         self.waiting.append(plan)
         self.max_in_flight = max(self.max_in_flight, len(self.waiting) + self._results.qsize())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shutil
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tandem import EngineConfig, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
@@ -47,6 +49,7 @@ from tandem.shared.kv.planning import NodeDevice, RankDevice, RankMemory
 from tandem.shared.security.credentials import read_credentials
 from tandem.shared.security.several_hosts import check_hosts
 from tandem.shared.version import versions
+from tandem.shared.weights.folder_kind import SINGLE
 from tandem.tests.support.certificates import issue
 from tandem.tests.support.checkpoints.tiny_models import cached
 from tandem.tests.support.forked import ForkedRank, fork_rank
@@ -56,7 +59,7 @@ HEAD = "127.0.0.2"
 IDENTITY = NodeIdentity("node", 1)
 SECRETS = JoinSecrets(tokens=("new", "old"))
 SECONDS = 60.0
-FINGERPRINT = {"layers": "4", "norm": "rms"}
+FINGERPRINT = {"layers": "4", "norm": "rms", "weights": "9 tensors of BF16 (a1)"}
 
 
 def free_ports() -> int:
@@ -195,6 +198,10 @@ async def reply_to(
         ({"node_rank": 0}, r"node rank 0 .* is none of the hosts 1 to 1"),
         ({"fingerprint": FINGERPRINT | {"layers": "5"}}, "another model .*: layers is 5, not 4"),
         ({"fingerprint": {"layers": "4"}}, "another model .*: norm is None, not rms"),
+        (
+            {"fingerprint": FINGERPRINT | {"weights": "9 tensors of Q4_K (b2)"}},
+            r"weights is 9 .* Q4_K \(b2\), not 9 .* BF16 \(a1\); give all hosts the same files",
+        ),
     ],
 )
 async def test_a_host_that_does_not_fit_is_refused_on_both_sides_and_the_wait_goes_on(
@@ -209,6 +216,24 @@ async def test_a_host_that_does_not_fit_is_refused_on_both_sides_and_the_wait_go
         await until(lambda: reply.reason in caplog.text)
         assert await reply_to(config, about()) == HostAccepted()
         assert [host.about for host in await joining] == [about()]
+
+
+async def test_a_host_with_another_training_of_the_model_is_refused(tmp_path: Path) -> None:
+    other = shutil.copytree(builtin_model_path(), tmp_path / "other")
+    weights = load_file(other / SINGLE)
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, other / SINGLE)
+    config = config_of()
+    async with listening(config) as hosts:
+        head = asyncio.create_task(start_engine(config, IDENTITY, hosts=hosts))
+        refused = (
+            r"refuses this host: .* another model .*: weights is (\d+ tensors of \w+).*, not \1"
+        )
+        host = HeadlessHost(replace(config, node_rank=1, model=str(other)), SECRETS)
+        with pytest.raises(StartupError, match=refused):
+            await asyncio.wait_for(host.run(), SECONDS)
+        head.cancel()
+        await asyncio.gather(head, return_exceptions=True)
 
 
 async def test_a_second_host_with_the_same_number_is_refused() -> None:

@@ -16,6 +16,7 @@ from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.engine.rank.step_profile import largest_steps, memory_of, profile
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import CONTEXT_BYTES, CUDA, RankDevice, RankMemory, library_bytes
+from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.load import load_model
 from tandem.tests.support.checkpoints import tiny_models
@@ -102,6 +103,16 @@ def test_no_step_is_larger_than_the_head_plans(
         for row in plan.sequences:
             assert row.start >= 0 and row.start + len(row.tokens) <= length
             assert len(row.blocks) * BLOCK >= row.start + len(row.tokens)
+
+
+@pytest.mark.parametrize(("in_place", "start"), [(True, 1000), (False, 4061)])
+def test_a_chunk_is_far_into_its_sequence_only_where_that_takes_memory(
+    qwen: LoadedModel, monkeypatch: pytest.MonkeyPatch, in_place: bool, start: int
+) -> None:
+    monkeypatch.setattr(Decoder, "chunks_in_place", in_place)
+    mixed, _, decodes = largest_steps(qwen, 40, 6, 4096)
+    assert [row.start for row in mixed.sequences] == [start, 4095, 1000, 1000, 1000, 1000]
+    assert [row.start for row in decodes.sequences[:3]] == [4095, 4095, 1000]
 
 
 def test_a_model_that_only_embeds_is_profiled_with_prompts(

@@ -15,7 +15,7 @@ from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 EOS = 999
 
 
-def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
+def make(blocks: int = 32, size: int = 4, *, cache: bool = True, **options: Any) -> Scheduler:
     defaults: dict[str, Any] = {
         "max_num_batched_tokens": 16,
         "max_num_seqs": 8,
@@ -23,7 +23,8 @@ def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
         "max_waiting": 100,
         "eos_token_ids": (EOS,),
     }
-    return Scheduler(BlockPool(blocks, size), **(defaults | options))
+    pool = BlockPool(blocks, size, enable_prefix_cache=cache)
+    return Scheduler(pool, **(defaults | options))
 
 
 def sequence(n: int, prompt: int, **params: Any) -> Sequence:

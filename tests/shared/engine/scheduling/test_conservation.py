@@ -80,10 +80,12 @@ class RandomWork:
             self.scheduler.enqueue(one)
 
     def _sequence(self) -> Sequence:
-        """One of any length and priority; it may have a sibling."""
+        """One of any length and priority; it may share a prefix, and have a sibling."""
         prompt = self.draw(2, 2 * self._blocks)
         one = sequence(self._number, prompt, max_tokens=self.draw(1, 2 * self._blocks))
         one.priority = self.draw(0, 2)
+        if self.flip():
+            one.prompt = list(range(prompt))
         if self.flip():
             one.siblings = [sequence(self._number + 1, prompt, max_tokens=4)]
             one.siblings[0].prompt = one.prompt

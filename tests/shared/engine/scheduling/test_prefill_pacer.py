@@ -18,7 +18,7 @@ from tandem.shared.engine.scheduling.prefill_pacer import (
     PrefillPacer,
 )
 from tandem.shared.engine.scheduling.scheduler import Scheduler
-from tandem.shared.engine.scheduling.step_budget import SMALL_PROMPT
+from tandem.shared.engine.scheduling.step_budget import SMALL_PROMPT, StepCounts
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool
@@ -35,6 +35,10 @@ def seconds(plan: StepPlan) -> float:
         duration += ATTENDED * count * (row.start + count / 2)
         duration += CONTEXT * row.start if count > 1 else 0
     return duration
+
+
+def beside_streams(chunk: int) -> StepCounts:
+    return StepCounts.of([1, chunk] if chunk else [1])
 
 
 class PacedNode:
@@ -63,9 +67,7 @@ class PacedNode:
         duration = seconds(plan)
         self.clock += duration
         self.longest = max(self.longest, duration)
-        lengths = [len(row.tokens) for row in plan.sequences]
-        chunks = sum(length for length in lengths if length > SMALL_PROMPT)
-        self.pacer.measured(duration, decoded=lengths.count(1), prompt_tokens=chunks)
+        self.pacer.measured(duration, StepCounts.of(len(row.tokens) for row in plan.sequences))
         samples = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self.scheduler.apply(StepResult(plan.step, samples))
 
@@ -145,7 +147,7 @@ def test_after_a_pause_of_the_machine_prompts_go_on() -> None:
     node, _, _ = streaming(PrefillPacer(), 1)
     one = node.add(100, 4000, 2)
     node.step()
-    node.pacer.measured(1000.0, decoded=1, prompt_tokens=MIN_CHUNK)
+    node.pacer.measured(1000.0, beside_streams(MIN_CHUNK))
     for _ in range(MAX_SKIPPED):
         assert node.pacer.limit == 0
         node.step()
@@ -156,12 +158,12 @@ def test_after_a_pause_of_the_machine_prompts_go_on() -> None:
 def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
     pacer = PrefillPacer()
     assert pacer.limit == 0
-    pacer.measured(1 / 16, decoded=1, prompt_tokens=0)
+    pacer.measured(1 / 16, beside_streams(0))
     assert pacer.limit == MIN_CHUNK
     for _ in range(PROBE_EVERY):
-        pacer.measured(1 / 8, decoded=1, prompt_tokens=64)
+        pacer.measured(1 / 8, beside_streams(64))
     assert pacer.limit == 0
-    pacer.measured(1 / 16, decoded=1, prompt_tokens=0)
+    pacer.measured(1 / 16, beside_streams(0))
     assert pacer.limit == 128
 
 
@@ -176,7 +178,7 @@ def test_chunks_outgrow_what_each_costs_besides_its_tokens() -> None:
         while tokens:
             chunk = min(pacer.limit or 0, tokens)
             duration = decode + (chunk_cost + token * chunk if chunk else 0.0)
-            pacer.measured(duration, decoded=1, prompt_tokens=chunk)
+            pacer.measured(duration, beside_streams(chunk))
             tokens, seconds, steps = tokens - chunk, seconds + duration, steps + 1
         return seconds, steps
 
@@ -190,7 +192,7 @@ def test_a_received_prompt_continues_at_once() -> None:
     node, _, _ = streaming(PrefillPacer(0.001), 4)
     one = Sequence(100, [100] * 1000, Generate(SamplingParams(max_tokens=2)))
     receive(node.scheduler, one, "commit")
-    node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
+    node.pacer.measured(10.0, beside_streams(32))
     assert node.pacer.limit == 0
     node.step()
     assert one.outputs
@@ -219,7 +221,7 @@ def test_prompts_without_streams_have_the_whole_budget() -> None:
 
 def test_a_limit_from_before_does_not_delay_a_prompt_that_is_alone() -> None:
     node, running, _ = streaming(PrefillPacer(), 1)
-    node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
+    node.pacer.measured(10.0, beside_streams(32))
     assert node.pacer.limit == 0
     waiting = node.add(100, 4000, 2)
     node.scheduler.cancel(running[0])
@@ -230,31 +232,36 @@ def test_a_limit_from_before_does_not_delay_a_prompt_that_is_alone() -> None:
 def test_the_rate_of_prompts_counts_the_steps_that_go_without_them() -> None:
     """The rate predicts the end of a local prefill, and so decides where a prompt is prefilled."""
     rate = PrefillRate()
-    rate.measured(100, 0.5, limit=100)
+    rate.measured(0.5, beside_streams(100), limit=100)
     assert rate.tokens_per_second == 200
-    for _ in range(2):
-        rate.measured(0, 0.25, limit=0)
-    rate.measured(100, 0.5, limit=100)
-    assert rate.tokens_per_second == pytest.approx(0.7 * 200 + 0.3 * 100)
+    for small in (0, 5, 0):  # the end of a received prompt is computed whatever the limit
+        rate.measured(0.125, beside_streams(small), limit=0)
+    rate.measured(0.125, beside_streams(100), limit=100)
+    assert rate.tokens_per_second == pytest.approx(0.7 * 200 + 0.3 * 200)
+    rate.measured(0.125, beside_streams(100), limit=100)
+    assert rate.tokens_per_second == pytest.approx(0.7 * 200 + 0.3 * 800)
 
 
 def test_short_prompts_show_a_lower_bound_of_the_rate() -> None:
     rate = PrefillRate()
-    for chunk, seconds in ((30, 0.5), (60, 0.3), (20, 0.1), (0, 0.1)):
-        rate.measured(chunk, seconds, limit=512)
+    for chunk, seconds in ((30, 0.5), (60, 0.3), (16, 0.08), (0, 0.1)):
+        rate.measured(seconds, beside_streams(chunk), limit=512)
     assert (rate.tokens_per_second, rate.lower_bound) == (0, pytest.approx(200))
-    rate.measured(512, 1.0, limit=512)
+    rate.measured(0.2, beside_streams(0), limit=0)
+    rate.measured(0.05, beside_streams(40), limit=512)
+    assert rate.lower_bound == pytest.approx(200), "it waited for a step"
+    rate.measured(1.0, beside_streams(512), limit=512)
     assert rate.tokens_per_second == 512
 
 
 def test_prompts_that_waited_too_long_owe_nothing_for_the_steps_before() -> None:
     pacer = PrefillPacer(0.1)
-    pacer.measured(0.05, decoded=4, prompt_tokens=0)
+    pacer.measured(0.05, beside_streams(0))
     for _ in range(3):
-        pacer.measured(100.0, decoded=4, prompt_tokens=MIN_CHUNK)
+        pacer.measured(100.0, beside_streams(MIN_CHUNK))
     chunks = 0
     for _ in range(4 * (MAX_SKIPPED + 1)):
         chunk = pacer.limit or 0
         chunks += chunk > 0
-        pacer.measured(0.05 if not chunk else 0.06, decoded=4, prompt_tokens=chunk)
+        pacer.measured(0.05 if not chunk else 0.06, beside_streams(chunk))
     assert chunks > 2 * (MAX_SKIPPED + 1)

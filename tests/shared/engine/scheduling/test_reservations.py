@@ -158,6 +158,26 @@ def test_reservations_are_granted_in_turn_and_nothing_overtakes_them() -> None:
     assert scheduler.idle
 
 
+def test_a_reservation_waits_with_its_prefix_until_streams_need_it() -> None:
+    scheduler = make(blocks=16, max_num_batched_tokens=64, max_model_len=64)
+    scheduler.add(sequence(1, 24, max_tokens=1))
+    drain(scheduler)
+    scheduler.add(runner := sequence(2, 24, max_tokens=24))
+    run_step(scheduler)
+    reservations, pool = scheduler.reservations, scheduler.pool
+    reservations.ask(one := sequence(1, 41, max_tokens=1), 40)
+    kept = []
+    while not (runner.finish_reason or runner.preemptions):
+        assert reservations.next_granted() is None
+        kept.append(len(one.block_table))
+        run_step(scheduler)
+    assert (kept[0], kept[-1]) == (6, 4) and not runner.preemptions
+    granted = reservations.next_granted()
+    assert granted is not None and (one.cached, len(granted.blocks)) == (16, 6)
+    granted.cancel()
+    assert scheduler.idle and pool.counts().available == 16
+
+
 def test_a_request_may_end_while_it_waits_for_a_reservation() -> None:
     scheduler = make(blocks=16, max_model_len=64)
     reservations = scheduler.reservations

@@ -151,6 +151,26 @@ def test_cached_prefixes_are_not_computed_again() -> None:
     assert plan is not None and plan.sequences[0].start == 8 and again.cached == 8
 
 
+def test_a_prompt_that_waits_keeps_its_cached_prefix_which_may_grow() -> None:
+    scheduler = make(max_num_batched_tokens=21)
+    scheduler.add(sequence(1, 20, max_tokens=1))
+    run_step(scheduler)
+    scheduler.add(sequence(2, 4, max_tokens=20))
+    run_step(scheduler)
+    scheduler.add(waiting := sequence(1, 60))
+    for _ in range(2):
+        assert scheduler.schedule(0) is not None
+        scheduler.apply(StepResult(0, [Sampled(2, [5])]))
+        assert (waiting.phase, waiting.computed, waiting.cached) == (Phase.WAITING, 20, 20)
+    longer = sequence(1, 40, max_tokens=1)
+    longer.mid_stream = True
+    scheduler.add(longer)
+    run_step(scheduler)
+    plan = scheduler.schedule(20)
+    assert plan is not None and waiting.cached == 40
+    assert (plan.sequences[-1].start, len(plan.sequences[-1].tokens)) == (40, 20)
+
+
 def test_a_private_prompt_neither_takes_from_the_prefix_index_nor_enters_it() -> None:
     scheduler = make()
     for private in (True, False, True):
@@ -235,6 +255,18 @@ def test_choices_share_the_prompt_of_the_first() -> None:
     assert {row.sequence_id: row.start for row in plan.sequences} == {1: 9, 2: 8}
     drain(scheduler)
     assert scheduler.pool.counts().owned == 0
+
+
+def test_a_choice_that_lacks_a_block_keeps_the_shared_prompt() -> None:
+    scheduler = make(blocks=3, cache=False)
+    leader, sibling = sequence(1, 9, max_tokens=3), sequence(2, 9, max_tokens=3)
+    leader.siblings = [sibling]
+    scheduler.add(leader)
+    while leader.phase is not Phase.FINISHED:
+        run_step(scheduler)
+        assert sibling.computed == (8 if leader.outputs else 0)
+    plan, _ = run_step(scheduler)
+    assert plan is not None and plan.sequences[0].start == 8
 
 
 def test_cancel_during_a_step_keeps_the_blocks_until_it_ends() -> None:

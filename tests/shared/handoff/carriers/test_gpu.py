@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,12 +12,16 @@ import torch
 
 from tandem.kernels.row_sums import row_sums
 from tandem.kernels.streams import marker
+from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.engine.messages import DataPlaneSettings, RankSettings
 from tandem.shared.engine.rank import plane
 from tandem.shared.engine.rank.device import data_plane_bytes
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
 from tandem.shared.handoff.carriers.device import DEVICE_BYTES, DeviceError
+from tandem.shared.kv.cache import KVCache
+from tandem.shared.weights.source import read_spec
 from tandem.tests.shared.handoff.support.fake_driver import DEVICES, REAL, device_named
 from tandem.tools.on_gpu import __main__ as on_gpu
 
@@ -58,6 +63,35 @@ def test_a_gpu_without_cudas_driver_hands_over_through_the_host(
     assert "through the host: there is no driver of GPU 0" in caplog.text
     with pytest.raises(StartupError, match=r"--carrier cuda_ipc .* there is no driver of GPU 0"):
         plane._gpu(GPU, "cuda_ipc")
+
+
+def test_the_planes_thread_uses_the_gpu_even_without_cudas_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = []
+
+    def use(device: torch.device) -> None:
+        used.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr(plane, "use_background_stream", use)
+    here = DataPlaneSettings(
+        node_id="node",
+        epoch=1,
+        host=None,
+        port=0,
+        staging_bytes=MIB,
+        carrier="tcp",
+        curve=False,
+        max_peers=1,
+    )
+    cache = KVCache(
+        read_spec(builtin_model_path()), num_blocks=1, block_size=16, dtype=torch.float32
+    )
+    started = plane.start_data_plane(
+        RankSettings(model_path="", device="cpu", data_plane=here), cache, lambda event: None
+    )
+    started.stop()
+    assert used == [("data-plane", cache.device)]
 
 
 def test_nothing_of_it_exists_on_a_cpu() -> None:

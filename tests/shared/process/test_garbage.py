@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tandem.shared.process.imports import lasting_imports
+from tandem.shared.process.garbage import lasting_imports
 
 
 def test_what_is_imported_is_left_out_of_collections() -> None:
