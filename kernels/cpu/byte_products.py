@@ -22,7 +22,16 @@ from .block_layouts import BLOCK, LANES, Layout, Panels, layout_of
 from .block_packing import pack
 from .byte_tile import TILES, Tile, call_address, quantise_block, tile_product
 from .float_tile import FloatTile, round_block
-from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
+from .jit import (
+    array,
+    compile_address,
+    kernel,
+    moves_bits,
+    multiplies_half_lines,
+    multiplies_lines,
+    multiplies_pairs,
+)
+from .narrow_tile import NarrowFloatTile, NarrowTile, ShortTile
 from .panel_rows import PanelRows
 
 _MAX_TILE = TILES[-1]
@@ -84,7 +93,7 @@ class PanelWeights:
         self._bias = np.zeros((1, panels * LANES), np.float32)
         threads = torch.get_num_threads()
         self._shares = threads * max(1, -(-self._nbytes // (threads * _SHARE)))
-        self._address, self._function = _compiled(layout)
+        self._address, self._function = compiled(layout, tile_of(layout))
         self.constants = self._constant_arguments()
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
@@ -287,10 +296,19 @@ def multiply_groups(
                 )
 
 
+def tile_of(layout: Layout) -> type[Tile]:
+    """What emits a layout's products for this CPU."""
+    if layout.floats:
+        return FloatTile if multiplies_lines() else NarrowFloatTile
+    if multiplies_lines():
+        return Tile
+    return NarrowTile if multiplies_half_lines() else ShortTile
+
+
 @cache
-def _compiled(layout: Layout) -> tuple[int, object]:
-    """The function that multiplies a tile with a panel of a layout."""
-    multiply_tile = tile_product(layout, FloatTile if layout.floats else Tile)
+def compiled(layout: Layout, kind: type[Tile]) -> tuple[int, object]:
+    """The function that multiplies a tile with a panel of a layout, and what keeps it valid."""
+    multiply_tile = tile_product(layout, kind)
 
     def multiply_panel(
         filled: int,
@@ -326,5 +344,7 @@ def _compiled(layout: Layout) -> tuple[int, object]:
         )
 
     return compile_address(
-        multiply_panel, 14, variant=f"{layout} {multiplies_pairs()} {moves_bits()}"
+        multiply_panel,
+        14,
+        variant=f"{layout} {kind.__name__} {multiplies_pairs()} {moves_bits()}",
     )

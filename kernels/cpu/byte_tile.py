@@ -25,6 +25,7 @@ _TO_L2 = 2
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 LINE_WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
+HALF_WORDS = ir.VectorType(WORD, LANES // 2)
 BYTES, _BITS = ir.VectorType(BYTE, LINE), ir.VectorType(ir.IntType(1), LINE)
 # The largest code of an activation.
 _LARGEST = 127
@@ -62,14 +63,9 @@ def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place:
         sums = []
         for half, numbers in enumerate(halves):
             # Rounds to nearest; NaN becomes the lowest integer, whose lowest byte is 0.
-            rounded = emit.call(
-                "llvm.x86.avx512.mask.cvtps2dq.512",
-                LINE_WORDS,
-                builder.fmul(numbers, factor),
-                all_of(LINE_WORDS, 0),
-                SHORT(-1),
-                WORD(4),
-            )
+            parts = emit.split(builder.fmul(numbers, factor))
+            convert = "llvm.x86.avx.cvt.ps2dq.256"
+            rounded = emit.join([emit.call(convert, HALF_WORDS, each) for each in parts])
             narrow = builder.trunc(rounded, ir.VectorType(BYTE, LANES))
             emit.store(narrow, target, builder.mul(args[4], LONG(BLOCK)), LANES * half)
             wide = builder.sext(narrow, LINE_WORDS)
@@ -93,8 +89,7 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
     it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is in
     order of inputs for any tile, so a row's product does not depend on its neighbours.
     """
-    # With two bytes for each level, codes take twice as many registers.
-    max_rows = TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
+    max_rows = kind.max_rows(layout)
 
     @intrinsic
     def multiply_tile(
@@ -215,12 +210,24 @@ class Emitter:
         at = self._at(base, offset, BYTE, more)
         self.call("llvm.prefetch.p0", ir.VoidType(), at, WORD(0), WORD(_TO_L2), WORD(1))
 
-    def everywhere(self, scalar: Any) -> Any:
+    def everywhere(self, scalar: Any, lanes: int = LANES) -> Any:
         """A vector with the scalar in each lane."""
-        kind = ir.VectorType(scalar.type, LANES)
-        undefined = ir.Constant(kind, ir.Undefined)
+        undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         one = self.builder.insert_element(undefined, scalar, WORD(0))
-        return self.builder.shuffle_vector(one, undefined, all_of(LINE_WORDS, 0))
+        return self.builder.shuffle_vector(one, undefined, all_of(ir.VectorType(WORD, lanes), 0))
+
+    def split(self, value: Any) -> list[Any]:
+        """The halves of a vector."""
+        half = value.type.count // 2
+        return [self._elements([value, value], range(at, at + half)) for at in (0, half)]
+
+    def join(self, halves: list[Any]) -> Any:
+        """A vector of two halves."""
+        return self._elements(halves, range(2 * halves[0].type.count))
+
+    def _elements(self, vectors: list[Any], places: range) -> Any:
+        mask = ir.Constant(ir.VectorType(WORD, len(places)), list(places))
+        return self.builder.shuffle_vector(*vectors, mask)
 
     def halves(self, base: Any, offset: Any, more: int = 0) -> Any:
         """16 fp16 numbers in fp32."""
@@ -234,7 +241,13 @@ class Emitter:
 
 
 class Tile:
-    """Emits the sums of some rows of a tile."""
+    """Emits the sums of some rows of a tile, with AVX-512 VNNI."""
+
+    @classmethod
+    def max_rows(cls, layout: Layout) -> int:
+        """The number of rows whose sums fit the registers beside a block's codes, which take twice
+        as many with two bytes for each level."""
+        return TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
 
     def __init__(self, emit: Emitter, layout: Layout, rows: range, size: int) -> None:
         self.emit = emit
@@ -284,7 +297,13 @@ class Tile:
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
         """Add the products of a block to the rows' sums."""
-        codes = self._book_codes(at) if self.layout.book else self._codes(self.load_lines(at))
+        lines = self.load_lines(at)
+        self.prefetch_lines(at)
+        codes = (
+            self._book_codes(at, lines)
+            if self.layout.book
+            else [self.codes_of(lines, word) for word in range(WORDS)]
+        )
         words = [self._multiples(codes, place) for place in range(len(self.levels))] or [codes]
         scales, added = self.load_scales(at)
         return [
@@ -297,23 +316,25 @@ class Tile:
         builder, emit, layout = self.builder, self.emit, self.layout
         base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
         lines = range(0, LINE * layout.lines, LINE)
-        raw = [emit.load(self.weight, base, LINE_WORDS, more, align=LINE) for more in lines]
-        for more in lines:
-            emit.prefetch(self.weight, base, more + _AHEAD)
-        return raw
+        return [emit.load(self.weight, base, LINE_WORDS, more, align=LINE) for more in lines]
 
-    def _codes(self, raw: list[Any]) -> list[Any]:
-        """The codes of a block, a register for each word."""
+    def prefetch_lines(self, at: Any) -> None:
+        """Prefetch the codes of a later block."""
         builder, layout = self.builder, self.layout
-        words: list[Any] = [None] * WORDS
-        for width, position in layout.planes:
-            plane, raw = raw[:width], raw[width:]
-            for word in range(WORDS):
-                bits = self._bits(plane[word % width], width, word // width, position)
-                words[word] = bits if words[word] is None else builder.or_(words[word], bits)
-        return words
+        base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
+        for more in range(0, LINE * layout.lines, LINE):
+            self.emit.prefetch(self.weight, base, more + _AHEAD)
 
-    def _bits(self, line: Any, width: int, place: int, position: int) -> Any:
+    def codes_of(self, lines: list[Any], word: int) -> Any:
+        """The codes of a word of a block."""
+        first, codes = 0, None
+        for width, position in self.layout.planes:
+            bits = self.bits(lines[first + word % width], width, word // width, position)
+            codes = bits if codes is None else self.builder.or_(codes, bits)
+            first += width
+        return codes
+
+    def bits(self, line: Any, width: int, place: int, position: int) -> Any:
         """Codes ``place`` of the bytes of a plane, moved to ``position``."""
         if width == 8:
             return line
@@ -325,11 +346,11 @@ class Tile:
         mask = ((1 << width) - 1) << position
         return builder.and_(line, all_of(LINE_WORDS, mask * 0x01010101))
 
-    def _book_codes(self, at: Any) -> list[Any]:
-        """Like ``_codes``, for rows of a codebook. Bits are moved into place byte by byte: a row's
-        number to four bytes of a word."""
+    def _book_codes(self, at: Any, raw: list[Any]) -> list[Any]:
+        """Like ``codes_of`` for all words, for rows of a codebook. Bits are moved into place byte
+        by byte: a row's number to four bytes of a word."""
         builder, layout = self.builder, self.layout
-        lines = [builder.bitcast(line, BYTES) for line in self.load_lines(at)]
+        lines = [builder.bitcast(line, BYTES) for line in raw]
         masks = self._masks(at)
         extra = (len(masks) - layout.moves) // layout.row_lines
         rows = [
@@ -508,21 +529,10 @@ class Tile:
         """Add the products of a block to a row's sums. ``words`` are those of each byte of levels,
         or of the codes."""
         builder, emit, groups = self.builder, self.emit, self.layout.groups
-        number = builder.add(self.first, builder.mul(at, LONG(self.size)))
-        x_at = builder.mul(number, LONG(BLOCK))
-        scale_at = builder.mul(number, LONG(4))
-        offset_at = builder.mul(number, LONG(4 * groups))
-        x_scale = emit.everywhere(emit.load(self.x_scales, scale_at, FLOAT, 4 * row, 4))
         each = WORDS // groups
         for group in range(groups):
-            more = 4 * (row * groups + group)
-            products: Any = all_of(LINE_WORDS, 0)
-            if self.layout.zero and not added:
-                products = emit.everywhere(emit.load(self.x_offsets, offset_at, WORD, more, 4))
-            xs = [
-                emit.everywhere(emit.load(self.codes, x_at, WORD, BLOCK * row + 4 * word, 4))
-                for word in range(group * each, (group + 1) * each)
-            ]
+            products = self.start(at, row, group)
+            xs = [self.load_x(at, row, word) for word in range(group * each, (group + 1) * each)]
             for place, bytes_of in enumerate(words):
                 partial = products if place == 0 else all_of(LINE_WORDS, 0)
                 for word, x in zip(bytes_of[group * each :], xs, strict=False):
@@ -534,9 +544,41 @@ class Tile:
                         products, builder.shl(partial, all_of(LINE_WORDS, 8 * place))
                     )
                 products = partial
-            factor = builder.fmul(scales[group], x_scale)
-            total = emit.fma(builder.sitofp(products, FLOATS), factor, total)
-            if added:
-                offset = emit.load(self.x_offsets, offset_at, FLOAT, more, 4)
-                total = emit.fma(added[group], emit.everywhere(offset), total)
+            own = added[group] if added else None
+            total = self.add_scaled(at, row, group, products, scales[group], own, total)
         return total
+
+    def load_x(self, at: Any, row: int, word: int, lanes: int = LANES) -> Any:
+        """Four activations of a row, in each lane."""
+        x_at = self.builder.mul(self.number(at), LONG(BLOCK))
+        x = self.emit.load(self.codes, x_at, WORD, BLOCK * row + 4 * word, 4)
+        return self.emit.everywhere(x, lanes)
+
+    def start(self, at: Any, row: int, group: int) -> Any:
+        """What the products of a row are added to: minus the zero for each activation."""
+        if not self.layout.zero or self.layout.adds:
+            return all_of(LINE_WORDS, 0)
+        return self.emit.everywhere(self._load_offset(at, row, group, WORD))
+
+    def add_scaled(
+        self, at: Any, row: int, group: int, products: Any, scale: Any, added: Any, total: Any
+    ) -> Any:
+        """Add the products of a group to a row's sums."""
+        builder, emit = self.builder, self.emit
+        scale_at = builder.mul(self.number(at), LONG(4))
+        x_scale = emit.everywhere(emit.load(self.x_scales, scale_at, FLOAT, 4 * row, 4))
+        factor = builder.fmul(scale, x_scale)
+        total = emit.fma(builder.sitofp(products, FLOATS), factor, total)
+        if added is not None:
+            offset = emit.everywhere(self._load_offset(at, row, group, FLOAT))
+            total = emit.fma(added, offset, total)
+        return total
+
+    def _load_offset(self, at: Any, row: int, group: int, kind: Any) -> Any:
+        groups = self.layout.groups
+        offset_at = self.builder.mul(self.number(at), LONG(4 * groups))
+        return self.emit.load(self.x_offsets, offset_at, kind, 4 * (row * groups + group), 4)
+
+    def number(self, at: Any) -> Any:
+        """The number of the tile's first row of a block among all blocks of rows."""
+        return self.builder.add(self.first, self.builder.mul(at, LONG(self.size)))

@@ -85,10 +85,10 @@ class FloatTile(Tile):
         """See ``Tile``. Half a block's codes are in registers at a time."""
         builder, emit = self.builder, self.emit
         lines = self.load_lines(at)
+        self.prefetch_lines(at)
         plain = self.layout.scales == "none"
         scale = None if plain else self.load_scales(at)[0][0]
-        number = builder.add(self.first, builder.mul(at, LONG(self.size)))
-        x_at = builder.mul(number, LONG(2 * BLOCK))
+        x_at = builder.mul(self.number(at), LONG(2 * BLOCK))
         totals = sums
         for half in range(2):
             some = lines[half * len(lines) // 2 : (half + 1) * len(lines) // 2]

@@ -52,8 +52,20 @@ def prepare() -> None:
 
 @cache
 def multiplies_bytes() -> bool:
+    """True if kernels are compiled for a CPU with AVX2, FMA and F16C. After ``prepare``."""
+    return {"avx2", "fma", "f16c"} <= _features()
+
+
+@cache
+def multiplies_lines() -> bool:
     """True if kernels are compiled for a CPU with AVX-512 VNNI. After ``prepare``."""
     return {"avx512vnni", "avx512bw"} <= _features()
+
+
+@cache
+def multiplies_half_lines() -> bool:
+    """True if kernels are compiled for a CPU with AVX-VNNI. After ``prepare``."""
+    return "avxvnni" in _features()
 
 
 @cache
@@ -64,8 +76,8 @@ def multiplies_pairs() -> bool:
 
 @cache
 def moves_bits() -> bool:
-    """True if kernels are compiled for a CPU with AVX-512 VBMI. After ``prepare``."""
-    return "avx512vbmi" in _features()
+    """True if kernels are compiled for a CPU with AVX-512 VBMI and VNNI. After ``prepare``."""
+    return "avx512vbmi" in _features() and multiplies_lines()
 
 
 def _features() -> set[str]:

@@ -47,10 +47,9 @@ from .decode_attention import constants, decode_attention
 from .decoding_layers import CompiledLayers, alike
 from .expert_layer import CompiledExpertLayer
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
-from .jit import WIDE, Same, array, moves_bits, multiplies_bytes
+from .jit import WIDE, Same, array, moves_bits, multiplies_bytes, multiplies_lines
 from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
-from .quantized_linear import DECODED, FEW, BlockLinear
 from .scale_search import COMPILED
 
 
@@ -90,20 +89,17 @@ class CompiledOperators(Operators):
         return lambda x: packed(x).add_(wide)
 
     def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
-        return _in_panels_here(format) or format in DECODED
+        return _in_panels_here(format)
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
         """Supports any number of rows. Activations are rounded to int8 if the CPU multiplies
         bytes."""
-        if has_panels(weight):
-            _compile_panels()
-            return PanelLinear(weight, bias)
-        if weight.format not in DECODED:
+        if not has_panels(weight):
             return super().prepare_quantized(weight, bias, dtype)
-        _compile_quantized()
-        return BlockLinear(weight, bias)
+        _compile_panels()
+        return PanelLinear(weight, bias)
 
     def quantise(self, format: BlockFormat, weight: torch.Tensor, into: torch.Tensor) -> None:
         encode(format, weight, into, COMPILED)
@@ -316,7 +312,7 @@ def _blocked(dtype: torch.dtype) -> bool:
 @cache
 def _in_pairs(dtype: torch.dtype) -> bool:
     """True if plain weights are multiplied in panels, like quantised weights."""
-    return WIDE and dtype == torch.bfloat16 and multiplies_bytes()
+    return WIDE and dtype == torch.bfloat16 and multiplies_lines()
 
 
 def _in_blocks(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
@@ -416,13 +412,6 @@ def _block_of_zeros(outputs: int) -> PanelLinear:
 
 def _zeros(outputs: int) -> QuantizedWeight:
     return QuantizedWeight(Q8_0, torch.zeros(outputs, Q8_0.nbytes, dtype=torch.uint8))
-
-
-@cache
-def _compile_quantized() -> None:
-    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
-    for rows in (1, FEW + 1):
-        BlockLinear(weight, None)(torch.zeros(rows, Q8_0.values))
 
 
 @cache

@@ -288,60 +288,6 @@ def constant(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * LANES if many else number)
 
 
-@intrinsic
-def decode_codes(
-    typing: Any,
-    weights: Any,
-    to: Any,
-    blocks: Any,
-    at: Any,
-    flip: Any,
-    shift: Any,
-    mask: Any,
-    high: Any,
-    high_shift: Any,
-    high_mask: Any,
-    scale: Any,
-    offset: Any,
-) -> Any:
-    """``weights[to:to + LANES] = scale * codes + offset``, for fp32 weights and uint8 blocks.
-
-    Codes are ``(blocks[at:] ^ flip) >> shift & mask``, and four bits further up
-    ``blocks[high:] >> high_shift & high_mask``. Only the places that are read and written exist.
-    """
-    signature = types.void(
-        weights, types.intp, blocks, *(types.intp,) * 7, types.float32, types.float32
-    )
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        into, source = (
-            context.make_array(kind)(context, builder, args[index]).data
-            for kind, index in ((weights, 0), (blocks, 2))
-        )
-
-        def bits(at: Any, flip: Any, shift: Any, mask: Any) -> Any:
-            pointer = builder.gep(source, [at])
-            lanes = ir.VectorType(pointer.type.pointee, LANES)
-            loaded = builder.load(builder.bitcast(pointer, lanes.as_pointer()))
-            loaded.align = 1
-            wide = builder.zext(loaded, ir.VectorType(_WORD, LANES))
-            numbers = (everywhere(builder, builder.trunc(n, _WORD)) for n in (flip, shift, mask))
-            flipped, shifted, masked = numbers
-            return builder.and_(builder.lshr(builder.xor(wide, flipped), shifted), masked)
-
-        low = bits(args[3], args[4], args[5], args[6])
-        high_bits = bits(args[7], _LONG(0), args[8], args[9])
-        codes = builder.or_(low, builder.shl(high_bits, constant(high_bits.type, 4)))
-        multiply = fma(builder)
-        factors = (everywhere(builder, args[index]) for index in (10, 11))
-        values = builder.call(multiply, [builder.uitofp(codes, _LANES), *factors])
-        target = builder.bitcast(builder.gep(into, [args[1]]), _LANES.as_pointer())
-        builder.store(values, target).align = 4
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
 def fma(builder: Any) -> Any:
     """LLVM's fused multiply-add of vectors."""
     return cgutils.get_or_insert_function(

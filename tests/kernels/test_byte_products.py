@@ -3,6 +3,10 @@ rounding has, in any batch."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 
@@ -38,6 +42,8 @@ from tandem.kernels.cpu.block_layouts import (  # noqa: E402
 )
 from tandem.kernels.cpu.block_packing import pack, tables_of  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
+from tandem.kernels.cpu.byte_tile import Tile  # noqa: E402
+from tandem.kernels.cpu.narrow_tile import NarrowFloatTile, NarrowTile, ShortTile  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 from tandem.kernels.cpu.panel_rows import PanelRows  # noqa: E402
 
@@ -63,7 +69,8 @@ WIDER = {
     "IQ3_XXS": 8 / 98,
     "IQ3_S": 4 / 110,
 }
-multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+in_lines = pytest.mark.skipif(not jit.multiplies_lines(), reason="the CPU has no AVX-512 VNNI")
+multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no AVX2")
 
 
 def weight_of(name: str, outputs: int = OUTPUTS) -> QuantizedWeight:
@@ -194,7 +201,7 @@ def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.Monkey
     for module in (byte_products, float_tile):
         monkeypatch.setattr(module, "multiplies_pairs", lambda: newest)
         monkeypatch.setattr(module, "moves_bits", lambda: newest)
-    byte_products._compiled.cache_clear()
+    byte_products.compiled.cache_clear()
     byte_tile.tile_product.cache_clear()
     codes = torch.arange(256, dtype=torch.uint8)[
         torch.tensor([*range(127), *range(128, 255), 0, 0])
@@ -209,11 +216,11 @@ def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.Monkey
     x = torch.randn(7, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = x.double() @ codes.view(torch.float8_e4m3fn).double()
     torch.testing.assert_close(product(x.float())[:, 0].double(), expected, atol=0.01, rtol=1e-5)
-    byte_products._compiled.cache_clear()
+    byte_products.compiled.cache_clear()
     byte_tile.tile_product.cache_clear()
 
 
-@multiplies
+@in_lines
 @pytest.mark.parametrize("outputs", [16, 37])
 @pytest.mark.parametrize("newest", [True, False])
 def test_numbers_in_bf16_are_multiplied_in_panels(
@@ -223,7 +230,7 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
         pytest.skip("the CPU does not multiply bf16")
     for module in (byte_products, float_tile):
         monkeypatch.setattr(module, "multiplies_pairs", lambda: newest)
-    byte_products._compiled.cache_clear()
+    byte_products.compiled.cache_clear()
     byte_tile.tile_product.cache_clear()
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(outputs, 2 * BLOCK, generator=generator).bfloat16()
@@ -247,8 +254,61 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
     torch.testing.assert_close(whole.double(), values, atol=1e-5, rtol=1e-5)
     for first, end in ((0, 1), (1, 3), (3, 9), (9, 36)):
         assert torch.equal(product(x[first:end]), whole[first:end])
-    byte_products._compiled.cache_clear()
+    byte_products.compiled.cache_clear()
     byte_tile.tile_product.cache_clear()
+
+
+@in_lines
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Q6_K", NarrowTile),
+        ("Q6_K", ShortTile),
+        ("Q8_0", ShortTile),
+        ("NF4-64-F32-none", NarrowTile),
+        ("NF4-64-F32-none", ShortTile),
+        ("FP8-128-F32-none", NarrowFloatTile),
+    ],
+)
+def test_narrower_registers_have_the_same_bits(
+    name: str, kind: type[Tile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (byte_products, float_tile):
+        monkeypatch.setattr(module, "multiplies_pairs", lambda: False)
+    byte_products.compiled.cache_clear()
+    byte_tile.tile_product.cache_clear()
+    results = []
+    for each in (byte_products.tile_of(known_layout(name)), kind):
+        monkeypatch.setattr(byte_products, "tile_of", lambda layout, each=each: each)
+        product, extremes = PanelLinear(weight_of(name), torch.linspace(-1, 1, OUTPUTS)), rows(4)
+        extremes[0], extremes[1], extremes[2, 77] = 127, -127, torch.nan
+        inputs = [rows(1), rows(2), rows(3), extremes, rows(37)]
+        results.append(torch.cat([product(x) for x in inputs]))
+    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
+    byte_products.compiled.cache_clear()
+    byte_tile.tile_product.cache_clear()
+
+
+HASWELL = {
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c",
+    "ATEN_CPU_CAPABILITY": "avx2",
+}
+MULTIPLY = """
+from tandem.tests.kernels.test_byte_products import byte_products, jit, known_layout, product, rows
+assert not jit.WIDE and byte_products.tile_of(known_layout("Q4_K")).__name__ == "ShortTile"
+print(product("Q4_K")(rows(7)).tolist())
+"""
+
+
+@multiplies
+def test_a_cpu_with_avx2_has_the_same_bits() -> None:
+    command = [sys.executable, "-P", "-c", MULTIPLY]
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=os.environ | HASWELL
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert torch.equal(torch.tensor(json.loads(process.stdout)), product("Q4_K")(rows(7)))
 
 
 def test_a_backend_says_which_formats_it_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:

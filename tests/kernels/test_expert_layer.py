@@ -19,7 +19,7 @@ from tandem.kernels.cpu.expert_layer import CompiledExpertLayer  # noqa: E402
 from tandem.kernels.cpu.linear import PACKED  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no AVX2")
 # As of test_layer_parts.py.
 ATTENDED, HIDDEN = 64, 96
 WIDTH, EXPERTS, TOP_K = 32, 21, 3

@@ -22,7 +22,7 @@ from tandem.kernels.cpu.grouped_experts import GroupedExperts  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 512, 256, 9, 3
-multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no AVX2")
 # Formats of gate, up and down.
 ALIKE = Q4_0, Q4_0, Q4_0
 MIXED = Q4_1, Q8_0, Q6_K

@@ -44,7 +44,7 @@ from .test_cpu_kernels import coded_kv, config_of, numbers_of  # noqa: E402
 from .test_expert_layer import ROUTINGS  # noqa: E402
 from .test_expert_layer import both as with_experts  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no AVX2")
 HIDDEN, WIDTH, HEADS, KV_HEADS, DIM = 96, 160, 4, 2, 16
 MAX_ROWS = 20
 # The cache's dtype, and whether there are experts. Each pair is compiled, which takes five seconds;

@@ -15,7 +15,6 @@ from tandem.kernels.block_formats import (
     PACKED_FORMATS,
     Q6_K,
 )
-from tandem.kernels.cpu import jit
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
@@ -26,21 +25,6 @@ from tandem.tests.support.random_blocks import GROUPS, random_weight
 FORMATS = sorted(BLOCK_FORMATS)
 IN_LIBRARY = sorted({*FORMATS} - {"Q1_0", "Q2_0"})
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-
-
-def compiled_operators() -> Operators:
-    """Those of a CPU that does not multiply bytes."""
-    jit.prepare()
-    from tandem.kernels.cpu.operators import CompiledOperators
-
-    return CompiledOperators()
-
-
-@pytest.fixture(autouse=True)
-def no_byte_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these multiply is in ``test_byte_products.py``."""
-    jit.prepare()
-    monkeypatch.setattr("tandem.kernels.cpu.operators.multiplies_bytes", lambda: False)
 
 
 @pytest.mark.parametrize("name", IN_LIBRARY)
@@ -101,15 +85,12 @@ def test_sizes_are_those_of_the_library(name: str) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [0, 1, 17, 99])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("operators", [Operators, compiled_operators])
-def test_a_product_is_that_of_the_values(
-    operators: Callable[[], Operators], name: str, rows: int, dtype: torch.dtype
-) -> None:
+def test_a_product_is_that_of_the_values(name: str, rows: int, dtype: torch.dtype) -> None:
     weight = random_weight(BLOCK_FORMATS[name], 99, 2)
     bias = torch.linspace(-1, 1, 99)
     x = torch.randn(rows, weight.inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
     for maybe_bias in (None, bias):
-        result = operators().prepare_quantized(weight, maybe_bias, x.dtype)(x)
+        result = Operators().prepare_quantized(weight, maybe_bias, x.dtype)(x)
         expected = torch.nn.functional.linear(x.float(), dequantize(weight), maybe_bias)
         assert result.dtype == dtype
         tolerance = TOLERANCE[dtype]
@@ -117,7 +98,7 @@ def test_a_product_is_that_of_the_values(
 
 
 @pytest.mark.parametrize("name", GROUPS)
-@pytest.mark.parametrize("operators", [Operators, compiled_operators, GpuOperators])
+@pytest.mark.parametrize("operators", [Operators, GpuOperators])
 def test_a_product_with_groups_of_another_method_is_that_of_the_values(
     operators: Callable[[], Operators], name: str
 ) -> None:
@@ -133,7 +114,7 @@ def test_a_product_with_groups_of_another_method_is_that_of_the_values(
         torch.testing.assert_close(linear.rows(rows), dequantize(source)[rows])
 
 
-@pytest.mark.parametrize("operators", [Operators, compiled_operators, GpuOperators])
+@pytest.mark.parametrize("operators", [Operators, GpuOperators])
 def test_rows_are_looked_up_in_what_is_multiplied(operators: Callable[[], Operators]) -> None:
     weight = random_weight(Q6_K, 37, 2)
     row_ids = torch.tensor([36, 0, 0, 5])
@@ -153,5 +134,5 @@ def test_outputs_are_decoded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_of_strided_input_are_multiplied(name: str) -> None:
     weight = random_weight(BLOCK_FORMATS[name], 40, 1)
     wide = torch.randn(3, 2 * weight.inputs)[:, ::2]
-    result = compiled_operators().prepare_quantized(weight, None, wide.dtype)(wide)
+    result = Operators().prepare_quantized(weight, None, wide.dtype)(wide)
     torch.testing.assert_close(result, wide @ dequantize(weight).T, atol=1e-4, rtol=1e-4)

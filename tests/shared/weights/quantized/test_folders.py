@@ -83,7 +83,7 @@ def after(plain: Path, prompt: list[int], output: list[int]) -> torch.Tensor:
     return ranks.logits([prompt, *([token] for token in output)], 0, list(range(20)))
 
 
-@pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+@pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no AVX2")
 @pytest.mark.parametrize("name", IN_PANELS)
 def test_compiled_kernels_have_the_logits_of_rounded_rows(
     tmp_path: Path, llama: Path, name: str

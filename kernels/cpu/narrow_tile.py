@@ -1,0 +1,247 @@
+"""Tiles of products for CPUs whose vector registers have 32 bytes, and sixteen of them: AVX2, with
+or without AVX-VNNI.
+
+A block's codes do not fit the registers beside the sums of some rows. So four rows take their
+products with one word of a panel after the other, and codes are unpacked when they are multiplied.
+Sums of integers are exact, and those of floats in the order of ``byte_tile.Tile``: a product has
+the same bits with any instructions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+
+from .block_layouts import BLOCK, LANES, LINE, WORDS, Layout
+from .byte_tile import (
+    BYTE,
+    BYTES,
+    FLOATS,
+    HALF_WORDS,
+    LINE_WORDS,
+    LONG,
+    SHORT,
+    WORD,
+    Tile,
+    all_of,
+)
+from .float_tile import FloatTile
+
+# For ``InlineAsm``.
+llvmlite.binding.initialize_native_asmparser()
+
+_ROWS = 4
+_BYTES, _SHORTS = ir.VectorType(BYTE, LINE // 2), ir.VectorType(SHORT, LANES)
+# The largest sum of products with unsigned codes of one bit: two in each of the shorts.
+_PAIR = 2 * 127
+_LARGEST_SHORT = (1 << 15) - 1
+# Bits of a part of a code: more would leave shorts with fewer products.
+_PART = 4
+
+
+def _in_order(builder: Any, sums: list[list[Any]]) -> list[list[Any]]:
+    """The rows' sums, in halves, with which LLVM computes only what follows.
+
+    It would rather take all products of a row at once, and for that store the unpacked codes of a
+    block, or its lines.
+    """
+    flat = [each for halves in sums for each in halves]
+    kinds, numbers = [each.type for each in flat], range(len(flat))
+    function = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    constraints = ",".join([*("=x" for _ in numbers), *map(str, numbers), "~{memory}"])
+    same = builder.call(ir.InlineAsm(function, "", constraints, side_effect=True), flat)
+    results = [builder.extract_value(same, number) for number in numbers]
+    return [results[at : at + 2] for at in numbers[::2]]
+
+
+class NarrowTile(Tile):
+    """Emits products with AVX-VNNI."""
+
+    @classmethod
+    def max_rows(cls, layout: Layout) -> int:
+        return _ROWS
+
+    def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
+        self.prefetch_lines(at)
+        groups = self.layout.groups
+        scales: list[Any] = []
+        added: list[Any] = []
+        for group in range(groups):
+            products = self.products(at, group)
+            if not scales:
+                scales, added = self.load_scales(at)
+            own = added[group] if added else None
+            sums = [
+                self.add_scaled(at, row, group, self.emit.join(each), scales[group], own, total)
+                for row, each, total in zip(self.rows, products, sums, strict=True)
+            ]
+        return sums
+
+    def products(self, at: Any, group: int) -> list[list[Any]]:
+        """The sums of products of a group of a block for each row, in halves of a panel."""
+        totals = [self.emit.split(self.start(at, row, group)) for row in self.rows]
+        for place, table in enumerate(self.levels or [None]):
+            partial = totals if place == 0 else self._zeros(HALF_WORDS)
+            for word in self.words_of(group):
+                lines = self.load_lines(at)
+                codes = self.codes_of(lines, word)
+                parts = self.emit.split(self.builder.bitcast(codes, BYTES))
+                if table is not None:
+                    parts = [self.look_up(table, part) for part in parts]
+                partial = self.each(at, word, parts, self._dot, partial)
+            if place:
+                eight = all_of(HALF_WORDS, 8 * place)
+                partial = [
+                    [
+                        self.builder.add(total, self.builder.shl(more, eight))
+                        for total, more in zip(*pair, strict=True)
+                    ]
+                    for pair in zip(totals, partial, strict=True)
+                ]
+            totals = partial
+        return totals
+
+    def words_of(self, group: int) -> list[int]:
+        """The words of a group; those with codes in the same lines follow each other."""
+        each = WORDS // self.layout.groups
+        width = self.layout.planes[0][0]
+        return sorted(range(group * each, (group + 1) * each), key=lambda word: word % width)
+
+    def look_up(self, table: Any, part: Any) -> Any:
+        """Bytes of a table of 16 for half a panel's codes."""
+        half = self.emit.split(table)[0]
+        return self.emit.call("llvm.x86.avx2.pshuf.b", _BYTES, half, part)
+
+    def each(self, at: Any, word: int, parts: list[Any], add: Any, sums: list[Any]) -> list[Any]:
+        """The rows' sums with ``add(sum, codes, x)`` for each half of a panel."""
+        following = []
+        for row, halves in zip(self.rows, sums, strict=True):
+            x = self.load_x(at, row, word, LANES // 2)
+            pairs = zip(halves, parts, strict=True)
+            following.append([add(total, part, x) for total, part in pairs])
+        return _in_order(self.builder, following)
+
+    def _zeros(self, kind: Any) -> list[list[Any]]:
+        return [[all_of(kind, 0)] * 2 for _ in self.rows]
+
+    def _dot(self, total: Any, part: Any, x: Any) -> Any:
+        codes = self.builder.bitcast(part, HALF_WORDS)
+        return self.emit.call("llvm.x86.avx512.vpdpbusd.256", HALF_WORDS, total, codes, x)
+
+
+class ShortTile(NarrowTile):
+    """Emits products with AVX2 alone, which adds products of bytes in shorts of 16 bits.
+
+    As many are added there as cannot exceed them; codes of eight bits are two of four.
+    """
+
+    def products(self, at: Any, group: int) -> list[list[Any]]:
+        totals = [self.emit.split(self.start(at, row, group)) for row in self.rows]
+        words = self.words_of(group)
+        for shift, bits, table in self._parts():
+            run = min(len(words), _LARGEST_SHORT // (_PAIR * ((1 << bits) - 1)))
+            for first in range(0, len(words), run):
+                shorts = self._zeros(_SHORTS)
+                for word in words[first : first + run]:
+                    lines = self.load_lines(at)
+                    parts = self._codes(lines, word, shift, table)
+                    shorts = self.each(at, word, parts, self._add_products, shorts)
+                factor = all_of(_SHORTS, 1 << shift)
+                totals = [
+                    [
+                        self._add_shorts(total, short, factor)
+                        for total, short in zip(*pair, strict=True)
+                    ]
+                    for pair in zip(totals, shorts, strict=True)
+                ]
+        return totals
+
+    def _parts(self) -> list[tuple[int, int, Any]]:
+        """Position and width of the parts of a code, or of a level with the table of it."""
+        halves = (0, _PART)
+        if self.levels:
+            return [
+                (8 * place + half, _PART, self._table(table, half))
+                for place, table in enumerate(self.levels)
+                for half in halves
+            ]
+        bits = max(width + position for width, position in self.layout.planes)
+        return [(half, _PART, None) for half in halves] if bits == 8 else [(0, bits, None)]
+
+    def _table(self, table: Any, shift: int) -> Any:
+        moved = self.builder.lshr(table, all_of(BYTES, shift))
+        return self.builder.and_(moved, all_of(BYTES, (1 << _PART) - 1))
+
+    def _codes(self, lines: list[Any], word: int, shift: int, table: Any) -> list[Any]:
+        """A part of a word's codes, in halves of a panel."""
+        split = self.layout.planes[0][0] == 8
+        codes = (
+            self.bits(lines[word], _PART, shift // _PART, 0)
+            if split
+            else self.codes_of(lines, word)
+        )
+        parts = self.emit.split(self.builder.bitcast(codes, BYTES))
+        return parts if table is None else [self.look_up(table, part) for part in parts]
+
+    def _add_products(self, total: Any, part: Any, x: Any) -> Any:
+        pairs = self.emit.call(
+            "llvm.x86.avx2.pmadd.ub.sw", _SHORTS, part, self.builder.bitcast(x, _BYTES)
+        )
+        return self.builder.add(total, pairs)
+
+    def _add_shorts(self, total: Any, shorts: Any, factor: Any) -> Any:
+        sums = self.emit.call("llvm.x86.avx2.pmadd.wd", HALF_WORDS, shorts, factor)
+        return self.builder.add(total, sums)
+
+
+class NarrowFloatTile(FloatTile):
+    """Emits products of e4m3 with AVX2, in float32; plain weights of bf16 have no panels there."""
+
+    @classmethod
+    def max_rows(cls, layout: Layout) -> int:
+        return _ROWS
+
+    def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
+        """See ``FloatTile``."""
+        lines = self.load_lines(at)
+        self.prefetch_lines(at)
+        for half in range(2):
+            place, products = half * WORDS, [all_of(FLOATS, 0.0)] * len(self.rows)
+            for line in lines[half * len(lines) // 2 : (half + 1) * len(lines) // 2]:
+                for pair in ((2, 0), (3, 1)):
+                    numbers = [self._widened(line, byte) for byte in pair]
+                    products = self._add_pair(at, place, numbers, products)
+                    place += 1
+            scale = self.load_scales(at)[0][0]
+            scaled = zip(products, sums, strict=True)
+            sums = [self.emit.fma(product, scale, total) for product, total in scaled]
+        return sums
+
+    def _add_pair(self, at: Any, place: int, numbers: list[Any], sums: list[Any]) -> list[Any]:
+        """Add the products with a pair of activations to the rows' sums, the second one first."""
+        builder, emit = self.builder, self.emit
+        x_at = builder.mul(self.number(at), LONG(2 * BLOCK))
+        following = []
+        for row, total in zip(self.rows, sums, strict=True):
+            pair = emit.load(self.codes, x_at, WORD, 2 * BLOCK * row + 4 * place, 4)
+            pair = emit.everywhere(pair)
+            second = builder.and_(pair, all_of(LINE_WORDS, 0xFFFF0000))
+            first = builder.shl(pair, all_of(LINE_WORDS, 16))
+            for number, x in zip(numbers, (second, first), strict=True):
+                total = emit.fma(number, builder.bitcast(x, FLOATS), total)
+            following.append(emit.split(total))
+        return [emit.join(halves) for halves in _in_order(builder, following)]
+
+    def _widened(self, line: Any, byte: int) -> Any:
+        """The e4m3 number in a byte of each word in fp32; see ``vector.widened``."""
+        builder = self.builder
+        moved = builder.shl(line, all_of(LINE_WORDS, 24 - 8 * byte))
+        moved = builder.ashr(moved, all_of(LINE_WORDS, 4))
+        largest = all_of(LINE_WORDS, 0x7F << 20)
+        magnitude = builder.and_(moved, largest)
+        bits = builder.or_(magnitude, builder.and_(moved, all_of(LINE_WORDS, 1 << 31)))
+        number = builder.fmul(builder.bitcast(bits, FLOATS), all_of(FLOATS, 2.0**120))
+        is_nan = builder.icmp_unsigned("==", magnitude, largest)
+        return builder.select(is_nan, all_of(FLOATS, float("nan")), number)
