@@ -9,6 +9,7 @@ And how Triton's kernels run, which Triton wants to know before it is first impo
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -111,11 +112,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
     end_session_forker()
     if FORK_SERVER is not None:
         FORK_SERVER.close()
     shutil.rmtree(PRIVATE, ignore_errors=True)
+    if hasattr(config, "workerinput"):  # of xdist, whose results are sent
+        atexit._run_exitfuncs()
+        os._exit(0)  # without freeing what was imported, which takes seconds
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
