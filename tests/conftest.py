@@ -81,11 +81,21 @@ LONG = (
     "test_oldest_triton.py",
     "test_soak.py",
     "test_on_gpu.py",
+    "test_browser.py",
     "test_cpu_kernels.py",
     "test_layer_parts.py",
     "test_command_errors.py",
     "test_imports.py",
     "test_block_encoding.py",
+    "test_graphs.py",
+    "test_cluster_page.py",
+    "test_tabs.py",
+    "test_late_engine.py",
+    "test_running.py",
+    "test_server_processes.py",
+    "test_unwritable_logs.py",
+    "test_thread_cores.py",
+    "test_container.py",
 )
 # Clusters of several files, which follow one another: a cluster that waits costs CPU.
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
