@@ -7,8 +7,8 @@ import gc
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
@@ -186,10 +186,8 @@ async def _measure_open(
     if not values["disable_tqdm"]:
         click.echo(_outlook(requests, times), err=True)
     interrupted = False
-    with (
-        _frozen_requests(),
-        progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance,
-    ):
+    _freeze_requests()
+    with progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance:
         async with probing(server, values["probe_request_rate"]) as probes:
             begin = time.perf_counter()
             try:
@@ -247,15 +245,10 @@ def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:
     return requests
 
 
-@contextmanager
-def _frozen_requests() -> Iterator[None]:
+def _freeze_requests() -> None:
     """Exempt the requests from garbage collection, which would delay the reading of responses."""
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 async def _warm_up(values: Values, server: ApiServer, body: bytes) -> None:

@@ -9,6 +9,7 @@ And how Triton's kernels run, which Triton wants to know before it is first impo
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -18,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,11 +81,21 @@ LONG = (
     "test_oldest_triton.py",
     "test_soak.py",
     "test_on_gpu.py",
+    "test_browser.py",
     "test_cpu_kernels.py",
     "test_layer_parts.py",
     "test_command_errors.py",
     "test_imports.py",
     "test_block_encoding.py",
+    "test_graphs.py",
+    "test_cluster_page.py",
+    "test_tabs.py",
+    "test_late_engine.py",
+    "test_running.py",
+    "test_server_processes.py",
+    "test_unwritable_logs.py",
+    "test_thread_cores.py",
+    "test_container.py",
 )
 # Clusters of several files, which follow one another: a cluster that waits costs CPU.
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
@@ -116,11 +128,24 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
     end_session_forker()
     if FORK_SERVER is not None:
         FORK_SERVER.close()
     shutil.rmtree(PRIVATE, ignore_errors=True)
+    if hasattr(config, "workerinput"):  # of xdist, whose results are sent
+        atexit._run_exitfuncs()
+        os._exit(0)  # without freeing what was imported, which takes seconds
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tandem.tests.support.mixed_scheduling import MixedScheduling
+
+    return MixedScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

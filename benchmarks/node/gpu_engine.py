@@ -192,9 +192,13 @@ def build(shape: GpuShape, folder: Path) -> ModelRunner:
     blocks = tokens // BLOCK + max(rows for rows, _ in shape.decodes) + 1
     options: dict[str, Any] = {"num_blocks": blocks, "block_size": BLOCK, "load_format": "dummy"}
     if EMULATED:
+        from triton.runtime import interpreter
+
         from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
+        from tandem.tests.support.quick_interpreter import make_quick
 
         use_kernels(setattr)
+        make_quick(interpreter)
         runner = emulated_runner(folder, **options)
     else:
         from tandem.tests.support.runners import build_runner

@@ -26,15 +26,16 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def everything(tmp_path: Path) -> list[d.Object]:
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[d.Object]:
     """Each kind of object as each overlay has it, and as each component changes the base."""
     if not d.KUBECTL:
         pytest.skip(d.NO_KUBECTL)
+    folder = tmp_path_factory.mktemp("everything")
     items = [item for name in FOLDERS for item in d.build(d.DEPLOY / name)]
     for name in d.OPTIONAL:
         one = [f"components/{name}"]
-        items += d.kustomize(tmp_path / name, resources=["kubernetes"], components=one)
+        items += d.kustomize(folder / name, resources=["kubernetes"], components=one)
     return items + d.documents(d.DEPLOY / "namespace.yaml")
 
 

@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -733,11 +734,12 @@ def _loops(kernels: Sequence[Kernel], generation: int) -> Iterator[int]:
         file.flush()
         lines = _run("nvdisasm", "--binary", f"SM{generation}", file.name).splitlines()
     addressed = [(int(m[1], 16), line) for line in lines if (m := re.search(_ADDRESS, line))]
-    start = 0
+    first = length = 0
     for code in codes:
-        end = start + len(code)
-        yield count_instructions("\n".join(line for at, line in addressed if start <= at < end))
-        start = end
+        length += len(code)
+        end = bisect_left(addressed, (length,))
+        yield count_instructions("\n".join(line for _, line in addressed[first:end]))
+        first = end
 
 
 _ADDRESS = re.compile(r"/\*([0-9a-f]{4,})\*/")

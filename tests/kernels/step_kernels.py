@@ -1,11 +1,11 @@
 """Lists the Triton kernels of whole models that a GPU would compile in a step, without a GPU:
 
-    python -m tandem.tests.kernels.step_kernels
+    python -m tandem.tests.kernels.step_kernels [few]
 
 Compiling takes seconds, so all of it belongs to the start. Models are built on torch's ``meta``
 device as a rank builds them, run steps of all kinds, and hand KV over; then their graphs are
 captured, and steps in which all rows decode run again. A line for each model; fails if a step
-launches a kernel that was not launched before it.
+launches a kernel that was not launched before it. ``few`` models have one of each kind.
 """
 
 from __future__ import annotations
@@ -102,6 +102,13 @@ SIZES = (1, 4, max(map(len, STEPS)))
 DECODES = [rows for rows in STEPS if all(count == 1 for _, count in rows)]
 
 
+FEW = (
+    *((QWEN, kv_dtype) for kv_dtype in ("auto", "fp8", "int8")),
+    *((name, "auto") for name in ("gemma2", "llama Q4_0", "qwen3_moe", "qwen3_moe Q8_0")),
+    *(("deepseek_v3", "int8"), ("gpt_oss", "auto")),
+)
+
+
 def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     """Name, folder or file, load format and dtype of the cache."""
     for shape in (SHAPES[QWEN], SHAPES[LLAMA]):
@@ -170,6 +177,8 @@ def main() -> int:
         recorded(GENERATION) as keys,
     ):
         for name, path, load_format, kv_dtype in models(Path(root)):
+            if "few" in sys.argv and (name, kv_dtype) not in FEW:
+                continue
             for trial in TRIALS:
                 trial.cache_clear()
             keys.clear()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache
 from itertools import product
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 
 def make_quick(interpreter: Any) -> None:
     """Change the module ``triton.runtime.interpreter`` for the rest of the process."""
-    _patch_once_a_launch(interpreter)
+    _patch_once(interpreter)
     # The sums of integers are computed a second time in 64 bits, and compared, for an assertion
     # that only a debugger's run makes.
     builder = interpreter.interpreter_builder
@@ -44,24 +44,20 @@ def _order(grid: tuple[int, int, int]) -> dict[tuple[int, ...], tuple[int, ...]]
     return dict(zip(programs, shuffled, strict=True))
 
 
-def _patch_once_a_launch(interpreter: Any) -> None:
-    """Triton's language is made one of Python at a launch, and again at each call of a function in
-    the kernel, by a search through all that the language has. Once for each function is enough."""
-    launch, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
+def _patch_once(interpreter: Any) -> None:
+    """Triton's language is made one of Python at each launch and at each call of a function in the
+    kernel, by a search through all that the language has, and made Triton's again after the launch.
+    Once for each function is enough: what this process runs is interpreted, and kernels are
+    compiled in others."""
+    patch = interpreter._patch_lang
     patched: set[Callable[..., Any]] = set()
 
-    @wraps(launch)
-    def launch_anew(*args: Any, **kwargs: Any) -> Any:
-        patched.clear()
-        return launch(*args, **kwargs)
-
     def patch_once(function: Callable[..., Any]) -> Any:
-        if function in patched:
-            return interpreter._LangPatchScope()
-        patched.add(function)
-        return patch(function)
+        if function not in patched:
+            patched.add(function)
+            patch(function)
+        return interpreter._LangPatchScope()
 
-    interpreter.GridExecutor.__call__ = launch_anew
     interpreter._patch_lang = patch_once
 
 

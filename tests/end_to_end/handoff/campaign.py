@@ -35,6 +35,8 @@ from tandem.tests.end_to_end.support.cluster import (
 )
 
 LENGTH = 480
+# Enough for a prompt to be placed by its beginning, and prefilled by another node.
+SHORT_LENGTH = 144
 OUTPUT = 6
 # Of the bytes that a transfer takes on the bulk wire, those that every one takes: how many frames
 # the KV is cut into depends on how fast it is computed.
@@ -164,9 +166,11 @@ class Campaign:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def new_prompt(self, decode: str = DECODE, prefill: str = PREFILL) -> list[int]:
+    def new_prompt(
+        self, decode: str = DECODE, prefill: str = PREFILL, length: int = LENGTH
+    ) -> list[int]:
         """One that no node has seen, and that belongs to these nodes."""
-        prompts = (prompt(seed, LENGTH) for seed in self._seeds)
+        prompts = (prompt(seed, length) for seed in self._seeds)
         return next(tokens for tokens in prompts if _home(tokens) == (decode, prefill))
 
     def ask(self, tokens: list[int], count: int = OUTPUT) -> StreamResult:
@@ -190,7 +194,7 @@ class Campaign:
         deadline = time.monotonic() + RECOVERY_SECONDS
         for pause in pauses():
             before = self._moved(decode, prefill)
-            result = self.ask(self.new_prompt(decode, prefill))
+            result = self.ask(self.new_prompt(decode, prefill, SHORT_LENGTH))
             moved = zip(self._moved(decode, prefill), before, strict=True)
             if all(now > then for now, then in moved):
                 return

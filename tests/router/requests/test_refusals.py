@@ -55,6 +55,12 @@ GENERATING = [CHAT.path, COMPLETIONS.path, MESSAGES.path, OLLAMA_CHAT.path, GENE
 
 
 @pytest.fixture(scope="module")
+def components() -> Any:
+    """Of the document about all paths."""
+    return app._routes(app.APIS).openapi()["components"]
+
+
+@pytest.fixture(scope="module")
 def c() -> Iterator[InProcessResponses]:
     with InProcessResponses(pooling="last") as c:
         yield c
@@ -484,8 +490,9 @@ def changes(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_values_outside_the_schema_are_refused_by_field(c: InProcess, path: str) -> None:
-    components = app._routes(app.APIS).openapi()["components"]
+def test_values_outside_the_schema_are_refused_by_field(
+    c: InProcess, path: str, components: dict[str, Any]
+) -> None:
     model, valid = BODIES[path]
     schema = components["schemas"][model.__name__]
     documented = Draft202012Validator(schema | {"components": components})

@@ -20,6 +20,12 @@ def folder(request: pytest.FixtureRequest, model_root: Path) -> Path:
     return tiny_models.cached(request.param, model_root)
 
 
+@pytest.fixture(scope="module", params=sorted(tiny_models.MODELS))
+def text_folder(request: pytest.FixtureRequest, model_root: Path) -> Path:
+    """A model of every kind of text model."""
+    return tiny_models.cached(request.param, model_root)
+
+
 # What the others are made of: kinds of attention, experts, windows and rope.
 COMMON = (
     *("llama", "llama_bias", "qwen2", "qwen3", "qwen3_moe_mixed", "phi3_partial", "gemma2"),

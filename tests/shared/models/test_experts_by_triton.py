@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 
 BLOCK = 16
 # Widths that the kernels of experts can read.
-WIDE = {"hidden_size": 64, "moe_intermediate_size": 32}
-LOCAL = {"hidden_size": 64, "intermediate_size": 32}
+WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2}
+LOCAL = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
 
 
 def logits_of(folder: Path, operators: Operators, kv_dtype: str) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.weights.source import read_spec
 from tandem.tests.support.batches import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.ranks import Ranks, build_ranks, hand_over
@@ -142,13 +143,21 @@ def check_logits(folder: Path, length: int) -> None:
         tokens = [expected_tokens[step]]
 
 
+@pytest.mark.parametrize("name", tiny_models.WRAPPED)
+def test_the_text_part_of_a_model_of_images_is_a_text_model(model_root: Path, name: str) -> None:
+    """So what follows is not repeated for it."""
+    text = tiny_models.WRAPPED[name][1]
+    wrapped, alone = (read_spec(tiny_models.cached(each, model_root)) for each in (name, text))
+    assert wrapped == alone
+
+
 def test_greedy_tokens_vary(folder: Path) -> None:
     assert len(set(reference_run(folder, 50)[0])) > STEPS // 2
 
 
-def test_greedy_is_the_same_in_chunks_over_scattered_blocks(folder: Path) -> None:
-    expected, _ = reference_run(folder, 50)
-    assert greedy(one_runner(folder), prompt_of(50), scattered_slots(5, 70), 7) == expected
+def test_greedy_is_the_same_in_chunks_over_scattered_blocks(text_folder: Path) -> None:
+    expected, _ = reference_run(text_folder, 50)
+    assert greedy(one_runner(text_folder), prompt_of(50), scattered_slots(5, 70), 7) == expected
 
 
 @pytest.mark.parametrize("chunk", [1, 32, 10_000])
@@ -157,9 +166,9 @@ def test_greedy_is_the_same_in_chunks(common_folder: Path, chunk: int) -> None:
     assert greedy(one_runner(common_folder), prompt_of(50), consecutive(0, 70), chunk) == expected
 
 
-def test_greedy_is_the_same_in_a_mixed_batch(folder: Path) -> None:
+def test_greedy_is_the_same_in_a_mixed_batch(text_folder: Path) -> None:
     """Sequences of different lengths join while others decode, one in chunks."""
-    check_mixed_batch(folder, compiled_operators())
+    check_mixed_batch(text_folder, compiled_operators())
 
 
 def test_greedy_is_the_same_in_a_mixed_batch_in_torch(common_folder: Path) -> None:
@@ -191,13 +200,13 @@ def check_mixed_batch(folder: Path, operators: Operators) -> None:
 
 
 @pytest.fixture(scope="module")
-def sides(folder: Path) -> dict[str, Ranks]:
+def sides(text_folder: Path) -> dict[str, Ranks]:
     """What may hand over to each other, by the number of ranks. The cache of the first one holds
     what other tests left there."""
     return {
-        "one": Ranks([one_runner(folder)]),
-        "another": build_ranks(folder, 1, block_size=2 * BLOCK),
-        "two": build_ranks(folder, 2, block_size=2 * BLOCK),
+        "one": Ranks([one_runner(text_folder)]),
+        "another": build_ranks(text_folder, 1, block_size=2 * BLOCK),
+        "two": build_ranks(text_folder, 2, block_size=2 * BLOCK),
     }
 
 
@@ -210,22 +219,24 @@ def check_following(ranks: Ranks, folder: Path, start: int, table: list[int]) ->
     assert result.argmax(-1).tolist() == tokens[: DECODED + 1]
 
 
-def test_two_ranks_have_the_logits_of_transformers(folder: Path, sides: dict[str, Ranks]) -> None:
+def test_two_ranks_have_the_logits_of_transformers(
+    text_folder: Path, sides: dict[str, Ranks]
+) -> None:
     table = scattered_slots(5, 70)
     sides["two"].logits([prompt_of(50)[:31]], 0, table)
-    check_following(sides["two"], folder, 31, table)
+    check_following(sides["two"], text_folder, 31, table)
 
 
 @pytest.mark.parametrize("senders, receivers", [("one", "another"), ("two", "one"), ("one", "two")])
 def test_the_receiver_of_a_prompt_has_the_logits_of_transformers(
-    folder: Path, sides: dict[str, Ranks], senders: str, receivers: str
+    text_folder: Path, sides: dict[str, Ranks], senders: str, receivers: str
 ) -> None:
     """Block tables and sizes differ, and a rank gets each head from one that has it."""
     theirs, ours, end = [9, 2, 4, 30, 31, 7, 8, *range(40, 55)], scattered_slots(5, 70), 49
-    reference_run(folder, 50)  # now, as it computes in the cache of the one runner
+    reference_run(text_folder, 50)  # now, as it computes in the cache of the one runner
     sides[senders].logits([prompt_of(50)[:end]], 0, theirs)
     hand_over(sides[senders], sides[receivers], end, theirs, ours)
-    check_following(sides[receivers], folder, end, ours)
+    check_following(sides[receivers], text_folder, end, ours)
 
 
 def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:

@@ -20,14 +20,10 @@ import pytest
 from tandem.benchmarks.node import gpu_engine
 from tandem.benchmarks.support import gpu_predictions, report
 from tandem.benchmarks.support.report import RESULTS
+from tandem.tests.tools.on_gpu.parts import BAD, GOOD, LONG, PART
 from tandem.tools.on_gpu import __main__ as on_gpu
 from tandem.tools.on_gpu.__main__ import GpuPart, Outcome, Run, main
 
-# What these do is in the module that they run.
-PART = "tandem.tests.tools.on_gpu.on_gpu_part"
-GOOD = GpuPart("good", PART, ("passes",), ("torch",), 60)
-BAD = GpuPart("bad", PART, ("fails",), (), 60)
-LONG = GpuPart("long", PART, ("hangs",), (), 5 / on_gpu.EMULATED_TIMES)
 LACKING = GpuPart("lacking", PART, (), ("zmq_of_nowhere", "torch"), 60)
 PROBE_REPORT = GpuPart("machine", PART, ("answers", "{out}"), (), 60)
 FILES = {"GPU.md", "all.tgz", "on_gpu.json"}
@@ -96,7 +92,7 @@ def test_the_time_of_all_parts_is_shared_by_them(
 
 def test_a_run_that_is_ended_still_writes_its_table(tmp_path: Path) -> None:
     script = (
-        f"import sys; from tandem.tests.tools.on_gpu.test_on_gpu import *; "
+        f"import sys; from tandem.tests.tools.on_gpu.parts import *; "
         f"sys.exit(main({['--out', str(tmp_path), '--device', 'emulation']!r}, "
         f"(GOOD, replace(LONG, seconds=300), BAD)))"
     )

@@ -185,6 +185,7 @@ def test_a_family_has_the_logits_of_transformers(root: Path, name: str) -> None:
     check(folder, write_gguf(folder, root / f"{name}.gguf", "Q8_0"))
 
 
+@pytest.mark.usefixtures("decoded_once")
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_has_the_logits_of_its_dequantised_weights(root: Path, kind: str) -> None:
     """On one rank and on two, which have whole blocks of a feed-forward's inputs, and not equally
@@ -222,6 +223,7 @@ def test_a_file_is_the_model_of_its_folder(tmp_path: Path, name: str) -> None:
     assert_logits(file, folder)
 
 
+@pytest.mark.usefixtures("decoded_once")
 @pytest.mark.parametrize(
     ("name", "kind", "sizes"),
     [
@@ -253,6 +255,7 @@ def test_a_quantised_file_has_the_logits_of_its_weights(
     check_on_ranks(file, PROMPT, expected)
 
 
+@pytest.mark.usefixtures("decoded_once")
 @pytest.mark.parametrize("name", ["llama_bias", "phi3", "qwen3_moe", "qwen3_tied"])
 def test_matrices_of_one_layer_may_differ_in_type(root: Path, name: str) -> None:
     """Neighbours of one type are multiplied together, and embeddings are looked up in any."""

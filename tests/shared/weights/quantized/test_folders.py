@@ -49,6 +49,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("decoded_once")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) -> None:
     """Every matrix to the last bit, and the logits: on one rank, on two, and handed over."""
@@ -128,6 +129,7 @@ def header_sizes(folder: Path, target: Path) -> list[ParameterSize]:
     return parameter_sizes(open_source(target), read_spec(target), "bfloat16")
 
 
+@pytest.mark.usefixtures("decoded_once")
 @pytest.mark.parametrize(
     ("family", "name", "changes"),
     [
@@ -151,6 +153,7 @@ def test_experts_and_latents_are_those_of_their_numbers(
     check_on_ranks(quantized, PROMPT, partial(after, plain))
 
 
+@pytest.mark.usefixtures("decoded_once")
 def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
     """gpt-oss, whose gate and up alternate."""
     folder = tmp_path / "model"
@@ -161,6 +164,7 @@ def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
     check_on_ranks(quantized, PROMPT, partial(after, plain))
 
 
+@pytest.mark.usefixtures("decoded_once")
 @pytest.mark.parametrize(
     ("family", "method", "transpose"),
     [
@@ -212,6 +216,7 @@ def test_stacked_experts_that_do_not_fit_are_refused(
         load_model(quantized)
 
 
+@pytest.mark.usefixtures("decoded_once")
 def test_experts_stacked_by_mlx_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     tiny_models.build("qwen3_moe", folder, moe_intermediate_size=32)
