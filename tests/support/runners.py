@@ -11,7 +11,7 @@ from tandem.shared.config.kv_dtypes import AUTO, SCALED_AS_A_WHOLE, kv_dtype_of
 from tandem.shared.engine.device import operators_for, prepare
 from tandem.shared.engine.plan import SlotLimits, StepColumns
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
-from tandem.shared.engine.rank.step_inputs import StaticInputs
+from tandem.shared.engine.rank.step_inputs import DrawingSlots, StaticInputs
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.kv.layout import UNSCALED
 from tandem.shared.models.decoder import Decoder
@@ -74,9 +74,9 @@ def paddings_of(runner: ModelRunner) -> list[int]:
     """The rows of padding in each replay of a graph, from now on."""
     fill, paddings = runner.inputs.fill, list[int]()
 
-    def noted(rows: StepColumns, static: StaticInputs, size: int) -> None:
+    def noted(rows: StepColumns, static: StaticInputs, size: int) -> DrawingSlots:
         paddings.append(size - len(rows.sample))
-        fill(rows, static, size)
+        return fill(rows, static, size)
 
     runner.inputs.fill = noted  # type: ignore[method-assign]
     return paddings
