@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ...errors import TransferError
-from ..wire.frame import Buffer
+from ..wire.buffer import Buffer
 
 # Copying 1 MiB within a GPU takes less time than launching the copy, so frames are larger than in
 # host memory. The window holds four.

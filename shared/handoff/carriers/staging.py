@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from ..wire.frame import HEADER_BYTES, Buffer, Message
+from ..wire.buffer import Buffer
+from ..wire.frame import HEADER_BYTES, Message
 from .device import DeviceDriver, DeviceError
 
 # With half as much, a transfer over TCP is a tenth slower: each frame wakes four threads.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...kv.copying import Copying
 from ...kv.layout import LayerLayout
-from ..wire.frame import Buffer
+from ..wire.buffer import Buffer
 
 
 class CachePort(Protocol):

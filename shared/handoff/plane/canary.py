@@ -60,7 +60,8 @@ _OTHERS = "Q4_0"
 # compared. Measured on random models of 24 layers with a router in each, in bfloat16: 0.6 of the
 # limit, and ten times that for the worst token. With other weights, no token agrees.
 _ROUTED_PART = 0.1
-# The difference that another layout makes must exceed the limit at any depth.
+# The difference that another layout makes must exceed the limit at any depth; with fewer bits,
+# at least in the first layers.
 _MAX_TOLERANCE = 0.75
 # The maximum for formats of four, three, two and fewer bits, by the limit of their first layer.
 _MAX_OF_FEW_BITS = {0.5: 1.35, 0.75: 1.35, 1.0: 1.75, 1.25: 2.25}

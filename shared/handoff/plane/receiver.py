@@ -15,8 +15,8 @@ from ...errors import TransferError
 from ...kv.copying import Copying
 from ..carriers.transport import Dialer, Endpoints, PeerGoneError
 from ..wire import frame
+from ..wire.buffer import Buffer
 from ..wire.frame import (
-    Buffer,
     ChecksumError,
     DeviceFrame,
     Digest,

@@ -22,7 +22,8 @@ from ..carriers.base import SendHandle
 from ..carriers.staging import HOST_WINDOW_BYTES, Ring, RingSlot
 from ..carriers.transport import Listener, PeerGoneError
 from ..wire import frame
-from ..wire.frame import Buffer, DeviceFrame, Digest, Fin, Header, Kind
+from ..wire.buffer import Buffer
+from ..wire.frame import DeviceFrame, Digest, Fin, Header, Kind
 from ..wire.greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
 from .part_layout import Layout, coverage_of

@@ -22,15 +22,13 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import xxhash
 
 from ...causes import Cause
 from ...errors import TransferError
-
-# The memory of a payload: a memoryview or, on a GPU, a tensor of bytes.
-Buffer: TypeAlias = Any
+from .buffer import Buffer
 
 VERSION = 1
 MAGIC = b"TDMF"

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...wire.frame import HEADER_BYTES, Buffer, DeviceFrame
+from ...wire.buffer import Buffer
+from ...wire.frame import HEADER_BYTES, DeviceFrame
 from ..device import Device, DeviceDriver, DeviceError
 from ..staging import Ring
 

@@ -6,7 +6,7 @@ import torch
 
 from .....kernels.row_sums import row_sums
 from .....kernels.streams import use_background_stream
-from ...wire.frame import Buffer
+from ...wire.buffer import Buffer
 from ..device import DeviceDriver
 
 

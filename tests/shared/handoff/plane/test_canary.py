@@ -119,9 +119,13 @@ def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
 
 
 def test_another_layout_is_detected_in_deep_models_and_coarse_dtypes() -> None:
-    for rounding in ("float8_e4m3fn", "Q4_0"):
-        worst = _worst(lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at), rounding)
-        assert worst.largest > tolerance(rounding, 1000)
+    def transposed(layer: int, side: int, head: int, *at: int) -> float:
+        return _plain(layer, side, 1 - head, *at)
+
+    rounding = "float8_e4m3fn"
+    assert _worst(transposed, rounding).largest > tolerance(rounding, 1000)
+    # In four bits, deep layers may differ as much, and the first ones decide.
+    assert _worst(transposed, "Q4_0").ratio > 2
 
 
 def test_behind_a_router_some_tokens_may_differ_but_not_nearly_all() -> None:

@@ -21,7 +21,7 @@ import torch
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
 from tandem.shared.handoff.carriers.device import DeviceError
-from tandem.shared.handoff.wire.frame import Buffer
+from tandem.shared.handoff.wire.buffer import Buffer
 
 _HANDLE = struct.Struct("<QQQ40x")
 _NUMBER = struct.Struct("<Q")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tandem.shared.config.kv_dtypes import BYTES
-from tandem.shared.handoff.wire.frame import Buffer
+from tandem.shared.handoff.wire.buffer import Buffer
 from tandem.shared.kv.copying import Copying, finished
 from tandem.shared.kv.layout import KVComponent, LayerLayout
 from tandem.tests.shared.handoff.support.fake_driver import as_memory
