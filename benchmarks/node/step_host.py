@@ -3,9 +3,10 @@
     python -m tandem.benchmarks.node.step_host
 
 A rank decodes the head's message, stages the step's inputs, replays a graph that is empty, launches
-the head and the sampler, and encodes its reply; or it does the same without the forward pass's
-kernels. Tensors are on torch's ``meta`` device, whose operators cost about as much as a launch. The
-baseline is the message and the tables that a step needs if ranks keep no block tables.
+the head and the sampler, collects the draws, and encodes its reply; or it does the same without the
+forward pass's kernels. Tensors are on torch's ``meta`` device, whose operators cost about as much
+as a launch. The baseline is the message and the tables that a step needs if ranks keep no block
+tables.
 """
 
 from __future__ import annotations
@@ -27,12 +28,10 @@ from tandem.shared.engine.messages import CODEC, ExecuteStep, StepDone
 from tandem.shared.engine.plan import (
     PLACEHOLDER,
     RankSampling,
-    Sampled,
     SamplerSpec,
     SequenceStep,
     SlotLimits,
     StepPlan,
-    StepResult,
 )
 from tandem.shared.engine.rank.graphs import MAX_ROWS, Capture, graph_sizes
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -117,13 +116,12 @@ def measure(runner: ModelRunner, rows: int, context: int, rounds: int) -> list[d
     hidden = torch.empty(rows, runner.model.spec.hidden_size, dtype=torch.bfloat16, device=META)
     plan = steady_plan(rows, context)
     data = CODEC.encode(ExecuteStep(plan, []))
-    result = StepDone(StepResult(2, [Sampled(row, [5]) for row in range(rows)]), None, 0, 0)
 
     def step() -> None:
         message = CODEC.decode(data)
         assert isinstance(message, ExecuteStep)
-        runner.launch(message.plan)
-        CODEC.encode(result)
+        result = runner.collect(runner.launch(message.plan))
+        CODEC.encode(StepDone(result, None, 0, 0))
 
     baseline = milliseconds(with_whole_tables(plan, context), rounds)
     report = []

@@ -10,8 +10,9 @@ R rows, S slots, V vocabulary, A rows that ask for logprobs, L tokens that they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from types import MappingProxyType
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from ....kernels.gpu import sampling
 from ....kernels.streams import to_host
-from ..plan import Sampled, SamplerSpec
+from ..plan import PositionLogprobs, Sampled, SamplerSpec
 from .device_logprobs import DrawnLogprobs, raw_logprobs
 from .sampler import NOT_FINITE_MESSAGE
 from .sampling_slots import columns_of, edits, filters, mask_words
@@ -37,16 +38,18 @@ class DeviceDraws:
 
     def collect(self) -> tuple[list[Sampled], dict[int, str]]:
         """See ``Draws.collect``."""
-        tokens: list[int] = self.tokens_host.tolist()
-        listed = dict(self.logprobs.collect(tokens)) if self.logprobs is not None else {}
-        sampled, failed = [], {}
-        for row, (spec, token) in enumerate(zip(self.specs, tokens, strict=False)):
-            if token < 0:
-                failed[spec.sequence_id] = NOT_FINITE_MESSAGE
-            else:
-                logprobs = (listed[row],) if row in listed else ()
-                sampled.append(Sampled(spec.sequence_id, [token], logprobs))
-        return sampled, failed
+        tokens: list[int] = self.tokens_host.tolist()[: len(self.specs)]
+        sequence_ids = [spec.sequence_id for spec in self.specs]
+        logprobs: Iterable[tuple[PositionLogprobs, ...]] = repeat(())
+        if self.logprobs is not None:
+            listed = dict(self.logprobs.collect(tokens))
+            logprobs = [(listed[row],) if row in listed else () for row in range(len(tokens))]
+        columns = zip(sequence_ids, [[token] for token in tokens], logprobs, strict=False)
+        sampled = [*map(Sampled._make, columns)]  # in half of the time of calls with arguments
+        if min(tokens, default=0) >= 0:
+            return sampled, {}
+        failed = {one.sequence_id: NOT_FINITE_MESSAGE for one in sampled if one.tokens[0] < 0}
+        return [one for one in sampled if one.tokens[0] >= 0], failed
 
 
 class GpuSampler:
