@@ -29,7 +29,7 @@ from ..scaled import INT8, CachedKV
 from .cached_kv import LOG2_E, converts_fp8, parts, whole_scale
 from .chunk_attention import FP16_SHARE, LOWEST, MIN_DOT, find_rows
 from .latent_decode import latents_at
-from .launch import cdiv, direct, next_power_of_2
+from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 
 # Rows and tokens of a tile. Sums of 64 rows take half of the registers of eight warps; where the
 # tensor cores do not read queries from shared memory, those take them too, and so do codes that are
@@ -38,6 +38,7 @@ _TILE, _TILE_WIDE, _TILE_HOPPER = (32, 32), (64, 32), (64, 64)
 _TILE_CODES, _TILE_FP32 = (16, 32), (16, 16)
 
 
+@cached_for_gpu
 def constants(
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -210,12 +211,12 @@ def _attend_latent_chunks(
         m_i = tl.full([BLOCK_M], LOWEST, tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-        widest = 1e-30
+        acc_scale = 1e-30
         for tile in range(0, end, BLOCK_N):
-            token = tile + tl.arange(0, BLOCK_N)
-            there = tl.minimum(token, end - 1)  # also for the alignment of slots: latent_decode.py
-            block = tl.load(table + there // BLOCK_SIZE)
-            slot = block * BLOCK_SIZE + there % BLOCK_SIZE
+            offs_n = tile + tl.arange(0, BLOCK_N)
+            token = tl.minimum(offs_n, end - 1)  # also for the alignment of slots: latent_decode.py
+            block = tl.load(table + token // BLOCK_SIZE)
+            slot = block * BLOCK_SIZE + token % BLOCK_SIZE
             k_c, k_r = latents_at(
                 latents,
                 slot,
@@ -234,22 +235,22 @@ def _attend_latent_chunks(
                 token_scale = tl.load(token_scales + slot)
                 qk = qk * token_scale[None, :]
             if tile + BLOCK_N > all_to:
-                qk = tl.where(token[None, :] < seen_to[:, None], qk, float("-inf"))
+                qk = tl.where(offs_n[None, :] < seen_to[:, None], qk, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(qk, axis=1) * scale)
             p = tl.exp2(qk * scale - m_new[:, None])
             alpha = tl.exp2(m_i - m_new)
             l_i = l_i * alpha + tl.sum(p, axis=1)
             if IS_INT8:
                 # Sums are relative to the largest scale up to here, so that products fit fp16.
-                wider = tl.maximum(widest, tl.max(token_scale, axis=0))
-                p = p * (token_scale * (FP16_SHARE / wider))[None, :]
-                alpha = alpha * (widest / wider)
-                widest = wider
+                new_scale = tl.maximum(acc_scale, tl.max(token_scale, axis=0))
+                p = p * (token_scale * (FP16_SHARE / new_scale))[None, :]
+                alpha = alpha * (acc_scale / new_scale)
+                acc_scale = new_scale
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(k_c.dtype), k_c, acc, input_precision="ieee")
             m_i = m_new
         if IS_INT8:
-            value_scale = widest / FP16_SHARE
+            value_scale = acc_scale / FP16_SHARE
         sums = acc / l_i[:, None] * value_scale
         # Read once more, since the places of rows would take registers of the loop.
         offs_m += tl.load(entry, volatile=True) - first_row

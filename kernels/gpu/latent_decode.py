@@ -3,24 +3,28 @@
     q [T, H, N + R], wide [H, T, C], latents [1, slots, C + R]   ->   sums [H, T, C]
 
 ``wide`` is the part of q without position times ``k_up``, so that a token's key for all heads is
-its latent, and its value the first C numbers of it (``reference/latent.py``). A program attends to
-one split of a row's tokens for some of its heads, and reads each latent once for keys and values. A
-row with one split is written to ``sums``; the splits of others are combined by a second kernel.
+its latent, and its value the first C numbers of it (``reference/latent.py``). The GPU lists the
+splits of all rows (``row_splits.py``), and a few programs for each of its processors take turns
+with the pairs of a split and a block of heads. Each latent is read once for keys and values. The
+result of a row with one split is written to ``sums``; those of several are merged in pairs, then in
+pairs of pairs, by whichever program finishes last of two: a program that combined all of them alone
+would read 2 MB for 64 splits of 16 heads, while the others are idle.
 
-Grids and workspaces depend on the numbers of rows and heads alone. Lengths and block tables are
-read on the GPU only, so that a CUDA graph of the launches can be replayed with others. The most
-splits of a row depend on the number of rows too: its result is the same in batches of one size.
+Grids and workspaces depend on the numbers of rows and heads, the width of block tables and the GPU.
+Lengths and block tables are read on the GPU only, so that a CUDA graph of the launches can be
+replayed with others. How a row is split depends only on its own length, and how its splits are
+merged on their number, so its result is the same in any batch.
 
 Scores, sums and partial results are fp32; products are in the cache's dtype, or in q's if the cache
-has one byte a value. fp8 and int8 are widened as in ``paged_decode.py``.
+has one byte a value. fp8 and int8 become fp16, which is exact, where the GPU converts them.
 
-T rows of a step, D decoding rows, H query heads, S splits; dimensions: N of a query without
-position, R of its rotated part, C of a latent.
+T rows of a step, D decoding rows, H query heads, S most splits of a row, L = D * S; dimensions: N
+of a query without position, R of its rotated part, C of a latent.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -38,34 +42,33 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
-from .launch import cdiv, direct, next_power_of_2
+from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 from .paged_decode import processors
+from .row_splits import list_constants, list_entry, split_list
 
-# The fewest tokens of a split. Fewer mean more splits to combine; more leave a GPU idle in small
-# batches.
-MIN_SPLIT = 256
-# The most splits of a row, and the programs for each multiprocessor, beyond which rows have fewer
-# splits: a program writes as many numbers for each head as a latent has, for the second kernel.
+# About as many tokens as a split has. More leave a GPU idle in small batches; fewer take more
+# memory's time in large ones: a partial result has as many numbers for each head as a latent.
+MIN_SPLIT = 512
+# The most splits of a row, if one alone does not fill the GPU with fewer: all rows have room for
+# their partial results.
 _MAX_SPLITS = 64
-_PROGRAMS = 4
-# Splits that are combined at a time, and heads of a program that combines.
-_BLOCK_S = 8
+# Warps of all programs of a processor, as many as its registers hold at once.
+_WARPS = 8
 _MIN_DOT = 16
 # Heads of a program, by bytes of a number: fp32 is multiplied without tensor cores. With more
 # heads, latents are read less often, but there are no registers to widen them in.
 _BLOCK_H = {4: 4, 2: _MIN_DOT}
 _BLOCK_H_MORE = 32
-COMBINE_OPTIONS = {"num_warps": 4}
 
 
-def attend_options(constants: dict[str, Any]) -> dict[str, int]:
-    """Options of compilation of ``_attend_latents``: registers of more warps for more heads, and
-    for fp8 that is widened through fp32."""
-    by_bits = constants["IS_FP8"] and not constants["CONVERTS_FP8"]
-    many = by_bits or constants["BLOCK_H"] == _BLOCK_H_MORE
-    return {"num_warps": 8 if many else 4, "num_stages": 2 if many else 3}
+class Constants(NamedTuple):
+    """Compile-time constants and options of the kernels."""
+
+    list_splits: dict[str, Any]
+    attend: dict[str, Any]
 
 
+@cached_for_gpu
 def constants(
     q_dtype: torch.dtype,
     cache_dtype: torch.dtype,
@@ -74,18 +77,23 @@ def constants(
     rope_dim: int,
     latent_dim: int,
     block_size: int,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compile-time constants of ``_attend_latents`` and ``_combine_latents``."""
+    processors: int,
+) -> Constants:
+    """The constants for one kind of latent attention on a GPU."""
     block_h = _BLOCK_H[q_dtype.itemsize]
     if heads > block_h and q_dtype.itemsize == cache_dtype.itemsize == 2:
         block_h = _BLOCK_H_MORE
-    shape = {
-        "MIN_SPLIT": MIN_SPLIT,
+    converts = cache_dtype == FP8 and converts_fp8()
+    # Registers of more warps for more heads, and for fp8 that is widened through fp32.
+    many = block_h == _BLOCK_H_MORE or (cache_dtype == FP8 and not converts)
+    warps, head_blocks = 8 if many else 4, cdiv(heads, block_h)
+    max_splits = min(_MAX_SPLITS, cdiv(_WARPS // warps * processors, head_blocks))
+    attend = {
+        "MAX_SPLITS": max_splits,
         "HEADS": heads,
+        "HEAD_BLOCKS": head_blocks,
         "LATENT_DIM": latent_dim,
         "BLOCK_C": max(_MIN_DOT, next_power_of_2(latent_dim)),
-    }
-    attend = {
         "BLOCK_SIZE": block_size,
         "NOPE_DIM": nope_dim,
         "ROPE_DIM": rope_dim,
@@ -93,10 +101,13 @@ def constants(
         "BLOCK_H": block_h,
         "BLOCK_N": 16 if q_dtype == torch.float32 else 32,
         "IS_FP8": cache_dtype == FP8,
-        "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
+        "CONVERTS_FP8": converts,
         "IS_INT8": cache_dtype == INT8,
+        "num_warps": warps,
+        "num_stages": 2 if many else 3,
     }
-    return shape | attend, shape | {"BLOCK_S": _BLOCK_S}
+    splits = list_constants(None, MIN_SPLIT, max_splits, head_blocks * max_splits)
+    return Constants(splits, attend)
 
 
 def latent_decode(
@@ -107,7 +118,7 @@ def latent_decode(
     scale: float,
     sums_HTC: torch.Tensor,
 ) -> None:
-    """Fill the decoding rows of ``sums``."""
+    """Fill the decoding rows of ``sums``, which may be ``wide`` itself."""
     values, token_scales = parts(latents)
     heads, rows, latent_dim = wide_HTC.shape
     q_dim, rope_dim = q_THD.shape[2], values.shape[2] - latent_dim
@@ -117,10 +128,10 @@ def latent_decode(
     )
     assert sums_HTC.shape == wide_HTC.shape and 0 < rope_dim < q_dim, (q_THD.shape, values.shape)
     assert q_THD.stride()[1:] == (q_dim, 1), q_THD.stride()
-    assert decodes.rows.dtype == decodes.tables.dtype == torch.int32
     if latents.dtype.itemsize > 1:
         q_THD, wide_HTC = q_THD.to(latents.dtype), wide_HTC.to(latents.dtype)
-    attend, combine = constants(
+    num_processors = processors(wide_HTC.device)
+    fixed = constants(
         q_THD.dtype,
         latents.dtype,
         heads,
@@ -128,45 +139,37 @@ def latent_decode(
         rope_dim,
         latent_dim,
         decodes.block_size,
+        num_processors,
     )
-    count, blocks = len(decodes.rows), cdiv(heads, attend["BLOCK_H"])
-    programs = _PROGRAMS * processors(wide_HTC.device)
-    max_splits = max(1, min(_MAX_SPLITS, programs // (count * blocks)))
-    several = count if max_splits > 1 else 0
-    partial = wide_HTC.new_empty(several, heads, max_splits, latent_dim, dtype=torch.float32)
-    lse = wide_HTC.new_empty(several, heads, max_splits, dtype=torch.float32)
+    splits, num_work, finished = split_list(decodes, fixed.list_splits)
+    # No row has more splits than its block table has room for.
+    most_tokens = decodes.tables.shape[1] * decodes.block_size
+    row_splits = min(fixed.attend["MAX_SPLITS"], cdiv(most_tokens, MIN_SPLIT))
+    several = len(decodes.rows) if row_splits > 1 else 0
+    partial = wide_HTC.new_empty(several, row_splits, heads, latent_dim, dtype=torch.float32)
+    lse = wide_HTC.new_empty(several, row_splits, heads, dtype=torch.float32)
     factor = whole_scale(latents)
-    # Programs of a row's other heads are next to each other, so that they find latents in the L2.
-    _attend_latents[(blocks, count, max_splits)](
+    programs = _WARPS // fixed.attend["num_warps"] * num_processors
+    _attend_latents[(min(len(splits) * fixed.attend["HEAD_BLOCKS"], programs),)](
         q_THD,
         wide_HTC,
         values,
         token_scales,
-        decodes.rows,
         decodes.tables,
+        splits,
+        num_work,
+        finished,
         partial,
         lse,
         sums_HTC,
         scale * factor * LOG2_E.value,
         factor,
+        row_splits,
         decodes.tables.stride(0),
         q_THD.stride(0),
         rows,
-        **attend,
-        **attend_options(attend),
+        **fixed.attend,
     )
-    if max_splits > 1:
-        _combine_latents[(count, heads)](
-            partial,
-            lse,
-            decodes.rows,
-            sums_HTC,
-            max_splits,
-            rows,
-            factor,
-            **combine,
-            **COMBINE_OPTIONS,
-        )
 
 
 @triton.jit
@@ -197,35 +200,29 @@ def latents_at(
     return k_c, k_r
 
 
-@triton.jit
-def _split(
-    length: tl.tensor, max_splits: tl.tensor, MIN_SPLIT: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """The number of splits of a row, and the tokens of each."""
-    size = tl.cdiv(tl.cdiv(length, max_splits), 64) * 64
-    size = tl.maximum(size, MIN_SPLIT)
-    return tl.cdiv(length, size), size
-
-
 @direct
-@triton.jit(do_not_specialize=["table_stride", "q_row", "step_rows"])
+@triton.jit(do_not_specialize=["row_splits", "table_stride", "q_row", "step_rows"])
 def _attend_latents(
     q_THD: tl.tensor,
     wide_HTC: tl.tensor,
     latents: tl.tensor,
     token_scales: tl.tensor,
-    rows: tl.tensor,
     tables: tl.tensor,
-    partial_DHSC: tl.tensor,
-    lse_DHS: tl.tensor,
+    splits_L6: tl.tensor,
+    num_work: tl.tensor,
+    finished: tl.tensor,
+    partial_DSHC: tl.tensor,
+    lse_DSH: tl.tensor,
     sums_HTC: tl.tensor,
     scale: tl.tensor,
     value_scale: tl.tensor,
+    row_splits: tl.tensor,
     table_stride: tl.tensor,
     q_row: tl.tensor,
     step_rows: tl.tensor,
-    MIN_SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -238,25 +235,23 @@ def _attend_latents(
     CONVERTS_FP8: tl.constexpr,
     IS_INT8: tl.constexpr,
 ) -> None:
-    """Attend to one split of one row, for some of its heads."""
-    number, split, max_splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
-    entry = rows + number * 3
-    row, length = tl.load(entry).to(tl.int64), tl.load(entry + 2)
-    count, size = _split(length, max_splits, MIN_SPLIT)
-    if split < count:
-        begin = split * size
-        end = tl.minimum(begin + size, length)
-        table = tables + tl.load(entry + 1).to(tl.int64) * table_stride
-        head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
-        offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
+    """Attend to the splits whose turn it is, each for some of the heads."""
+    offs_c, offs_r = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R)
+    # Programs of a split's other heads are next to each other, so that they find latents in the L2.
+    end_work = tl.load(num_work) * HEAD_BLOCKS
+    # What is the same in all turns is computed in each, or it would take registers of the loop.
+    for work in tl.range(tl.program_id(0), end_work, tl.num_programs(0), disable_licm=True):
+        row, table_row, begin, end, num_splits, place = list_entry(splits_L6, work // HEAD_BLOCKS)
+        table = tables + table_row.to(tl.int64) * table_stride
+        head = work % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
         is_head = head < HEADS
         c_mask = is_head[:, None] & (offs_c < LATENT_DIM)[None, :]
         r_mask = is_head[:, None] & (offs_r < ROPE_DIM)[None, :]
         at = head.to(tl.int64) * step_rows + row
         c_offs = at[:, None] * LATENT_DIM + offs_c[None, :]
         q_c = tl.load(wide_HTC + c_offs, mask=c_mask, other=0.0)
-        r_offs = row * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM + offs_r[None, :]
-        q_r = tl.load(q_THD + r_offs, mask=r_mask, other=0.0)
+        r_offs = row.to(tl.int64) * q_row + head[:, None] * (NOPE_DIM + ROPE_DIM) + NOPE_DIM
+        q_r = tl.load(q_THD + r_offs + offs_r[None, :], mask=r_mask, other=0.0)
         if (CONVERTS_FP8 or IS_INT8) and q_c.dtype == tl.bfloat16:
             # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.
             c_wide, r_wide = q_c.to(tl.float32), q_r.to(tl.float32)
@@ -312,55 +307,86 @@ def _attend_latents(
         values = acc / l_i[:, None]
         if IS_INT8:
             values = values * acc_scale
-        if count == 1:
+        if num_splits == 1:
             whole = (values * value_scale).to(sums_HTC.dtype.element_ty)
             tl.store(sums_HTC + c_offs, whole, mask=c_mask)
         else:
-            at = (number.to(tl.int64) * HEADS + head) * max_splits + split
-            tl.store(lse_DHS + at, m_i + tl.log2(l_i), mask=is_head)
-            part = partial_DHSC + at[:, None] * LATENT_DIM + offs_c[None, :]
-            tl.store(part, values, mask=c_mask)
+            number, split = place // MAX_SPLITS, place % MAX_SPLITS
+            first = number.to(tl.int64) * row_splits * HEADS
+            partial_SHC, lse_SH = partial_DSHC + first * LATENT_DIM, lse_DSH + first
+            offs = head[:, None] * LATENT_DIM + offs_c[None, :]
+            tl.store(partial_SHC + split * (HEADS * LATENT_DIM) + offs, values, mask=c_mask)
+            tl.store(lse_SH + split * HEADS + head, m_i + tl.log2(l_i), mask=is_head)
+            _merge(
+                partial_SHC,
+                lse_SH,
+                finished + (number * HEAD_BLOCKS + work % HEAD_BLOCKS) * MAX_SPLITS,
+                sums_HTC + row.to(tl.int64) * LATENT_DIM,
+                split,
+                num_splits,
+                head,
+                step_rows,
+                value_scale,
+                HEADS,
+                LATENT_DIM,
+                BLOCK_C,
+            )
 
 
-@direct
-@triton.jit(do_not_specialize=["max_splits", "step_rows"])
-def _combine_latents(
-    partial_DHSC: tl.tensor,
-    lse_DHS: tl.tensor,
-    rows: tl.tensor,
+@triton.jit
+def _merge(
+    partial_SHC: tl.tensor,
+    lse_SH: tl.tensor,
+    finished_S: tl.tensor,
     sums_HTC: tl.tensor,
-    max_splits: tl.tensor,
+    split: tl.tensor,
+    num_splits: tl.tensor,
+    head: tl.tensor,
     step_rows: tl.tensor,
     value_scale: tl.tensor,
-    MIN_SPLIT: tl.constexpr,
     HEADS: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_S: tl.constexpr,
 ) -> None:
-    """Combine the splits of one head of one row, if it has several, by their log-sum-exps."""
-    number, head = tl.program_id(0), tl.program_id(1)
-    entry = rows + number * 3
-    row, length = tl.load(entry).to(tl.int64), tl.load(entry + 2)
-    count, _ = _split(length, max_splits, MIN_SPLIT)
-    if count > 1:
-        at = (number.to(tl.int64) * HEADS + head) * max_splits
-        offs_c = tl.arange(0, BLOCK_C)
-        m_i = tl.full([1], float("-inf"), tl.float32)
-        l_i = tl.zeros([1], tl.float32)
-        acc = tl.zeros([BLOCK_C], tl.float32)
-        for begin in range(0, count, BLOCK_S):
-            split = begin + tl.arange(0, BLOCK_S)
-            lse = tl.load(lse_DHS + at + split, mask=split < count, other=float("-inf"))
-            there = (split < count)[:, None] & (offs_c < LATENT_DIM)[None, :]
-            part = partial_DHSC + (at + split)[:, None] * LATENT_DIM + offs_c[None, :]
-            values = tl.load(part, mask=there, other=0.0)
-            m_new = tl.maximum(m_i, tl.max(lse, axis=0))
-            p = tl.exp2(lse - m_new)
-            alpha = tl.exp2(m_i - m_new)
-            l_i = l_i * alpha + tl.sum(p, axis=0)
-            acc = acc * alpha + tl.sum(p[:, None] * values, axis=0)
-            m_i = m_new
-        place = sums_HTC + (head.to(tl.int64) * step_rows + row) * LATENT_DIM + offs_c
-        values = (acc / l_i * value_scale).to(sums_HTC.dtype.element_ty)
-        tl.store(place, values, mask=offs_c < LATENT_DIM)
+    """Merge a row's split with those next to it, by their log-sum-exps, as far as these are
+    finished; the last program writes the row's result.
+
+    Splits are the leaves of a tree of pairs. What is below a pair's half lies in the place of the
+    half's first split, and the right one's counter is the pair's: who finds it at one goes on.
+    """
+    offs_c = tl.arange(0, BLOCK_C)
+    is_head = head < HEADS
+    mask = is_head[:, None] & (offs_c < LATENT_DIM)[None, :]
+    offs = head[:, None] * LATENT_DIM + offs_c[None, :]
+    width = 1
+    while width < num_splits:
+        left = split // (2 * width) * (2 * width)
+        right = left + width
+        width *= 2
+        if right < num_splits:  # or there is no other half
+            tl.debug_barrier()  # all threads have stored what the count releases
+            if tl.atomic_add(finished_S + right, 1, sem="acq_rel") == 0:
+                width = num_splits
+            else:
+                tl.store(finished_S + right, 0)  # for the next layer
+                # Read past the first-level cache, which may have older ones.
+                left_lse = tl.load(lse_SH + left * HEADS + head, is_head, 0.0, cache_modifier=".cg")
+                right_lse = tl.load(
+                    lse_SH + right * HEADS + head, is_head, 0.0, cache_modifier=".cg"
+                )
+                place = partial_SHC + left * (HEADS * LATENT_DIM) + offs
+                others = partial_SHC + right * (HEADS * LATENT_DIM) + offs
+                left_values = tl.load(place, mask, 0.0, cache_modifier=".cg")
+                right_values = tl.load(others, mask, 0.0, cache_modifier=".cg")
+                largest = tl.maximum(left_lse, right_lse)
+                left_share, right_share = tl.exp2(left_lse - largest), tl.exp2(right_lse - largest)
+                total = left_share + right_share
+                values = left_values * (left_share / total)[:, None]
+                values += right_values * (right_share / total)[:, None]
+                if width < num_splits:
+                    tl.store(place, values, mask=mask)
+                    tl.store(lse_SH + left * HEADS + head, largest + tl.log2(total), mask=is_head)
+                else:
+                    whole = (values * value_scale).to(sums_HTC.dtype.element_ty)
+                    at = head.to(tl.int64)[:, None] * step_rows * LATENT_DIM + offs_c[None, :]
+                    tl.store(sums_HTC + at, whole, mask=mask)

@@ -48,11 +48,11 @@ from .cached_kv import (
     widened,
 )
 from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
+from .row_splits import list_constants, list_entry, split_list
 
 # About as many tokens as a split has. Fewer mean more splits to combine; more leave a GPU idle in
-# small batches. Splits have a multiple of _SPLIT_UNIT, as most kinds of attention read at a time.
+# small batches.
 MIN_SPLIT = 256
-_SPLIT_UNIT = tl.constexpr(64)
 # The most splits of a row: enough programs for each processor if it is alone, unless that takes too
 # much memory.
 _ROW_PROGRAMS = 2
@@ -63,9 +63,6 @@ _WARPS = 12
 # way into registers together.
 _BLOCK_S = 16
 _WARP_COMBINED = 2 << 10
-# Rows that a program lists, and others with which it compares them at a time.
-_BLOCK_R = 8
-_BLOCK_OTHERS = 256
 # The fewest rows and columns of tensor cores' products. float32 is multiplied without tensor cores.
 _MIN_DOT = 16
 _MIN_HEADS = 8
@@ -119,16 +116,6 @@ def constants(
     group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
     block_g, block_s = next_power_of_2(group), next_power_of_2(max_splits)
     block_bytes = min(warps * _WARP_BYTES, _BLOCK_BYTES)
-    splits = {
-        "WINDOW": params.window or 0,
-        "MIN_SPLIT": MIN_SPLIT,
-        "MAX_SPLITS": max_splits,
-        "KV_HEADS": kv_heads,
-        "BLOCK_R": _BLOCK_R,
-        "BLOCK_OTHERS": _BLOCK_OTHERS,
-        "BLOCK_S": block_s,
-        "BLOCK_K": next_power_of_2(kv_heads),
-    }
     attend = {
         "MAX_SPLITS": max_splits,
         "HAS_CAP": params.soft_cap is not None,
@@ -148,6 +135,7 @@ def constants(
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
     }
+    splits = list_constants(params.window, MIN_SPLIT, max_splits, kv_heads)
     return Constants(splits, attend)
 
 
@@ -188,7 +176,7 @@ def paged_decode(
     if fixed.attend["CONVERTS_FP8"] or fixed.attend["IS_INT8"]:  # read in words
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     max_splits = fixed.attend["MAX_SPLITS"]
-    splits, num_splits, finished = split_list(decodes, fixed.list_splits)
+    splits, num_work, finished = split_list(decodes, fixed.list_splits)
     several = count * max_splits if max_splits > 1 else 0
     partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
     lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
@@ -202,7 +190,7 @@ def paged_decode(
         lse_LH if sinks_H is None else sinks_H,
         decodes.tables,
         splits,
-        num_splits,
+        num_work,
         finished,
         partial_LHD,
         lse_LH,
@@ -214,119 +202,6 @@ def paged_decode(
         out_THD.stride(0) // dim,
         keys.shape[1],
         **fixed.attend,
-    )
-
-
-def split_list(
-    decodes: DecodeMetadata, constants: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The splits of all rows, int32 [L, 6], and their number, int32 [1]; the rest is undefined. And
-    zeros, int32 [R, K], in which programs count the splits that they have finished.
-
-    A split has its row in the step, the row of its block table, its first token, its end, the
-    number of its row's splits, and its place among the partial results. All layers of a step with
-    the same constants share one list.
-    """
-    key = ("splits", *constants.values())
-    if key not in decodes.derived:
-        rows = decodes.rows
-        assert rows.dtype == decodes.tables.dtype == torch.int32
-        assert rows.is_contiguous() and decodes.tables.stride(1) == 1
-        splits = rows.new_empty(len(rows) * constants["MAX_SPLITS"], 6)
-        number = rows.new_empty(1)
-        finished = rows.new_empty(len(rows), constants["KV_HEADS"])
-        grid = (cdiv(len(rows), constants["BLOCK_R"]),)
-        _list_splits[grid](rows, splits, number, finished, len(rows), **constants)
-        decodes.derived[key] = splits, number, finished
-    splits, number, finished = decodes.derived[key]
-    return splits, number, finished
-
-
-@triton.jit
-def _split(
-    length: tl.tensor, WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """How a row is split: the number of its splits, the tokens of all but the last, and those of
-    the last."""
-    visible = tl.minimum(length, WINDOW) if WINDOW else length
-    count = tl.minimum((visible + MIN_SPLIT // 2) // MIN_SPLIT, MAX_SPLITS)
-    size = tl.cdiv(tl.cdiv(visible, tl.maximum(count, 1)), _SPLIT_UNIT) * _SPLIT_UNIT
-    count = tl.cdiv(visible, tl.maximum(size, 1))
-    return count, size, visible - (count - 1) * size
-
-
-@direct
-@triton.jit(do_not_specialize=["num_rows"])
-def _list_splits(
-    rows: tl.tensor,
-    splits_L6: tl.tensor,
-    num_splits: tl.tensor,
-    finished_RK: tl.tensor,
-    num_rows: tl.tensor,
-    WINDOW: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_OTHERS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-) -> None:
-    """List the splits of some rows, each one behind all longer ones."""
-    number = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    is_row, entry = number < num_rows, rows + number * 3
-    length = tl.load(entry + 2, mask=is_row, other=0)
-    count, size, last = _split(length, WINDOW, MIN_SPLIT, MAX_SPLITS)
-    first = tl.zeros([BLOCK_R], tl.int32)
-    final = tl.zeros([BLOCK_R], tl.int32)
-    total = 0
-    for begin in range(0, num_rows, BLOCK_OTHERS):
-        other = begin + tl.arange(0, BLOCK_OTHERS)
-        others = tl.load(rows + other * 3 + 2, mask=other < num_rows, other=0)
-        counts, sizes, lasts = _split(others, WINDOW, MIN_SPLIT, MAX_SPLITS)
-        is_before = other[None, :] < number[:, None]
-        is_same = other[None, :] == number[:, None]
-        some, one = tl.maximum(counts - 1, 0)[None, :], tl.minimum(counts, 1)[None, :]
-        sizes, lasts = sizes[None, :], lasts[None, :]
-        # Of equally long ones, those of earlier rows come first.
-        size_before = (sizes > size[:, None]) | ((sizes == size[:, None]) & is_before)
-        last_before = (lasts > size[:, None]) | ((lasts == size[:, None]) & is_before)
-        first += tl.sum(tl.where(size_before, some, 0) + tl.where(last_before, one, 0), axis=1)
-        size_before = (sizes > last[:, None]) | ((sizes == last[:, None]) & (is_before | is_same))
-        last_before = (lasts > last[:, None]) | ((lasts == last[:, None]) & is_before)
-        final += tl.sum(tl.where(size_before, some, 0) + tl.where(last_before, one, 0), axis=1)
-        total += tl.sum(counts, axis=0)
-    split = tl.arange(0, BLOCK_S)[None, :]
-    count, mask = count[:, None], split < count[:, None]
-    is_last = split == count - 1
-    tokens = tl.where(is_last, last[:, None], size[:, None])
-    # The window begins where all splits before the last one have their tokens left.
-    begin = (length - last)[:, None] - (count - 1 - split) * size[:, None]
-    at = splits_L6 + tl.where(is_last, final[:, None], first[:, None] + split) * 6
-    tl.store(at, tl.load(entry, mask=is_row, other=0)[:, None], mask=mask)
-    tl.store(at + 1, tl.load(entry + 1, mask=is_row, other=0)[:, None], mask=mask)
-    tl.store(at + 2, begin, mask=mask)
-    tl.store(at + 3, begin + tokens, mask=mask)
-    tl.store(at + 4, tl.broadcast_to(count, mask.shape), mask=mask)
-    tl.store(at + 5, number[:, None] * MAX_SPLITS + split, mask=mask)
-    kv_head = tl.arange(0, BLOCK_K)[None, :]
-    at = finished_RK + number[:, None] * KV_HEADS + kv_head
-    tl.store(at, 0, mask=is_row[:, None] & (kv_head < KV_HEADS))
-    if tl.program_id(0) == 0:
-        tl.store(num_splits, total)
-
-
-@triton.jit
-def _entry(splits_L6: tl.tensor, split: tl.tensor) -> tuple[tl.tensor, ...]:
-    """What the list says about a split."""
-    at = splits_L6 + split * 6
-    return (
-        tl.load(at),
-        tl.load(at + 1),
-        tl.load(at + 2),
-        tl.load(at + 3),
-        tl.load(at + 4),
-        tl.load(at + 5),
     )
 
 
@@ -347,7 +222,7 @@ def _attend(
     sinks_H: tl.tensor,
     tables: tl.tensor,
     splits_L6: tl.tensor,
-    num_splits: tl.tensor,
+    num_work: tl.tensor,
     finished_RK: tl.tensor,
     partial_LHD: tl.tensor,
     lse_LH: tl.tensor,
@@ -382,9 +257,9 @@ def _attend(
     offs_w = tl.arange(0, BLOCK_D // 4 if IN_WORDS else BLOCK_D)
     head_mask = offs_h < GROUP
     q_mask = head_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
-    end_work, step = tl.load(num_splits) * KV_HEADS, tl.num_programs(0)
+    end_work, step = tl.load(num_work) * KV_HEADS, tl.num_programs(0)
     # Entries are read a turn ahead.
-    row, table, begin, end, count, place = _entry(splits_L6, tl.program_id(0) // KV_HEADS)
+    row, table, begin, end, num_splits, place = list_entry(splits_L6, tl.program_id(0) // KV_HEADS)
     for work in range(tl.program_id(0), end_work, step):
         kv_head = work % KV_HEADS
         blocks = tables + table.to(tl.int64) * table_stride
@@ -394,7 +269,7 @@ def _attend(
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
         out_HD = out_THD + row.to(tl.int64) * out_row * HEAD_DIM
         is_first = place % MAX_SPLITS == 0
-        is_only = (count == 1) if MAX_SPLITS > 1 else True
+        is_only = (num_splits == 1) if MAX_SPLITS > 1 else True
         if IN_WORDS and q.dtype == tl.bfloat16:
             # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.
             wide = q.to(tl.float32)
@@ -458,9 +333,9 @@ def _attend(
         if HAS_SINKS:
             l_i += tl.exp2(tl.where(is_first, sink - m_i, float("-inf")))
         value = tl.trans(acc / l_i[None, :] * out_scale)
-        number, all_splits, own = place // MAX_SPLITS, count, place.to(tl.int64)
+        number, all_splits, own = place // MAX_SPLITS, num_splits, place.to(tl.int64)
         ahead = tl.minimum(work + step, end_work - 1) // KV_HEADS
-        row, table, begin, end, count, place = _entry(splits_L6, ahead)
+        row, table, begin, end, num_splits, place = list_entry(splits_L6, ahead)
         if is_only:
             offs = head[:, None] * HEAD_DIM + offs_d[None, :]
             tl.store(out_HD + offs, value.to(out_THD.dtype.element_ty), mask=q_mask)
@@ -493,7 +368,7 @@ def _combine(
     lse_SH: tl.tensor,
     out_HD: tl.tensor,
     first_head: tl.tensor,
-    count: tl.tensor,
+    num_splits: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -511,9 +386,9 @@ def _combine(
     m_i = tl.full([BLOCK_G], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for begin in range(0, count, BLOCK_S):
+    for begin in range(0, num_splits, BLOCK_S):
         split = begin + tl.arange(0, BLOCK_S)
-        is_split = split < count
+        is_split = split < num_splits
         lse = tl.load(
             lse_SH + split[:, None] * HEADS + head[None, :],
             mask=is_split[:, None],
