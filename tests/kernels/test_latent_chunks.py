@@ -60,6 +60,8 @@ def converts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param and not INTERPRETED and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU does not convert fp8")
     monkeypatch.setattr(kernels, "converts_fp8", lambda: request.param)
+    not_cached = getattr(kernels.constants, "__wrapped__", kernels.constants)
+    monkeypatch.setattr(kernels, "constants", not_cached)
 
 
 class ChunkCase:

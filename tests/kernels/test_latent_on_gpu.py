@@ -3,7 +3,6 @@ interprets it. Without Triton it is skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ pytest.importorskip("triton")
 
 from tandem.kernels.gpu import latent_decode as kernels
 from tandem.kernels.gpu import latent_store
+from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -41,33 +41,25 @@ KINDS = [
 ]
 # Of results, by the dtype in which products are taken.
 TOLERANCE = {FLOAT: 1e-5, BF16: 2e-2, HALF: 3e-3}
-# Tokens of the smallest split, and the most splits: the interpreter takes programs in turn.
+H100_PROCESSORS = kernels.processors(torch.device("meta"))
+WHOLE_SPLITS = {name: getattr(kernels, name) for name in ("MIN_SPLIT", "_MAX_SPLITS")}
+# Tokens of a split, and the most splits, of which the interpreter takes less long.
 MIN_SPLIT, MAX_SPLITS = 64, 8
-BLOCK, BLOCKS, SCALE = 4, 300, 0.11
+BLOCK, BLOCKS, SCALE = 4, 800, 0.11
 NOT_NUMBERS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 
 @pytest.fixture(autouse=True)
-def whole_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use float32, because Triton's interpreter multiplies the bits of bfloat16."""
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(kernels, "MIN_SPLIT", MIN_SPLIT)
+    monkeypatch.setattr(kernels, "_MAX_SPLITS", MAX_SPLITS)
+    # So few that each program attends to several splits.
+    monkeypatch.setattr(kernels, "processors", lambda _: 5)
+    not_cached = getattr(kernels.constants, "__wrapped__", kernels.constants)
+    monkeypatch.setattr(kernels, "constants", not_cached)
     if INTERPRETED:
-        monkeypatch.setattr(kernels, "MIN_SPLIT", MIN_SPLIT)
-        monkeypatch.setattr(kernels, "_MAX_SPLITS", MAX_SPLITS)
-        import triton.language as tl
-        from triton.runtime.interpreter import InterpreterBuilder
-
-        dot = InterpreterBuilder.create_dot
-
-        def wide(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-            a, b = (
-                self.create_fp_ext(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x
-                for x in (a, b)
-            )
-            return dot(self, a, b, *rest)
-
-        monkeypatch.setattr(InterpreterBuilder, "create_dot", wide)
-    yield
+        interpret_as_a_gpu_computes(monkeypatch)
 
 
 @pytest.fixture(params=[False, True], ids=["by bits", "by hardware"])
@@ -162,17 +154,73 @@ def test_latents_may_be_aligned_to_single_numbers(kind: tuple[torch.dtype, torch
     LatentCase([70, 3], kind, 5, (8, 6, 25, 5)).check()
 
 
-def test_more_splits_than_are_combined_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_BLOCK_S", 2)
-    LatentCase([7 * MIN_SPLIT, 1]).check()
+def test_splits_of_any_number_are_merged() -> None:
+    """And the count of those that are finished is set back for the next layer."""
+    lengths = [number * MIN_SPLIT - number % 3 for number in range(1, MAX_SPLITS + 2)]
+    case = LatentCase(lengths, heads=3)
+    decodes, expected = case.decodes(), case.expected()
+    for _ in range(3):
+        torch.testing.assert_close(case.run(decodes), expected, atol=1e-5, rtol=1e-5)
+    ((splits, num_work, finished),) = decodes.derived.values()
+    assert set(splits[: int(num_work), 4].tolist()) == set(range(1, MAX_SPLITS + 1))
+    assert not finished.any()
 
 
-@pytest.mark.parametrize("programs", [1, 6])
-def test_many_rows_have_fewer_splits(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At least one, which is written at once, also if it is longer than the shortest splits."""
-    monkeypatch.setattr(kernels, "_PROGRAMS", 1)
-    monkeypatch.setattr(kernels, "processors", lambda device: programs)
-    LatentCase([5 * MIN_SPLIT, 1, 40]).check()
+@pytest.mark.parametrize("kind", [(FLOAT, FLOAT), (BF16, INT8)], ids=str)
+def test_a_row_has_the_same_result_in_any_batch(kind: tuple[torch.dtype, torch.dtype]) -> None:
+    """Whichever rows and padding are beside it, and in whichever order splits are finished."""
+    case = LatentCase([5 * MIN_SPLIT, 9, 3 * MIN_SPLIT - 5, *[MIN_SPLIT] * 5], kind)
+    together, decodes = case.run(), case.decodes()
+    for number in range(3):
+        rows = torch.zeros(1 + 4 * number, 3, dtype=torch.int32, device=DEVICE)
+        rows[number] = decodes.rows[number]
+        alone = DecodeMetadata(rows, decodes.tables, decodes.max_seq_len, BLOCK)
+        assert case.run(alone)[number].equal(together[number])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "bound"),
+    [
+        ([100_000, *[500] * 255], 1.6),
+        ([*[2000] * 60, *[32_768] * 4], 1.1),
+        ([4096] * 64, 1.1),
+        ([1 + 8000 * row // 255 for row in range(256)], 1.1),
+    ],
+    ids=["one of 100k", "four of 32k", "64 of 4k", "all lengths"],
+)
+def test_splits_are_spread_over_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], bound: float
+) -> None:
+    """Program p of the grid runs on processor p, modulo their number."""
+    for name, number in WHOLE_SPLITS.items():
+        monkeypatch.setattr(kernels, name, number)
+    monkeypatch.setattr(kernels, "processors", lambda _: H100_PROCESSORS)
+    launches: list[tuple[int, ...]] = []
+    monkeypatch.setattr(kernels, "_attend_latents", _Recorded(launches))
+    rows = torch.tensor([(row, row, each) for row, each in enumerate(lengths)], dtype=torch.int32)
+    tables = torch.zeros(len(lengths), 100_000 // 16, dtype=torch.int32, device=DEVICE)
+    decodes = DecodeMetadata(rows.to(DEVICE), tables, 0, 16)
+    wide = torch.empty(16, len(lengths), 512, dtype=BF16, device=DEVICE)
+    q, latents = wide.new_empty(len(lengths), 16, 192), wide.new_empty(1, 16, 576)
+    kernels.latent_decode(q, wide, latents, decodes, 0.1, wide)
+    ((splits, num_work, _),) = decodes.derived.values()
+    tokens = (splits[:, 3] - splits[:, 2])[: int(num_work)].cpu()
+    assert int(tokens.sum()) == sum(lengths)
+    ((programs,),) = launches
+    processor = torch.arange(len(tokens)) % programs % H100_PROCESSORS
+    loads = torch.zeros(H100_PROCESSORS).index_add_(0, processor, tokens.float())
+    assert loads.max() < bound * loads.mean()
+
+
+class _Recorded:
+    """A kernel whose grids are recorded instead of launches."""
+
+    def __init__(self, grids: list[tuple[int, ...]]) -> None:
+        self.grids = grids
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return lambda *_, **__: None
 
 
 def test_queries_may_be_a_part_of_wider_rows() -> None:

@@ -38,6 +38,7 @@ from tandem.tests.support.extent import selected
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import paged_decode as kernels
+from tandem.kernels.gpu import row_splits
 from tandem.kernels.gpu.paged_decode import paged_decode
 from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
@@ -232,7 +233,7 @@ def test_a_row_is_the_same_in_any_batch() -> None:
         assert torch.equal(case.run()[row], whole[row])
 
 
-WORKSPACES = ("splits_L6", "num_splits", "finished_RK", "partial_LHD", "lse_LH")
+WORKSPACES = ("splits_L6", "num_work", "finished_RK", "partial_LHD", "lse_LH")
 
 
 class _Recorded:
@@ -259,8 +260,8 @@ def captured(monkeypatch: pytest.MonkeyPatch, run: Callable[[], None]) -> Callab
         return graph.replay
     launches: list[tuple[Any, ...]] = []
     with monkeypatch.context() as patch:
-        for name in ("_list_splits", "_attend"):
-            patch.setattr(kernels, name, _Recorded(getattr(kernels, name), launches))
+        for module, name in ((row_splits, "_list_splits"), (kernels, "_attend")):
+            patch.setattr(module, name, _Recorded(getattr(module, name), launches))
         run()
 
     def replay() -> None:
@@ -330,7 +331,7 @@ def listed(lengths: list[int], kv_heads: int = 8) -> torch.Tensor:
     )
     tables = torch.zeros(len(lengths), 1, dtype=torch.int32)
     decodes = DecodeMetadata(rows.to(DEVICE), tables.to(DEVICE), 0, 16)
-    splits, number, finished = kernels.split_list(decodes, fixed.list_splits)
+    splits, number, finished = row_splits.split_list(decodes, fixed.list_splits)
     assert len(splits) == len(lengths) * fixed.list_splits["MAX_SPLITS"]
     assert finished.shape == (len(lengths), kv_heads) and not finished.any()
     return splits[: int(number)].cpu()
