@@ -16,7 +16,7 @@ replayed with others. How a row is split depends only on its own length, and how
 merged on their number, so its result is the same in any batch.
 
 Scores, sums and partial results are fp32; products are in the cache's dtype, or in q's if the cache
-has one byte a value. fp8 and int8 become fp16, which is exact, where the GPU converts them.
+has one byte a value. int8, and fp8 where the GPU converts it, are widened to fp16, which is exact.
 
 T rows of a step, D decoding rows, H query heads, S most splits of a row, L = D * S; dimensions: N
 of a query without position, R of its rotated part, C of a latent.
