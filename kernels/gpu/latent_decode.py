@@ -210,7 +210,7 @@ def _attend_latents(
     tables: tl.tensor,
     splits_L6: tl.tensor,
     num_work: tl.tensor,
-    finished: tl.tensor,
+    finished_RC: tl.tensor,
     partial_DSHC: tl.tensor,
     lse_DSH: tl.tensor,
     sums_HTC: tl.tensor,
@@ -320,7 +320,7 @@ def _attend_latents(
             _merge(
                 partial_SHC,
                 lse_SH,
-                finished + (number * HEAD_BLOCKS + work % HEAD_BLOCKS) * MAX_SPLITS,
+                finished_RC + (number * HEAD_BLOCKS + work % HEAD_BLOCKS) * MAX_SPLITS,
                 sums_HTC + row.to(tl.int64) * LATENT_DIM,
                 split,
                 num_splits,
@@ -351,8 +351,8 @@ def _merge(
     """Merge a row's split with those next to it, by their log-sum-exps, as far as these are
     finished; the last program writes the row's result.
 
-    Splits are the leaves of a tree of pairs. What is below a pair's half lies in the place of the
-    half's first split, and the right one's counter is the pair's: who finds it at one goes on.
+    Splits are the leaves of a tree of pairs. Each half of a pair has its result in the place of its
+    first split. The counter of the right half's is the pair's: who finds it at one goes on.
     """
     offs_c = tl.arange(0, BLOCK_C)
     is_head = head < HEADS
@@ -374,17 +374,17 @@ def _merge(
                 right_lse = tl.load(
                     lse_SH + right * HEADS + head, is_head, 0.0, cache_modifier=".cg"
                 )
-                place = partial_SHC + left * (HEADS * LATENT_DIM) + offs
-                others = partial_SHC + right * (HEADS * LATENT_DIM) + offs
-                left_values = tl.load(place, mask, 0.0, cache_modifier=".cg")
-                right_values = tl.load(others, mask, 0.0, cache_modifier=".cg")
+                lefts = partial_SHC + left * (HEADS * LATENT_DIM) + offs
+                rights = partial_SHC + right * (HEADS * LATENT_DIM) + offs
+                left_values = tl.load(lefts, mask, 0.0, cache_modifier=".cg")
+                right_values = tl.load(rights, mask, 0.0, cache_modifier=".cg")
                 largest = tl.maximum(left_lse, right_lse)
                 left_share, right_share = tl.exp2(left_lse - largest), tl.exp2(right_lse - largest)
                 total = left_share + right_share
                 values = left_values * (left_share / total)[:, None]
                 values += right_values * (right_share / total)[:, None]
                 if width < num_splits:
-                    tl.store(place, values, mask=mask)
+                    tl.store(lefts, values, mask=mask)
                     tl.store(lse_SH + left * HEADS + head, largest + tl.log2(total), mask=is_head)
                 else:
                     whole = (values * value_scale).to(sums_HTC.dtype.element_ty)
