@@ -4,6 +4,7 @@ Triton interprets it. Without Triton, as beside some builds of torch, they are s
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import unwrap
 
 import pytest
 import torch
@@ -60,8 +61,7 @@ def converts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param and not INTERPRETED and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU does not convert fp8")
     monkeypatch.setattr(kernels, "converts_fp8", lambda: request.param)
-    not_cached = getattr(kernels.constants, "__wrapped__", kernels.constants)
-    monkeypatch.setattr(kernels, "constants", not_cached)
+    monkeypatch.setattr(kernels, "constants", unwrap(kernels.constants))
 
 
 class ChunkCase:

@@ -3,6 +3,7 @@ interprets it. Without Triton it is skipped."""
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_MAX_SPLITS", MAX_SPLITS)
     # So few that each program attends to several splits.
     monkeypatch.setattr(kernels, "processors", lambda _: 5)
-    not_cached = getattr(kernels.constants, "__wrapped__", kernels.constants)
-    monkeypatch.setattr(kernels, "constants", not_cached)
+    monkeypatch.setattr(kernels, "constants", unwrap(kernels.constants))
     if INTERPRETED:
         interpret_as_a_gpu_computes(monkeypatch)
 
