@@ -25,7 +25,16 @@ from triton.language.target_info import current_target
 from ..attention_metadata import AttentionParams, ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
-from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
+from .cached_kv import (
+    LOG2_E,
+    converts_fp8,
+    factors,
+    from_int8,
+    half_queries,
+    parts,
+    whole_scale,
+    widened,
+)
 from .launch import cached_for_gpu, direct, next_power_of_2
 
 # The fewest rows or columns of a tensor core's product.
@@ -254,23 +263,20 @@ def _attend_chunks(
         begin, end = tl.min(seen_from, axis=0), tl.max(seen_to, axis=0)
         all_from, all_to = tl.max(seen_from, axis=0), tl.min(seen_to, axis=0)
         offs_n = tl.arange(0, BLOCK_N)
-        there = tl.minimum(begin + offs_n, end - 1).to(tl.uint32)
-        block = tl.load(table + there // BLOCK_SIZE)
+        token = tl.minimum(begin + offs_n, end - 1).to(tl.uint32)
+        block = tl.load(table + token // BLOCK_SIZE)
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
         q_offs = (row * q_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
         if (CONVERTS_FP8 or IS_INT8) and q.dtype == tl.bfloat16:
-            # fp16 has a smaller range than bfloat16, so each row is divided by its largest value.
-            wide = q.to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-            q = (wide / largest[:, None]).to(tl.float16)
+            q, largest = half_queries(q)
             scales = scale * largest
         else:
             scales = tl.zeros([BLOCK_M], tl.float32) + scale
         m_i = tl.full([BLOCK_M], LOWEST, tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        widest = 1e-30
+        acc_scale = 1e-30
         first_slot = kv_head.to(tl.int64) * slots
         key_scales_KN += first_slot
         value_scales_KN += first_slot
@@ -279,14 +285,14 @@ def _attend_chunks(
         v_ptrs = (values_KND + first_slot * KV_WIDTH) + offs_w[None, :]
         kv_mask = (offs_w < KV_WIDTH)[None, :]
         for tile in range(begin, end, BLOCK_N):
-            there = tl.minimum(tile + offs_n, end - 1).to(tl.uint32)
-            slot = (block * BLOCK_SIZE + there % BLOCK_SIZE).to(tl.int64)
+            token = tl.minimum(tile + offs_n, end - 1).to(tl.uint32)
+            slot = (block * BLOCK_SIZE + token % BLOCK_SIZE).to(tl.int64)
             place = (slot * KV_WIDTH)[:, None]
             k = tl.load(k_ptrs + place, mask=kv_mask, other=0)
             v = tl.load(v_ptrs + place, mask=kv_mask, other=0)
             # Blocks are looked up one iteration before their tokens are copied.
-            there = tl.minimum(tile + BLOCK_N + offs_n, end - 1).to(tl.uint32)
-            block = tl.load(table + there // BLOCK_SIZE)
+            token = tl.minimum(tile + BLOCK_N + offs_n, end - 1).to(tl.uint32)
+            block = tl.load(table + token // BLOCK_SIZE)
             if CONVERTS_FP8:
                 k = k.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
                 v = v.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
@@ -318,10 +324,10 @@ def _attend_chunks(
             if IS_INT8:
                 # Sums are relative to the largest scale up to here, so that products fit fp16.
                 scale_v = tl.load(value_scales_KN + slot)
-                wider = tl.maximum(widest, tl.max(scale_v, axis=0))
-                p = p * tl.gather(scale_v * (FP16_SHARE / wider), offs_n, 0)[None, :]
-                alpha = alpha * (widest / wider)
-                widest = wider
+                new_scale = tl.maximum(acc_scale, tl.max(scale_v, axis=0))
+                p = p * tl.gather(scale_v * (FP16_SHARE / new_scale), offs_n, 0)[None, :]
+                alpha = alpha * (acc_scale / new_scale)
+                acc_scale = new_scale
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
             m_i = m_new
@@ -336,7 +342,7 @@ def _attend_chunks(
             l_i = l_i * alpha + tl.exp2(sink - m_new)
             acc = acc * alpha[:, None]
         if IS_INT8:
-            value_scale = widest / FP16_SHARE
+            value_scale = acc_scale / FP16_SHARE
         out = acc / l_i[:, None] * value_scale
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
         out_offs = (row * out_row + head)[:, None] * HEAD_DIM + offs_d[None, :]

@@ -43,6 +43,7 @@ from .cached_kv import (
     factors,
     from_fp8,
     from_int8,
+    half_queries,
     parts,
     whole_scale,
     widened,
@@ -57,7 +58,8 @@ _SPLIT_UNIT = tl.constexpr(64)
 # much memory.
 _ROW_PROGRAMS = 2
 MAX_SPLITS = 64
-# Warps of all programs of a processor, as many as its registers and shared memory hold at once.
+# Warps of all programs of a processor, as many as its registers hold at once. Where shared memory
+# holds fewer programs, the others begin as those end.
 _WARPS = 12
 # The most splits that are combined at a time, and their numbers for each warp, which are on their
 # way into registers together.
@@ -70,16 +72,17 @@ _BLOCK_OTHERS = 256
 _MIN_DOT = 16
 _MIN_HEADS = 8
 # Dimensions for which a program has a warp. Warps often wait for each other, so that programs have
-# few; of two, all GPUs take products alike.
+# few; of two, all GPUs take products alike. Large groups have more, so that a thread has at most 32
+# of the sums of all heads and dimensions.
 _WARP_DIMS = 64
 _MIN_WARPS = 2
-# The most tokens of a block, and bytes of its keys for each warp and in all, in the dtype of the
-# product: two blocks of keys and of values fit every GPU's shared memory.
+_WARP_SUMS = 32 * 32
+# The most tokens of a block, and bytes of its keys, for each of those warps and in all, in the
+# dtype of the product: two blocks of keys and of values fit every GPU's shared memory. float32 keys
+# of 512 dimensions take more, since products have at least 16 tokens.
 _BLOCK_N = 64
 _WARP_BYTES = 4 << 10
 _BLOCK_BYTES = 16 << 10
-# Options of compilation. One block is computed while two are read.
-_OPTIONS = {"num_stages": 3, "maxnreg": 168}
 # Multiprocessors of an H100, for devices that torch does not ask.
 _H100_PROCESSORS = 132
 
@@ -115,10 +118,13 @@ def constants(
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
     block_d = max(_MIN_DOT, next_power_of_2(dim))
-    warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
     block_g, block_s = next_power_of_2(group), next_power_of_2(max_splits)
+    block_h, token_bytes = max(min_heads, block_g), block_d * q_dtype.itemsize
+    warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     block_bytes = min(warps * _WARP_BYTES, _BLOCK_BYTES)
+    block_n = max(_MIN_DOT, min(_BLOCK_N, block_bytes // token_bytes))
+    warps = max(warps, block_d * block_h // _WARP_SUMS)
     splits = {
         "WINDOW": params.window or 0,
         "MIN_SPLIT": MIN_SPLIT,
@@ -136,14 +142,16 @@ def constants(
         "BLOCK_SIZE": block_size,
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "BLOCK_H": max(min_heads, block_g),
+        "BLOCK_H": block_h,
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
-        "BLOCK_N": max(_MIN_DOT, min(_BLOCK_N, block_bytes // (block_d * q_dtype.itemsize))),
+        "BLOCK_N": block_n,
         "BLOCK_G": block_g,
         "BLOCK_S": max(1, min(_BLOCK_S, block_s, warps * _WARP_COMBINED // (block_g * block_d))),
         "num_warps": warps,
-        **_OPTIONS,
+        # One block is computed while two are read, if they fit.
+        "num_stages": 3 if block_n * token_bytes <= _BLOCK_BYTES else 2,
+        "maxnreg": 168,
         "IS_FP8": cache_dtype == FP8,
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
@@ -174,7 +182,7 @@ def paged_decode(
     assert out_THD.shape == q_THD.shape
     for each in (q_THD, out_THD):
         assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
-    count, num_processors = decodes.rows.shape[0], processors(q_THD.device)
+    num_rows, num_processors = decodes.rows.shape[0], processors(q_THD.device)
     fixed = constants(
         q_THD.dtype,
         keys_KND.dtype,
@@ -188,8 +196,8 @@ def paged_decode(
     if fixed.attend["CONVERTS_FP8"] or fixed.attend["IS_INT8"]:  # read in words
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     max_splits = fixed.attend["MAX_SPLITS"]
-    splits, num_splits, finished = split_list(decodes, fixed.list_splits)
-    several = count * max_splits if max_splits > 1 else 0
+    splits, num_work, finished = split_list(decodes, fixed.list_splits)
+    several = num_rows * max_splits if max_splits > 1 else 0
     partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
     lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
     programs = max(1, _WARPS // fixed.attend["num_warps"]) * num_processors
@@ -202,7 +210,7 @@ def paged_decode(
         lse_LH if sinks_H is None else sinks_H,
         decodes.tables,
         splits,
-        num_splits,
+        num_work,
         finished,
         partial_LHD,
         lse_LH,
@@ -233,13 +241,13 @@ def split_list(
         assert rows.dtype == decodes.tables.dtype == torch.int32
         assert rows.is_contiguous() and decodes.tables.stride(1) == 1
         splits = rows.new_empty(len(rows) * constants["MAX_SPLITS"], 6)
-        number = rows.new_empty(1)
+        num_work = rows.new_empty(1)
         finished = rows.new_empty(len(rows), constants["KV_HEADS"])
         grid = (cdiv(len(rows), constants["BLOCK_R"]),)
-        _list_splits[grid](rows, splits, number, finished, len(rows), **constants)
-        decodes.derived[key] = splits, number, finished
-    splits, number, finished = decodes.derived[key]
-    return splits, number, finished
+        _list_splits[grid](rows, splits, num_work, finished, len(rows), **constants)
+        decodes.derived[key] = splits, num_work, finished
+    splits, num_work, finished = decodes.derived[key]
+    return splits, num_work, finished
 
 
 @triton.jit
@@ -249,10 +257,10 @@ def _split(
     """How a row is split: the number of its splits, the tokens of all but the last, and those of
     the last."""
     visible = tl.minimum(length, WINDOW) if WINDOW else length
-    count = tl.minimum((visible + MIN_SPLIT // 2) // MIN_SPLIT, MAX_SPLITS)
-    size = tl.cdiv(tl.cdiv(visible, tl.maximum(count, 1)), _SPLIT_UNIT) * _SPLIT_UNIT
-    count = tl.cdiv(visible, tl.maximum(size, 1))
-    return count, size, visible - (count - 1) * size
+    num_splits = tl.minimum((visible + MIN_SPLIT // 2) // MIN_SPLIT, MAX_SPLITS)
+    size = tl.cdiv(tl.cdiv(visible, tl.maximum(num_splits, 1)), _SPLIT_UNIT) * _SPLIT_UNIT
+    num_splits = tl.cdiv(visible, tl.maximum(size, 1))
+    return num_splits, size, visible - (num_splits - 1) * size
 
 
 @direct
@@ -260,7 +268,7 @@ def _split(
 def _list_splits(
     rows: tl.tensor,
     splits_L6: tl.tensor,
-    num_splits: tl.tensor,
+    num_work: tl.tensor,
     finished_RK: tl.tensor,
     num_rows: tl.tensor,
     WINDOW: tl.constexpr,
@@ -276,7 +284,7 @@ def _list_splits(
     number = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_row, entry = number < num_rows, rows + number * 3
     length = tl.load(entry + 2, mask=is_row, other=0)
-    count, size, last = _split(length, WINDOW, MIN_SPLIT, MAX_SPLITS)
+    num_splits, size, last = _split(length, WINDOW, MIN_SPLIT, MAX_SPLITS)
     first = tl.zeros([BLOCK_R], tl.int32)
     final = tl.zeros([BLOCK_R], tl.int32)
     total = 0
@@ -297,23 +305,23 @@ def _list_splits(
         final += tl.sum(tl.where(size_before, some, 0) + tl.where(last_before, one, 0), axis=1)
         total += tl.sum(counts, axis=0)
     split = tl.arange(0, BLOCK_S)[None, :]
-    count, mask = count[:, None], split < count[:, None]
-    is_last = split == count - 1
+    num_splits = num_splits[:, None]
+    mask, is_last = split < num_splits, split == num_splits - 1
     tokens = tl.where(is_last, last[:, None], size[:, None])
     # The window begins where all splits before the last one have their tokens left.
-    begin = (length - last)[:, None] - (count - 1 - split) * size[:, None]
+    begin = (length - last)[:, None] - (num_splits - 1 - split) * size[:, None]
     at = splits_L6 + tl.where(is_last, final[:, None], first[:, None] + split) * 6
     tl.store(at, tl.load(entry, mask=is_row, other=0)[:, None], mask=mask)
     tl.store(at + 1, tl.load(entry + 1, mask=is_row, other=0)[:, None], mask=mask)
     tl.store(at + 2, begin, mask=mask)
     tl.store(at + 3, begin + tokens, mask=mask)
-    tl.store(at + 4, tl.broadcast_to(count, mask.shape), mask=mask)
+    tl.store(at + 4, tl.broadcast_to(num_splits, mask.shape), mask=mask)
     tl.store(at + 5, number[:, None] * MAX_SPLITS + split, mask=mask)
     kv_head = tl.arange(0, BLOCK_K)[None, :]
     at = finished_RK + number[:, None] * KV_HEADS + kv_head
     tl.store(at, 0, mask=is_row[:, None] & (kv_head < KV_HEADS))
     if tl.program_id(0) == 0:
-        tl.store(num_splits, total)
+        tl.store(num_work, total)
 
 
 @triton.jit
@@ -347,7 +355,7 @@ def _attend(
     sinks_H: tl.tensor,
     tables: tl.tensor,
     splits_L6: tl.tensor,
-    num_splits: tl.tensor,
+    num_work: tl.tensor,
     finished_RK: tl.tensor,
     partial_LHD: tl.tensor,
     lse_LH: tl.tensor,
@@ -382,11 +390,12 @@ def _attend(
     offs_w = tl.arange(0, BLOCK_D // 4 if IN_WORDS else BLOCK_D)
     head_mask = offs_h < GROUP
     q_mask = head_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
-    end_work, step = tl.load(num_splits) * KV_HEADS, tl.num_programs(0)
+    end_work, step = tl.load(num_work) * KV_HEADS, tl.num_programs(0)
     # Entries are read a turn ahead.
-    row, table, begin, end, count, place = _entry(splits_L6, tl.program_id(0) // KV_HEADS)
+    entry = _entry(splits_L6, tl.program_id(0) // KV_HEADS)
     for work in range(tl.program_id(0), end_work, step):
         kv_head = work % KV_HEADS
+        row, table, begin, end, num_splits, place = entry
         blocks = tables + table.to(tl.int64) * table_stride
         block = _blocks(blocks, begin + offs_n, end, BLOCK_SIZE)
         head = kv_head * GROUP + offs_h
@@ -394,12 +403,9 @@ def _attend(
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
         out_HD = out_THD + row.to(tl.int64) * out_row * HEAD_DIM
         is_first = place % MAX_SPLITS == 0
-        is_only = (count == 1) if MAX_SPLITS > 1 else True
+        is_only = (num_splits == 1) if MAX_SPLITS > 1 else True
         if IN_WORDS and q.dtype == tl.bfloat16:
-            # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.
-            wide = q.to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-            q = (wide / largest[:, None]).to(tl.float16)
+            q, largest = half_queries(q)
             scales = (scale * largest)[None, :]
         else:
             scales = scale
@@ -448,9 +454,9 @@ def _attend(
             if IS_INT8:
                 # Relative to the block's largest scale, so that the products fit fp16.
                 value_scale = tl.load(value_scales_KN + first_slot + slot, mask=inside, other=0.0)
-                widest = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
-                p = p * (value_scale * (1 / widest))[:, None]
-                acc += tl.dot(v, p.to(v.dtype), input_precision="ieee") * widest
+                block_scale = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
+                p = p * (value_scale * (1 / block_scale))[:, None]
+                acc += tl.dot(v, p.to(v.dtype), input_precision="ieee") * block_scale
             else:
                 acc += tl.dot(v, p.to(v.dtype), input_precision="ieee")
             m_i = m_new
@@ -458,26 +464,25 @@ def _attend(
         if HAS_SINKS:
             l_i += tl.exp2(tl.where(is_first, sink - m_i, float("-inf")))
         value = tl.trans(acc / l_i[None, :] * out_scale)
-        number, all_splits, own = place // MAX_SPLITS, count, place.to(tl.int64)
-        ahead = tl.minimum(work + step, end_work - 1) // KV_HEADS
-        row, table, begin, end, count, place = _entry(splits_L6, ahead)
+        entry = _entry(splits_L6, tl.minimum(work + step, end_work - 1) // KV_HEADS)
         if is_only:
             offs = head[:, None] * HEAD_DIM + offs_d[None, :]
             tl.store(out_HD + offs, value.to(out_THD.dtype.element_ty), mask=q_mask)
         else:
-            at = own * (KV_HEADS * GROUP) + head
+            at = place.to(tl.int64) * (KV_HEADS * GROUP) + head
             tl.store(lse_LH + at, m_i + tl.log2(l_i), mask=head_mask)
             tl.store(partial_LHD + at[:, None] * HEAD_DIM + offs_d[None, :], value, mask=q_mask)
             tl.debug_barrier()  # all threads have stored what the count releases
+            number = place // MAX_SPLITS  # of the row
             counter = finished_RK + number * KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel") == all_splits - 1:
+            if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
                 tl.store(counter, 0)  # for the next layer
                 _combine(
                     partial_LHD + number.to(tl.int64) * (MAX_SPLITS * KV_HEADS * GROUP * HEAD_DIM),
                     lse_LH + number.to(tl.int64) * (MAX_SPLITS * KV_HEADS * GROUP),
                     out_HD,
                     kv_head * GROUP,
-                    all_splits,
+                    num_splits,
                     KV_HEADS * GROUP,
                     GROUP,
                     BLOCK_G,
@@ -493,7 +498,7 @@ def _combine(
     lse_SH: tl.tensor,
     out_HD: tl.tensor,
     first_head: tl.tensor,
-    count: tl.tensor,
+    num_splits: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -511,9 +516,9 @@ def _combine(
     m_i = tl.full([BLOCK_G], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for begin in range(0, count, BLOCK_S):
+    for begin in range(0, num_splits, BLOCK_S):
         split = begin + tl.arange(0, BLOCK_S)
-        is_split = split < count
+        is_split = split < num_splits
         lse = tl.load(
             lse_SH + split[:, None] * HEADS + head[None, :],
             mask=is_split[:, None],
