@@ -45,6 +45,9 @@ _BLOCK_VALUES, _BLOCK_VALUES_FP32 = 8 << 10, 4 << 10
 _TILE_VALUES, _TILE_VALUES_FP32 = 16 << 10, 8 << 10
 _MAX_M, _MAX_M_FP32 = 128, 32
 _MAX_N, _MAX_N_FP32 = 128, 32
+# The fewest rows that are multiplied asynchronously, and tokens for which sums are scaled, where
+# shared memory has room for them.
+_MIN_WIDE_M, _MIN_WIDE_N = 64, 32
 # Lower than every score, and finite, so that its difference from itself is zero.
 LOWEST = tl.constexpr(-3.4e38)
 # What a share of the values is at most in fp16, whose smallest is then 2e-12 of it.
@@ -72,6 +75,7 @@ def constants(
         rows, tokens = _TILE_VALUES // block_d, min(_MAX_N, _BLOCK_VALUES // block_d)
         if _is_wide():
             rows *= 2 if cache_dtype.itemsize == 2 else 1
+            rows, tokens = max(rows, _MIN_WIDE_M), max(tokens, _MIN_WIDE_N)
         elif cache_dtype.itemsize == 1:
             rows //= 2  # codes are widened in registers
         rows = min(_MAX_M, rows)
@@ -90,8 +94,8 @@ def constants(
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
         "num_warps": _WARPS,
-        # A tile is copied two iterations ahead: copies take longer than its products.
-        "num_stages": 1 if q_dtype == torch.float32 else 3 if _is_wide() else 2,
+        # A tile is copied two iterations ahead, if it fits: copies take longer than its products.
+        "num_stages": 1 if q_dtype == torch.float32 else 3 if _is_wide() and block_d <= 256 else 2,
     }
 
 
