@@ -236,11 +236,9 @@ class Compiled:
 
     @property
     def programs(self) -> int:
-        """Those of an attention that a processor of an H100 runs at once."""
-        launched = max(1, paged_decode._WARPS // self.num_warps)
+        """Those that registers and shared memory of an H100's processor hold at once."""
         by_registers = REGISTERS // (32 * self.num_warps * self.registers)
-        by_shared = PROCESSOR_SHARED_BYTES // (self.shared + RESERVED_SHARED_BYTES)
-        return min(launched, by_registers, by_shared)
+        return min(by_registers, PROCESSOR_SHARED_BYTES // (self.shared + RESERVED_SHARED_BYTES))
 
     def __str__(self) -> str:
         limit = "the tensor cores" if self.kernel in CHUNKS else "memory"
@@ -865,10 +863,11 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
         wrong.append("reads less than 16 bytes at a time")
     # Latents of fp8 are not where it is widened by bits, in the order of bytes.
     of_latents = usage.kernel in ("_attend_latents", "_attend_latent_chunks")
-    on_their_way = usage.programs * usage.moved
+    launched = max(1, paged_decode._WARPS // usage.num_warps)
+    programs = min(usage.programs, launched) if usage.kernel == "_attend" else usage.programs
     decodes = usage.kernel in ("_attend", "_attend_latents") and generation == COUNTED
-    if decodes and "odd" not in words and on_their_way < BYTES_ON_THEIR_WAY:
-        wrong.append(f"has {on_their_way:.0f} bytes on their way to a processor")
+    if decodes and "odd" not in words and programs * usage.moved < BYTES_ON_THEIR_WAY:
+        wrong.append(f"has few bytes on their way to a processor: {programs * usage.moved:.0f}")
     if of_latents and "odd" in words and usage.asynchronous:
         wrong.append("copies 16 bytes at a time from rows that are aligned to fewer")
     copies = usage.kernel == "_attend" or (of_latents and not words & {"fp8", "odd"})
