@@ -139,8 +139,8 @@ def _attention_error(config: LatentConfig, spans: Sequence[tuple[int, int]]) -> 
     decodes, chunks = decode_metadata(sequences, device), chunk_metadata(sequences, device)
     scale = q_THD.shape[2] ** -0.5
     out = q_THD.new_empty(end, heads, config.value_dim)
-    # Twice, as two layers of a step: the second finds the counters as the first leaves them.
-    for _ in range(2):
+    # Rows twice, as two layers of a step: the second finds the counters as the first leaves them.
+    for _ in range(1 if decodes is None else 2):
         attend_latents(q_THD, latents, k_up, v_up, decodes, chunks, scale, out)
     if device.type == "meta":  # nothing is computed there
         return 0.0

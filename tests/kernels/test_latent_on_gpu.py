@@ -159,7 +159,7 @@ def test_splits_of_any_number_are_merged() -> None:
     lengths = [number * MIN_SPLIT - number % 3 for number in range(1, MAX_SPLITS + 2)]
     case = LatentCase(lengths, heads=3)
     decodes, expected = case.decodes(), case.expected()
-    for _ in range(3):
+    for _ in range(2):
         torch.testing.assert_close(case.run(decodes), expected, atol=1e-5, rtol=1e-5)
     ((splits, num_work, finished),) = decodes.derived.values()
     assert set(splits[: int(num_work), 4].tolist()) == set(range(1, MAX_SPLITS + 1))
