@@ -49,6 +49,15 @@ def factors(params: AttentionParams, key_scale: float) -> tuple[float, float]:
 
 
 @triton.jit
+def half_queries(q: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Convert bfloat16 queries to float16, whose range is smaller: each row is divided by its
+    largest value, which is the second result."""
+    wide = q.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
+    return (wide / largest[:, None]).to(tl.float16), largest
+
+
+@triton.jit
 def widened(code: tl.tensor) -> tl.tensor:
     """Widen e4m3 through the bits of a float16 256 times smaller."""
     code = code.to(tl.uint16)
@@ -106,8 +115,9 @@ def from_fp8(words: tl.tensor) -> tl.tensor:
     return pairs.permute(0, 1, 3, 2).reshape(words.shape[0], 4 * words.shape[1])
 
 
-# Both are not pure as far as Triton knows: it would repeat them for each product with the numbers,
-# in the order of its operands, for which codes have to be gathered byte by byte.
+# The next two, for latents, which both products read, are not pure as far as Triton knows: it would
+# repeat them for each product, in the order of its operands, for which codes have to be gathered
+# byte by byte.
 
 
 @triton.jit

@@ -25,7 +25,16 @@ from triton.language.target_info import current_target
 from ..attention_metadata import AttentionParams, ChunkMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
-from .cached_kv import LOG2_E, converts_fp8, factors, from_int8, parts, whole_scale, widened
+from .cached_kv import (
+    LOG2_E,
+    converts_fp8,
+    factors,
+    from_int8,
+    half_queries,
+    parts,
+    whole_scale,
+    widened,
+)
 from .launch import cached_for_gpu, direct, next_power_of_2
 
 # The fewest rows or columns of a tensor core's product.
@@ -36,6 +45,9 @@ _BLOCK_VALUES, _BLOCK_VALUES_FP32 = 8 << 10, 4 << 10
 _TILE_VALUES, _TILE_VALUES_FP32 = 16 << 10, 8 << 10
 _MAX_M, _MAX_M_FP32 = 128, 32
 _MAX_N, _MAX_N_FP32 = 128, 32
+# The fewest rows that are multiplied asynchronously, and tokens for which sums are scaled, where
+# shared memory has room for them.
+_MIN_WIDE_M, _MIN_WIDE_N = 64, 32
 # Lower than every score, and finite, so that its difference from itself is zero.
 LOWEST = tl.constexpr(-3.4e38)
 # What a share of the values is at most in fp16, whose smallest is then 2e-12 of it.
@@ -63,6 +75,7 @@ def constants(
         rows, tokens = _TILE_VALUES // block_d, min(_MAX_N, _BLOCK_VALUES // block_d)
         if _is_wide():
             rows *= 2 if cache_dtype.itemsize == 2 else 1
+            rows, tokens = max(rows, _MIN_WIDE_M), max(tokens, _MIN_WIDE_N)
         elif cache_dtype.itemsize == 1:
             rows //= 2  # codes are widened in registers
         rows = min(_MAX_M, rows)
@@ -81,8 +94,8 @@ def constants(
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
         "num_warps": _WARPS,
-        # A tile is copied two iterations ahead: copies take longer than its products.
-        "num_stages": 1 if q_dtype == torch.float32 else 3 if _is_wide() else 2,
+        # A tile is copied two iterations ahead, if it fits: copies take longer than its products.
+        "num_stages": 1 if q_dtype == torch.float32 else 3 if _is_wide() and block_d <= 256 else 2,
     }
 
 
@@ -254,23 +267,20 @@ def _attend_chunks(
         begin, end = tl.min(seen_from, axis=0), tl.max(seen_to, axis=0)
         all_from, all_to = tl.max(seen_from, axis=0), tl.min(seen_to, axis=0)
         offs_n = tl.arange(0, BLOCK_N)
-        there = tl.minimum(begin + offs_n, end - 1).to(tl.uint32)
-        block = tl.load(table + there // BLOCK_SIZE)
+        token = tl.minimum(begin + offs_n, end - 1).to(tl.uint32)
+        block = tl.load(table + token // BLOCK_SIZE)
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
         q_offs = (row * q_row + head)[:, None] * HEAD_DIM + offs_d[None, :]
         q = tl.load(q_THD + q_offs, mask=q_mask, other=0.0)
         if (CONVERTS_FP8 or IS_INT8) and q.dtype == tl.bfloat16:
-            # fp16 has a smaller range than bfloat16, so each row is divided by its largest value.
-            wide = q.to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-            q = (wide / largest[:, None]).to(tl.float16)
+            q, largest = half_queries(q)
             scales = scale * largest
         else:
             scales = tl.zeros([BLOCK_M], tl.float32) + scale
         m_i = tl.full([BLOCK_M], LOWEST, tl.float32)
         l_i = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        widest = 1e-30
+        acc_scale = 1e-30
         first_slot = kv_head.to(tl.int64) * slots
         key_scales_KN += first_slot
         value_scales_KN += first_slot
@@ -279,14 +289,14 @@ def _attend_chunks(
         v_ptrs = (values_KND + first_slot * KV_WIDTH) + offs_w[None, :]
         kv_mask = (offs_w < KV_WIDTH)[None, :]
         for tile in range(begin, end, BLOCK_N):
-            there = tl.minimum(tile + offs_n, end - 1).to(tl.uint32)
-            slot = (block * BLOCK_SIZE + there % BLOCK_SIZE).to(tl.int64)
+            token = tl.minimum(tile + offs_n, end - 1).to(tl.uint32)
+            slot = (block * BLOCK_SIZE + token % BLOCK_SIZE).to(tl.int64)
             place = (slot * KV_WIDTH)[:, None]
             k = tl.load(k_ptrs + place, mask=kv_mask, other=0)
             v = tl.load(v_ptrs + place, mask=kv_mask, other=0)
             # Blocks are looked up one iteration before their tokens are copied.
-            there = tl.minimum(tile + BLOCK_N + offs_n, end - 1).to(tl.uint32)
-            block = tl.load(table + there // BLOCK_SIZE)
+            token = tl.minimum(tile + BLOCK_N + offs_n, end - 1).to(tl.uint32)
+            block = tl.load(table + token // BLOCK_SIZE)
             if CONVERTS_FP8:
                 k = k.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
                 v = v.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
@@ -318,10 +328,10 @@ def _attend_chunks(
             if IS_INT8:
                 # Sums are relative to the largest scale up to here, so that products fit fp16.
                 scale_v = tl.load(value_scales_KN + slot)
-                wider = tl.maximum(widest, tl.max(scale_v, axis=0))
-                p = p * tl.gather(scale_v * (FP16_SHARE / wider), offs_n, 0)[None, :]
-                alpha = alpha * (widest / wider)
-                widest = wider
+                new_scale = tl.maximum(acc_scale, tl.max(scale_v, axis=0))
+                p = p * tl.gather(scale_v * (FP16_SHARE / new_scale), offs_n, 0)[None, :]
+                alpha = alpha * (acc_scale / new_scale)
+                acc_scale = new_scale
             acc = acc * alpha[:, None]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
             m_i = m_new
@@ -336,7 +346,7 @@ def _attend_chunks(
             l_i = l_i * alpha + tl.exp2(sink - m_new)
             acc = acc * alpha[:, None]
         if IS_INT8:
-            value_scale = widest / FP16_SHARE
+            value_scale = acc_scale / FP16_SHARE
         out = acc / l_i[:, None] * value_scale
         q_mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
         out_offs = (row * out_row + head)[:, None] * HEAD_DIM + offs_d[None, :]

@@ -43,6 +43,7 @@ from .cached_kv import (
     factors,
     from_fp8,
     from_int8,
+    half_queries,
     parts,
     whole_scale,
     widened,
@@ -57,7 +58,8 @@ MIN_SPLIT = 256
 # much memory.
 _ROW_PROGRAMS = 2
 MAX_SPLITS = 64
-# Warps of all programs of a processor, as many as its registers and shared memory hold at once.
+# Warps of all programs of a processor, as many as its registers hold at once. Where shared memory
+# holds fewer programs, the others begin as those end.
 _WARPS = 12
 # The most splits that are combined at a time, and their numbers for each warp, which are on their
 # way into registers together.
@@ -67,16 +69,17 @@ _WARP_COMBINED = 2 << 10
 _MIN_DOT = 16
 _MIN_HEADS = 8
 # Dimensions for which a program has a warp. Warps often wait for each other, so that programs have
-# few; of two, all GPUs take products alike.
+# few; of two, all GPUs take products alike. Large groups have more, so that a thread has at most 32
+# of the sums of all heads and dimensions.
 _WARP_DIMS = 64
 _MIN_WARPS = 2
-# The most tokens of a block, and bytes of its keys for each warp and in all, in the dtype of the
-# product: two blocks of keys and of values fit every GPU's shared memory.
+_WARP_SUMS = 32 * 32
+# The most tokens of a block, and bytes of its keys, for each of those warps and in all, in the
+# dtype of the product: two blocks of keys and of values fit every GPU's shared memory. float32 keys
+# of 512 dimensions take more, since products have at least 16 tokens.
 _BLOCK_N = 64
 _WARP_BYTES = 4 << 10
 _BLOCK_BYTES = 16 << 10
-# Options of compilation. One block is computed while two are read.
-_OPTIONS = {"num_stages": 3, "maxnreg": 168}
 # Multiprocessors of an H100, for devices that torch does not ask.
 _H100_PROCESSORS = 132
 
@@ -112,10 +115,13 @@ def constants(
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
     block_d = max(_MIN_DOT, next_power_of_2(dim))
-    warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     group, min_heads = heads // kv_heads, 1 if q_dtype == torch.float32 else _MIN_HEADS
     block_g, block_s = next_power_of_2(group), next_power_of_2(max_splits)
+    block_h, token_bytes = max(min_heads, block_g), block_d * q_dtype.itemsize
+    warps = max(_MIN_WARPS, block_d // _WARP_DIMS)
     block_bytes = min(warps * _WARP_BYTES, _BLOCK_BYTES)
+    block_n = max(_MIN_DOT, min(_BLOCK_N, block_bytes // token_bytes))
+    warps = max(warps, block_d * block_h // _WARP_SUMS)
     attend = {
         "MAX_SPLITS": max_splits,
         "HAS_CAP": params.soft_cap is not None,
@@ -123,14 +129,16 @@ def constants(
         "BLOCK_SIZE": block_size,
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "BLOCK_H": max(min_heads, block_g),
+        "BLOCK_H": block_h,
         "HEAD_DIM": dim,
         "BLOCK_D": block_d,
-        "BLOCK_N": max(_MIN_DOT, min(_BLOCK_N, block_bytes // (block_d * q_dtype.itemsize))),
+        "BLOCK_N": block_n,
         "BLOCK_G": block_g,
         "BLOCK_S": max(1, min(_BLOCK_S, block_s, warps * _WARP_COMBINED // (block_g * block_d))),
         "num_warps": warps,
-        **_OPTIONS,
+        # One block is computed while two are read, if they fit.
+        "num_stages": 3 if block_n * token_bytes <= _BLOCK_BYTES else 2,
+        "maxnreg": 168,
         "IS_FP8": cache_dtype == FP8,
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
@@ -162,7 +170,7 @@ def paged_decode(
     assert out_THD.shape == q_THD.shape
     for each in (q_THD, out_THD):
         assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
-    count, num_processors = decodes.rows.shape[0], processors(q_THD.device)
+    num_rows, num_processors = decodes.rows.shape[0], processors(q_THD.device)
     fixed = constants(
         q_THD.dtype,
         keys_KND.dtype,
@@ -177,7 +185,7 @@ def paged_decode(
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     max_splits = fixed.attend["MAX_SPLITS"]
     splits, num_work, finished = split_list(decodes, fixed.list_splits)
-    several = count * max_splits if max_splits > 1 else 0
+    several = num_rows * max_splits if max_splits > 1 else 0
     partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
     lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
     programs = max(1, _WARPS // fixed.attend["num_warps"]) * num_processors
@@ -259,9 +267,10 @@ def _attend(
     q_mask = head_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
     end_work, step = tl.load(num_work) * KV_HEADS, tl.num_programs(0)
     # Entries are read a turn ahead.
-    row, table, begin, end, num_splits, place = list_entry(splits_L6, tl.program_id(0) // KV_HEADS)
+    entry = list_entry(splits_L6, tl.program_id(0) // KV_HEADS)
     for work in range(tl.program_id(0), end_work, step):
         kv_head = work % KV_HEADS
+        row, table, begin, end, num_splits, place = entry
         blocks = tables + table.to(tl.int64) * table_stride
         block = _blocks(blocks, begin + offs_n, end, BLOCK_SIZE)
         head = kv_head * GROUP + offs_h
@@ -271,10 +280,7 @@ def _attend(
         is_first = place % MAX_SPLITS == 0
         is_only = (num_splits == 1) if MAX_SPLITS > 1 else True
         if IN_WORDS and q.dtype == tl.bfloat16:
-            # fp16 has a smaller range than bfloat16, so each head is divided by its largest value.
-            wide = q.to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-            q = (wide / largest[:, None]).to(tl.float16)
+            q, largest = half_queries(q)
             scales = (scale * largest)[None, :]
         else:
             scales = scale
@@ -323,9 +329,9 @@ def _attend(
             if IS_INT8:
                 # Relative to the block's largest scale, so that the products fit fp16.
                 value_scale = tl.load(value_scales_KN + first_slot + slot, mask=inside, other=0.0)
-                widest = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
-                p = p * (value_scale * (1 / widest))[:, None]
-                acc += tl.dot(v, p.to(v.dtype), input_precision="ieee") * widest
+                block_scale = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
+                p = p * (value_scale * (1 / block_scale))[:, None]
+                acc += tl.dot(v, p.to(v.dtype), input_precision="ieee") * block_scale
             else:
                 acc += tl.dot(v, p.to(v.dtype), input_precision="ieee")
             m_i = m_new
@@ -333,26 +339,25 @@ def _attend(
         if HAS_SINKS:
             l_i += tl.exp2(tl.where(is_first, sink - m_i, float("-inf")))
         value = tl.trans(acc / l_i[None, :] * out_scale)
-        number, all_splits, own = place // MAX_SPLITS, num_splits, place.to(tl.int64)
-        ahead = tl.minimum(work + step, end_work - 1) // KV_HEADS
-        row, table, begin, end, num_splits, place = list_entry(splits_L6, ahead)
+        entry = list_entry(splits_L6, tl.minimum(work + step, end_work - 1) // KV_HEADS)
         if is_only:
             offs = head[:, None] * HEAD_DIM + offs_d[None, :]
             tl.store(out_HD + offs, value.to(out_THD.dtype.element_ty), mask=q_mask)
         else:
-            at = own * (KV_HEADS * GROUP) + head
+            at = place.to(tl.int64) * (KV_HEADS * GROUP) + head
             tl.store(lse_LH + at, m_i + tl.log2(l_i), mask=head_mask)
             tl.store(partial_LHD + at[:, None] * HEAD_DIM + offs_d[None, :], value, mask=q_mask)
             tl.debug_barrier()  # all threads have stored what the count releases
+            number = place // MAX_SPLITS  # of the row
             counter = finished_RK + number * KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel") == all_splits - 1:
+            if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
                 tl.store(counter, 0)  # for the next layer
                 _combine(
                     partial_LHD + number.to(tl.int64) * (MAX_SPLITS * KV_HEADS * GROUP * HEAD_DIM),
                     lse_LH + number.to(tl.int64) * (MAX_SPLITS * KV_HEADS * GROUP),
                     out_HD,
                     kv_head * GROUP,
-                    all_splits,
+                    num_splits,
                     KV_HEADS * GROUP,
                     GROUP,
                     BLOCK_G,

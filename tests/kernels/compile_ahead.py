@@ -4,9 +4,9 @@
 
 Their wrappers are called as in a step, so Triton decides itself what it compiles. A line for each
 kernel: the generation, types and shape, and what a program takes. Fails where one spills registers,
-takes more registers or shared memory than its bound, does not copy asynchronously, or where the
-instructions of its loop take too long to issue for the bytes that the loop reads, or for the
-products that it takes.
+takes more registers or shared memory than its bound, does not copy asynchronously, has too few
+bytes on their way, or where the instructions of its loop take too long to issue for the bytes that
+the loop reads, or for the products that it takes.
 
 That count is exact, and no measurement: a kernel cannot be faster, but it may well be slower.
 """
@@ -43,6 +43,10 @@ from tandem.kernels.block_formats import (
     IQ1_M,
     IQ2_S,
     IQ3_S,
+    IQ4_NL,
+    MXFP4,
+    NVFP4,
+    Q4_0,
     Q4_K,
     Q8_0,
     BlockFormat,
@@ -82,17 +86,23 @@ from tandem.kernels.signatures import FrameCells, Routing
 from tandem.tests.kernels.launches import compiled_for
 from tandem.tests.support.extent import FULL
 
-GENERATIONS = (80, 90, 100)
+GENERATIONS = (80, 89, 90, 100)
+# Converts fp8, and has no more shared memory than every generation has; neither has sm_120.
+CONVERTING = 89
 META = torch.device("meta")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Every generation's programs may have at least this much, also on consumers' GPUs; those for which
-# chunks have wide tiles, the second.
+# chunks have wide tiles, the second. A processor of theirs has the third, of which a program takes
+# the fourth itself.
 SHARED_BYTES = 99 << 10
 WIDE_SHARED_BYTES = 227 << 10
-# A processor has 65,536 registers: so many programs of 128 threads fit on it, by kernel.
+PROCESSOR_SHARED_BYTES = 228 << 10
+RESERVED_SHARED_BYTES = 1 << 10
+# A processor has so many registers: so many programs of 128 threads fit on it, by kernel.
 # Those of products are up to four times as wide.
+REGISTERS = 65_536
 PROGRAMS = {
-    "_attend": 3,
+    "_attend": paged_decode._WARPS // 4,
     "_attend_chunks": 2,
     "_list_splits": 4,
     "_multiply": 2,
@@ -139,17 +149,21 @@ LATENT_CHUNKS_STACK = 256
 COUNTED = 90
 BYTES_A_CLOCK = 3.35e12 / 132 / 1.755e9
 OPERATIONS_A_CLOCK = 989e12 / 132 / 1.755e9
+# Bytes that are on their way to each processor while a read takes 1,250 clocks, 0.7 microseconds.
+BYTES_ON_THEIR_WAY = 18 << 10
 ISSUED_A_CLOCK = 4
 # The most clocks of issuing instructions for each clock of memory. Real programs issue at some 70 %
 # of the limit, so that a kernel up to here is as fast as the memory.
 MAX_SLOTS = 0.6
 OLDEST = triton.__version__.startswith("3.6.")
 # Those that are not, by words of their names, of which the first entry counts: what they take
-# today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
-# any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
-# fifth to two fifths of its bytes. Latents are read once for keys and values. Exponentials of
+# today, so that none gets slower. Tensor cores take 8 rows in an instruction. Codes that stand for
+# any 16 numbers are looked up, those of IQ4 in both of their bytes: with 8 rows that takes less
+# time than memory does, with more hardly longer. Codebooks take as many instructions as Q8_0 does,
+# for a fifth to two fifths of its bytes. Latents are read once for keys and values. Exponentials of
 # chunks take as long as products over 64 values. Rows either take the best token or are summed; a
-# logit is compared with eight pivots; and few blocks have logits that are listed.
+# logit is compared with eight pivots; and few blocks have logits that are listed. gpt-oss's
+# activation is rounded five times.
 SLOW = (
     ("attend_chunks Llama-3-8B int8", 1.4),
     ("attend_chunks Llama-3-8B", 0.95),
@@ -167,11 +181,15 @@ SLOW = (
     ("multiply IQ3_XXS", 1.25),
     ("multiply IQ3_S 64", 1.65),
     ("multiply IQ3_S", 1.35),
-    ("multiply 64", 0.8),
+    ("multiply IQ4_NL 8", 0.83),
+    ("multiply IQ4_NL", 1.12),
+    ("multiply Q8_0", 0.6),
+    ("multiply MXFP4 64", 0.86),
+    ("multiply MXFP4 32", 0.71),
+    ("multiply MXFP4 16", 0.67),
+    ("multiply 64", 0.81),
     ("multiply 32", 0.67),
-    ("multiply IQ4_NL", 0.83),
     ("multiply", 0.63),
-    # gpt-oss's activation is rounded five times.
     ("copy_frame odd", 0.7),
     ("measure", 1.0),
     ("narrow", 0.96),
@@ -199,6 +217,7 @@ class Compiled:
     """What a program of a kernel takes, in bytes; registers per thread."""
 
     kernel: str
+    num_warps: int
     registers: int
     stack: int
     local: int
@@ -206,14 +225,20 @@ class Compiled:
     asynchronous: int
     # Products that leave a warp free, which GPUs have since sm_90.
     async_products: int
-    # Loads and stores of less than a word.
-    narrow: int
-    # Bytes that move without a loop, and those of them that a thread moves 16 at a time.
+    # The smallest load or store, but for a number of 64 bits.
+    smallest: int
+    # Bytes that move without a loop or in an iteration, and those that a thread moves 16 at a time.
     moved: float
     vectors: float
     # Clocks in which the loop's instructions are issued, for each in which its bytes are read, or
     # its products are taken.
     slots: float
+
+    @property
+    def programs(self) -> int:
+        """Those that registers and shared memory of an H100's processor hold at once."""
+        by_registers = REGISTERS // (32 * self.num_warps * self.registers)
+        return min(by_registers, PROCESSOR_SHARED_BYTES // (self.shared + RESERVED_SHARED_BYTES))
 
     def __str__(self) -> str:
         limit = "the tensor cores" if self.kernel in CHUNKS else "memory"
@@ -358,9 +383,9 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
 
 
 def skinny(outputs: int, inputs: int, dtype: torch.dtype, rows: int) -> Case:
-    """The product with an unquantised weight. Programs that take all inputs in few steps have no
-    loop."""
+    """The product with an unquantised weight."""
     warps = skinny_linear.warps_of(outputs, inputs, META)
+    step = min(inputs, warps * skinny_linear._WARP_INPUTS)
 
     def launch() -> None:
         x, weight = (torch.empty(n, inputs, dtype=dtype, device=META) for n in (rows, outputs))
@@ -369,7 +394,7 @@ def skinny(outputs: int, inputs: int, dtype: torch.dtype, rows: int) -> Case:
     return Case(
         f"{outputs} x {inputs} {_short(dtype)} {rows}",
         launch,
-        {"_multiply_skinny": 8.0 * inputs * dtype.itemsize},
+        {"_multiply_skinny": 8.0 * step * dtype.itemsize},
     )
 
 
@@ -559,6 +584,7 @@ def sampling_rows(vocab: int) -> Case:
         logits = torch.empty(4, vocab, device=META)
         sampling.set_columns(table, torch.empty(9, 2, dtype=torch.int64, device=META))
         sampling.draw_tokens(table, slots, logits, slots.new_empty(9))
+        sampling.draw_tokens(table, slots, logits, slots.new_empty(9), edited=False, filtered=False)
 
     block = 4.0 * sampling.BLOCK
     moved = {"_measure": block, "_narrow": 4.0 * sampling.TILE, "_gather": block}
@@ -572,8 +598,13 @@ def _short(dtype: torch.dtype) -> str:
 def cases(generation: int) -> Iterator[Case]:
     """The launches of a step. Where instructions are counted, and in the full extent, these are all
     models, formats and numbers of rows; elsewhere each dtype, each option of a kernel, and its
-    fewest and most rows."""
+    fewest and most rows; and what converts fp8 without much shared memory."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    if generation == CONVERTING:
+        yield attention("Llama-3-8B", bf16, FP8, 32, 8, 128)
+        yield chunks("Llama-3-8B", bf16, FP8, 32, 8, 128)
+        yield latent_attention("DeepSeek-V2-Lite", bf16, FP8, 16)
+        return
     every = FULL or generation == COUNTED
     yield step_inputs()
     if every:
@@ -587,7 +618,9 @@ def cases(generation: int) -> Iterator[Case]:
     if not OLDEST:  # for which ptxas puts some words of the combination on the stack
         yield attention("Gemma-4", bf16, bf16, 8, 1, 512)
         if every:
+            yield attention("Gemma-4", fp32, fp32, 8, 1, 512)
             yield attention("Qwen3-235B", bf16, bf16, 64, 4, 128)
+            yield attention("GLM-4-32B", bf16, bf16, 48, 2, 128)
     for kv_dtype in (bf16, INT8) if every else (bf16,):
         yield attention("gpt-oss-20b", bf16, kv_dtype, 64, 8, 64, window=128, sinks=True)
     yield chunks("Llama-3-8B", bf16, bf16, 32, 8, 128)
@@ -601,18 +634,21 @@ def cases(generation: int) -> Iterator[Case]:
         yield chunks("Phi-2", fp16, fp16, 32, 32, 80)
         yield chunks("ModernBERT", bf16, bf16, 12, 12, 64, window=64, causal=False)
         yield chunks("Gemma-3-4B", bf16, bf16, 8, 4, 256, spans=True)
+        yield chunks("Gemma-4", bf16, bf16, 8, 1, 512)
     for width in (1024, 4096, 16384) if every else (4096,):
         yield norms(width, bf16)
     yield norms(4096, fp32)
     yield gated("silu", 14336, bf16)
     if every:
+        yield gated("silu", 3072, bf16)
         yield gated("gelu_tanh", 14336, bf16)
         yield gated("clamped_swiglu", 2880, bf16)
         yield rope("Qwen3-0.6B queries normed", bf16, None, 16, 0, 128, normed=True)
         yield rope("Llama-3-8B queries", bf16, None, 16, 0, 128)
         yield rope("Phi-2", bf16, bf16, 32, 32, 80, rotated=32)
         yield rope("Gemma-3-4B", fp16, INT8, 8, 4, 256, normed=True)
-        yield rope("Llama-3-8B", bf16, FP8, 32, 8, 128)
+        for cache_dtype in (bf16, FP8, INT8):
+            yield rope("Llama-3-8B", bf16, cache_dtype, 32, 8, 128)
     for cache_dtype in (bf16, FP8, INT8):
         yield rope("Qwen3-0.6B", bf16, cache_dtype, 16, 8, 128, normed=True)
     yield rope("Qwen3-0.6B", fp32, fp32, 16, 8, 128, normed=True)
@@ -627,8 +663,12 @@ def cases(generation: int) -> Iterator[Case]:
     yield copy("128 int8 odd", (1, 1, 32, 32), 33, scatter=True)
     if every:
         yield copy("latent bf16", (256, 32), 40, scatter=False)
+        for scatter in (False, True):
+            yield copy("128 fp8", (32, 32), 40, scatter=scatter)
     few, most = skinny_linear.ROWS
     yield skinny(4096, 1024, fp16, few)
+    if every:
+        yield skinny(6144, 4096, bf16, few)
     for outputs, inputs in ((6144, 1024), (1024, 2048), (1024, 3072)) if every else ((1024, 2048),):
         for rows in (few, most):
             yield skinny(outputs, inputs, bf16, rows)
@@ -636,11 +676,12 @@ def cases(generation: int) -> Iterator[Case]:
     for kind in _distinct_formats() if every else (Q8_0, Q4_K):
         yield product(kind, bf16, few)
     yield product(Q8_0, fp16, few)
-    for rows in more if every else more[-1:]:
-        yield product(Q4_K, bf16, rows)
-    yield product(Q8_0, bf16, more[-1])
+    for kind in (Q4_K, Q8_0, MXFP4, IQ4_NL, IQ3_S) if every else (Q4_K, Q8_0):
+        yield product(kind, bf16, more[-1])
+    for kind in (Q8_0, Q4_0, MXFP4, Q4_K, NVFP4, IQ4_NL) if FULL else (MXFP4,) if every else ():
+        for rows in more[:-1]:
+            yield product(kind, bf16, rows)
     if every:
-        yield product(IQ3_S, bf16, more[-1])
         for kind in (Q4_K, IQ3_S, IQ1_M):
             yield decoding(kind, bf16)
     grouped = list(grouped_product.ROWS)
@@ -707,11 +748,13 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
     if instructions:
         issued = instructions * binary.metadata.num_warps
         slots = issued / ISSUED_A_CLOCK / kernel.clocks
+    accesses = re.findall(r"(?:ld|st)\.global\S*?(?:\.v(\d))?\.[bsuf](\d+)\b", binary.asm["ptx"])
     products = re.findall(r"wgmma\.mma_async|tcgen05\.mma", binary.asm["ptx"])
     vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", binary.asm["ptx"]))
     counts = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return Compiled(
         kernel.name,
+        num_warps=binary.metadata.num_warps,
         registers=counts["REG"],
         stack=counts["STACK"],
         local=counts["LOCAL"],
@@ -719,7 +762,9 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
         asynchronous=len(copies),
         async_products=len(products),
         moved=kernel.moved,
-        narrow=len(re.findall(r"(?:ld|st)\.global\S*\.[bsu](?:8|16)\b", binary.asm["ptx"])),
+        smallest=min(
+            (int(n or 1) * int(bits) // 8 for n, bits in accesses if n or bits != "64"), default=16
+        ),
         vectors=vectors * 16 * 32 * binary.metadata.num_warps,
         slots=slots,
     )
@@ -803,7 +848,7 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
         max_stack = SMALL_STACK * SHUFFLED if small else 0
     if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
-    max_registers = 65_536 // 128 // PROGRAMS[usage.kernel]
+    max_registers = REGISTERS // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
         wrong.append(f"more than {max_registers} registers a thread")
     wide = usage.kernel in CHUNKS and generation >= 90
@@ -814,12 +859,19 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     vectors = usage.moved * (7 / 8) / (2 if "odd" in words else 1)
     if usage.kernel == "_copy_frame" and usage.vectors < vectors:
         wrong.append("moves less than 16 bytes at a time")
-    if usage.kernel in VECTORED and usage.narrow:
-        wrong.append("reads or writes number by number")
+    # A head's int8 have one scale, and half of Phi-2's rotated dimensions have 32 bytes.
+    least = 4 if words & {"int8", "Phi-2"} else 8 if "fp8" in words else 16
+    if usage.kernel in VECTORED and usage.smallest < least:
+        wrong.append(f"reads or writes less than {least} bytes at a time")
     if usage.kernel in WIDE and usage.vectors < usage.moved:
         wrong.append("reads less than 16 bytes at a time")
     # Latents of fp8 are not where it is widened by bits, in the order of bytes.
     of_latents = usage.kernel in ("_attend_latents", "_attend_latent_chunks")
+    launched = max(1, paged_decode._WARPS // usage.num_warps)
+    programs = min(usage.programs, launched) if usage.kernel == "_attend" else usage.programs
+    decodes = usage.kernel in ("_attend", "_attend_latents") and generation == COUNTED
+    if decodes and "odd" not in words and programs * usage.moved < BYTES_ON_THEIR_WAY:
+        wrong.append(f"has few bytes on their way to a processor: {programs * usage.moved:.0f}")
     if of_latents and "odd" in words and usage.asynchronous:
         wrong.append("copies 16 bytes at a time from rows that are aligned to fewer")
     copies = usage.kernel == "_attend" or (of_latents and not words & {"fp8", "odd"})

@@ -56,10 +56,16 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend_latents odd bfloat16", {"asynchronous": 4}, ["copies 16 bytes at a time from"]),
         ("attend_latents odd bfloat16", {"asynchronous": 0}, []),
         ("copy_frame 128 bf16 in", {}, ["moves less than 16 bytes at a time"]),
-        ("copy_frame 128 bf16 in", {"vectors": 64}, []),
-        ("copy_frame 128 int8 odd in", {"vectors": 32}, []),
+        ("copy_frame 128 bf16 in", {"vectors": 64 << 10}, []),
+        ("copy_frame 128 int8 odd in", {"vectors": 32 << 10}, []),
         ("rms_norm 4096 bfloat16", {"registers": 32}, []),
-        ("rms_norm 4096 bfloat16", {"registers": 32, "narrow": 1}, ["reads or writes number by"]),
+        ("rms_norm 4096 bfloat16", {"registers": 32, "smallest": 8}, ["reads or writes less than"]),
+        ("rope_store M bfloat16 fp8", {"registers": 32, "smallest": 8}, []),
+        ("rope_store M bfloat16 fp8", {"registers": 32, "smallest": 4}, ["reads or writes less"]),
+        ("rope_store M bfloat16 int8", {"registers": 32, "smallest": 4}, []),
+        ("attend M bfloat16 fp8", {"moved": 3 << 10}, ["has few bytes on their way"]),
+        ("attend M bfloat16 fp8", {"moved": 3 << 10, "num_warps": 2}, []),
+        ("attend_latents M bfloat16 fp8", {"moved": 3 << 10}, ["has few bytes on their way"]),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.3}, []),
         ("multiply IQ3_S bfloat16 8", {"slots": 1.4}, ["issues too many instructions"]),
     ],
@@ -67,10 +73,11 @@ def test_the_longest_loop_is_counted() -> None:
 def test_problems_of_a_kernel_are_reported(
     name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
-    good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
-    others = {"async_products": 0, "narrow": 0, "moved": 64, "vectors": 32, "slots": 0.5}
+    good = {"num_warps": 4, "registers": 96, "stack": 0, "local": 0, "shared": 1024}
+    good |= {"asynchronous": 8, "async_products": 0, "smallest": 16}
+    frame = {"moved": 64 << 10, "vectors": 32 << 10, "slots": 0.5}
     kernel = "_" + name.split()[0]
-    usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
+    usage = Compiled(kernel, **{**good, **frame, **changes})  # type: ignore[arg-type]
     problems = check(name, usage, 90)
     assert len(problems) == len(expected)
     assert all(each.startswith(start) for each, start in zip(problems, expected, strict=True))

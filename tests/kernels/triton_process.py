@@ -26,7 +26,7 @@ def check_compiled(*generations: int, triton: Path | None = None) -> str:
     with_count = [line for line in lines if "slots a clock" in line]
     assert {line.split()[0] for line in with_count} == {"90"} & {str(each) for each in generations}
     names = {line.split(":")[0] for line in lines}
-    for generation in generations:
+    for generation in {*generations} - {89}:  # for which few are compiled
         for dtype in ("bfloat16", "fp8", "int8"):
             assert f"{generation}  attend Llama-3-8B bfloat16 {dtype}" in names
         for way in ("out", "in"):
