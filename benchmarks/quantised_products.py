@@ -123,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     jit.prepare()
     if not jit.multiplies_bytes():
-        parser.exit(message="this CPU has no AVX-512 VNNI: nothing to measure\n")
+        parser.exit(message="this CPU has no AVX2: nothing to measure\n")
     plain = copies_of(BF16)
     names = options.formats or [
         name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS

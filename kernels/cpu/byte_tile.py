@@ -1,4 +1,5 @@
-"""LLVM intrinsics for products of bytes with AVX-512 VNNI: activations to int8, and tiles."""
+"""LLVM intrinsics for products of bytes: activations to int8, and tiles for AVX-512 VNNI. Those for
+other CPUs are in ``narrow_tile.py``."""
 
 from __future__ import annotations
 

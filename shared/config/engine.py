@@ -187,7 +187,7 @@ class EngineConfig(HostsConfig):
         "--cpu-kernels",
         "Kernels on CPUs: torch's operators, or faster ones compiled by numba "
         f"({install_command('cpu')}; the first start takes some seconds longer). With quantised "
-        "weights on CPUs with AVX-512 VNNI, compiled kernels round activations to int8.",
+        "weights on CPUs with AVX2, compiled kernels round activations to int8.",
         choices=("torch", "compiled"),
     )
     decode_kernel: str = option(

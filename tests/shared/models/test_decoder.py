@@ -123,7 +123,7 @@ def test_a_forward_without_outputs_leaves_the_same_cache(model_root: Path) -> No
         assert torch.equal(one[1], other[1])
 
 
-@pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no AVX2")
+@pytest.mark.skipif(not jit.multiplies_lines(), reason="the CPU has no AVX-512 VNNI")
 def test_logits_in_one_call_are_those_of_the_layers(model_root: Path) -> None:
     folder = tiny_models.cached("qwen3", model_root)
     results: list[tuple[torch.Tensor, KVCache]] = []
