@@ -82,14 +82,16 @@ def _pack(
     key_codes, key_scales, key_scale = keys
     value_codes, value_scales, value_scale = values
     heads, blocks, panels, dim, lanes = keys_packed.shape
-    for piece in prange(heads * blocks):
-        head, block = piece // blocks, piece % blocks
-        base = first + block * panels * lanes
-        # Only the panels that a tile may read are written.
-        read = min(panels, ((end - base + lanes - 1) // lanes + _WIDTH - 1) // _WIDTH * _WIDTH)
-        for t in range(read * lanes):
-            token = base + t
-            key_into, lane = keys_packed[head, block, t // lanes], t % lanes
+    # Only the panels that a tile may read are written.
+    count = (end - first + lanes - 1) // lanes
+    count = min(blocks * panels, (count + _WIDTH - 1) // _WIDTH * _WIDTH)
+    for piece in prange(heads * count):
+        head, panel_of_all = piece // count, piece % count
+        block, key_panel = panel_of_all // panels, panel_of_all % panels
+        for lane in range(lanes):
+            t = key_panel * lanes + lane
+            token = first + panel_of_all * lanes + lane
+            key_into = keys_packed[head, block, key_panel]
             if token < end:
                 slot = table[token // block_size] * block_size + token % block_size
                 key, value = key_codes[head, slot], value_codes[head, slot]
