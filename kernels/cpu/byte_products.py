@@ -31,7 +31,7 @@ from .jit import (
     multiplies_lines,
     multiplies_pairs,
 )
-from .narrow_tile import NarrowFloatTile, NarrowTile, ShortTile
+from .narrow_tile import NarrowTile, ShortTile
 from .panel_rows import PanelRows
 
 _MAX_TILE = TILES[-1]
@@ -93,7 +93,7 @@ class PanelWeights:
         self._bias = np.zeros((1, panels * LANES), np.float32)
         threads = torch.get_num_threads()
         self._shares = threads * max(1, -(-self._nbytes // (threads * _SHARE)))
-        self._address, self._function = compiled(layout, tile_of(layout))
+        self._address, self._function = compiled(layout, tile_of(layout))  # type: ignore[arg-type]
         self.constants = self._constant_arguments()
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
@@ -299,7 +299,7 @@ def multiply_groups(
 def tile_of(layout: Layout) -> type[Tile]:
     """What emits a layout's products for this CPU."""
     if layout.floats:
-        return FloatTile if multiplies_lines() else NarrowFloatTile
+        return FloatTile
     if multiplies_lines():
         return Tile
     return NarrowTile if multiplies_half_lines() else ShortTile
@@ -308,7 +308,7 @@ def tile_of(layout: Layout) -> type[Tile]:
 @cache
 def compiled(layout: Layout, kind: type[Tile]) -> tuple[int, object]:
     """The function that multiplies a tile with a panel of a layout, and what keeps it valid."""
-    multiply_tile = tile_product(layout, kind)
+    multiply_tile = tile_product(layout, kind)  # type: ignore[arg-type]
 
     def multiply_panel(
         filled: int,

@@ -14,20 +14,15 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 
-from .block_layouts import BLOCK, LANES, LINE, WORDS, Layout
+from .block_layouts import LANES, LINE, WORDS, Layout
 from .byte_tile import (
     BYTE,
     BYTES,
-    FLOATS,
     HALF_WORDS,
-    LINE_WORDS,
-    LONG,
     SHORT,
-    WORD,
     Tile,
     all_of,
 )
-from .float_tile import FloatTile
 
 # For ``InlineAsm``.
 llvmlite.binding.initialize_native_asmparser()
@@ -194,54 +189,3 @@ class ShortTile(NarrowTile):
     def _add_shorts(self, total: Any, shorts: Any, factor: Any) -> Any:
         sums = self.emit.call("llvm.x86.avx2.pmadd.wd", HALF_WORDS, shorts, factor)
         return self.builder.add(total, sums)
-
-
-class NarrowFloatTile(FloatTile):
-    """Emits products of e4m3 with AVX2, in float32; plain weights of bf16 have no panels there."""
-
-    @classmethod
-    def max_rows(cls, layout: Layout) -> int:
-        return _ROWS
-
-    def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
-        """See ``FloatTile``."""
-        lines = self.load_lines(at)
-        self.prefetch_lines(at)
-        for half in range(2):
-            place, products = half * WORDS, [all_of(FLOATS, 0.0)] * len(self.rows)
-            for line in lines[half * len(lines) // 2 : (half + 1) * len(lines) // 2]:
-                for pair in ((2, 0), (3, 1)):
-                    numbers = [self._widened(line, byte) for byte in pair]
-                    products = self._add_pair(at, place, numbers, products)
-                    place += 1
-            scale = self.load_scales(at)[0][0]
-            scaled = zip(products, sums, strict=True)
-            sums = [self.emit.fma(product, scale, total) for product, total in scaled]
-        return sums
-
-    def _add_pair(self, at: Any, place: int, numbers: list[Any], sums: list[Any]) -> list[Any]:
-        """Add the products with a pair of activations to the rows' sums, the second one first."""
-        builder, emit = self.builder, self.emit
-        x_at = builder.mul(self.number(at), LONG(2 * BLOCK))
-        following = []
-        for row, total in zip(self.rows, sums, strict=True):
-            pair = emit.load(self.codes, x_at, WORD, 2 * BLOCK * row + 4 * place, 4)
-            pair = emit.everywhere(pair)
-            second = builder.and_(pair, all_of(LINE_WORDS, 0xFFFF0000))
-            first = builder.shl(pair, all_of(LINE_WORDS, 16))
-            for number, x in zip(numbers, (second, first), strict=True):
-                total = emit.fma(number, builder.bitcast(x, FLOATS), total)
-            following.append(emit.split(total))
-        return [emit.join(halves) for halves in _in_order(builder, following)]
-
-    def _widened(self, line: Any, byte: int) -> Any:
-        """The e4m3 number in a byte of each word in fp32; see ``vector.widened``."""
-        builder = self.builder
-        moved = builder.shl(line, all_of(LINE_WORDS, 24 - 8 * byte))
-        moved = builder.ashr(moved, all_of(LINE_WORDS, 4))
-        largest = all_of(LINE_WORDS, 0x7F << 20)
-        magnitude = builder.and_(moved, largest)
-        bits = builder.or_(magnitude, builder.and_(moved, all_of(LINE_WORDS, 1 << 31)))
-        number = builder.fmul(builder.bitcast(bits, FLOATS), all_of(FLOATS, 2.0**120))
-        is_nan = builder.icmp_unsigned("==", magnitude, largest)
-        return builder.select(is_nan, all_of(FLOATS, float("nan")), number)

@@ -338,7 +338,8 @@ def has_panels(weight: QuantizedWeight) -> bool:
 
 def _in_panels_here(format: BlockFormat) -> bool:
     """True if this CPU multiplies weights of a format in panels."""
-    if not multiplies_bytes() or layout_of(format) is None:
+    layout = layout_of(format)
+    if layout is None or not multiplies_bytes() or (layout.floats and not multiplies_lines()):
         return False
     return moves_bits() or format not in CODEBOOK_FORMATS
 

@@ -43,14 +43,16 @@ from tandem.kernels.cpu.block_layouts import (  # noqa: E402
 from tandem.kernels.cpu.block_packing import pack, tables_of  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 from tandem.kernels.cpu.byte_tile import Tile  # noqa: E402
-from tandem.kernels.cpu.narrow_tile import NarrowFloatTile, NarrowTile, ShortTile  # noqa: E402
+from tandem.kernels.cpu.narrow_tile import NarrowTile, ShortTile  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 from tandem.kernels.cpu.panel_rows import PanelRows  # noqa: E402
 
 KINDS = {
     name: kind
     for name, kind in (BLOCK_FORMATS | GROUPS).items()
-    if layout_of(kind) and (jit.moves_bits() or kind not in CODEBOOK_FORMATS)
+    if (layout := layout_of(kind))
+    and (jit.moves_bits() or kind not in CODEBOOK_FORMATS)
+    and (jit.multiplies_lines() or not layout.floats)
 }
 FORMATS = sorted(KINDS)
 OUTPUTS, INPUTS = 99, 512
@@ -192,7 +194,7 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(
     assert torch.equal(result[~wrong], clean[~wrong])
 
 
-@multiplies
+@in_lines
 @pytest.mark.parametrize("newest", [True, False])
 def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without instructions for bf16 and tables; a row with a code for NaN is NaN."""
@@ -267,16 +269,11 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
         ("Q8_0", ShortTile),
         ("NF4-64-F32-none", NarrowTile),
         ("NF4-64-F32-none", ShortTile),
-        ("FP8-128-F32-none", NarrowFloatTile),
     ],
 )
 def test_narrower_registers_have_the_same_bits(
     name: str, kind: type[Tile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (byte_products, float_tile):
-        monkeypatch.setattr(module, "multiplies_pairs", lambda: False)
-    byte_products.compiled.cache_clear()
-    byte_tile.tile_product.cache_clear()
     results = []
     for each in (byte_products.tile_of(known_layout(name)), kind):
         monkeypatch.setattr(byte_products, "tile_of", lambda layout, each=each: each)
@@ -285,8 +282,6 @@ def test_narrower_registers_have_the_same_bits(
         inputs = [rows(1), rows(2), rows(3), extremes, rows(37)]
         results.append(torch.cat([product(x) for x in inputs]))
     torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
-    byte_products.compiled.cache_clear()
-    byte_tile.tile_product.cache_clear()
 
 
 HASWELL = {
