@@ -8,8 +8,6 @@ import torch
 
 from ..attention_metadata import (
     AttentionConfig,
-    AttentionParams,
-    ChunkMetadata,
     SequenceMetadata,
     chunk_metadata,
 )
@@ -18,24 +16,10 @@ from ..reference.attention import paged_attention
 from ..scaled import CachedKV
 from . import trials
 from .decode_trial import cached_as, limit
+from .triton_kernels import chunk_attention
 
 # The position of the first row of each chunk, and its rows.
 CHUNKS = ((0, 37), (300, 3), (150, 70))
-
-
-def triton_chunks(
-    q_THD: torch.Tensor,
-    keys_KND: CachedKV,
-    values_KND: CachedKV,
-    chunks: ChunkMetadata,
-    params: AttentionParams,
-    out_THD: torch.Tensor,
-    sinks_H: torch.Tensor | None = None,
-) -> None:
-    """``chunk_attention``, importing Triton on demand."""
-    from .chunk_attention import chunk_attention
-
-    chunk_attention(q_THD, keys_KND, values_KND, chunks, params, out_THD, sinks_H)
 
 
 @cache
@@ -74,7 +58,7 @@ def largest_error(config: AttentionConfig, kernel: ChunkKernel[CachedKV] | None 
     actual = torch.full_like(q_THD, torch.nan)
     arguments = q_THD, keys, values, chunks, config.params, actual
     if kernel is None:
-        triton_chunks(*arguments, sinks_H)
+        chunk_attention(*arguments, sinks_H)
     else:
         kernel(*arguments)
     if device.type == "meta":  # nothing is computed there

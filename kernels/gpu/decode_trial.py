@@ -15,8 +15,6 @@ import torch
 from ..attention_metadata import (
     AttentionConfig,
     AttentionMetadata,
-    AttentionParams,
-    DecodeMetadata,
     LatentConfig,
     SequenceMetadata,
     decode_metadata,
@@ -25,21 +23,7 @@ from ..batched_decode import batched_attention
 from ..reference.attention import paged_attention
 from ..scaled import INT8, CachedKV, ScaledKV, quantize
 from . import trials
-
-
-def triton_decode(
-    q_THD: torch.Tensor,
-    keys_KND: CachedKV,
-    values_KND: CachedKV,
-    decodes: DecodeMetadata,
-    params: AttentionParams,
-    out_THD: torch.Tensor,
-    sinks_H: torch.Tensor | None = None,
-) -> None:
-    """``paged_decode``, importing Triton on demand."""
-    from .paged_decode import paged_decode
-
-    paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD, sinks_H)
+from .triton_kernels import paged_decode
 
 
 @cache
@@ -84,7 +68,7 @@ def largest_error(config: AttentionConfig) -> float:
     metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, device))
     sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
     sinks_H = None if sinks_H is None else sinks_H.to(device)
-    decode = partial(triton_decode, sinks_H=sinks_H)
+    decode = partial(paged_decode, sinks_H=sinks_H)
     # Twice, as two layers of a step: the second finds the counters as the first leaves them.
     for _ in range(2):
         actual = batched_attention(

@@ -17,64 +17,14 @@ from ..reference.cache import write_kv
 from ..reference.norm import head_rms_norm
 from ..reference.rope import apply_rotary
 from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
-from ..signatures import CosSin, LayerKV, RopeConfig
+from ..signatures import RopeConfig
 from .trials import passes, relative_error, too_far
+from .triton_kernels import act_and_mul, add_rms_norm, rms_norm, rope_and_cache_kv, rope_queries
 
 _ROWS = 3
 # The allowed rounding errors, relative to a result's magnitude, or to one below it. Codes differ by
 # one where a rounding before the last was the other way.
 _LIMITS = {torch.float32: 1e-4, torch.float16: 0.004, torch.bfloat16: 0.03, INT8: 0.05, FP8: 0.14}
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
-    """``norm.rms_norm``, importing Triton on demand; ``None`` for unsupported rows."""
-    from .norm import rms_norm, takes
-
-    return rms_norm(x, weight, eps) if takes(x) else None
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """``norm.add_rms_norm``, likewise."""
-    from .norm import add_rms_norm, takes
-
-    supported = takes(x) and takes(residual)
-    return add_rms_norm(x, residual, weight, eps) if supported else None
-
-
-def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor | None:
-    """``activation.act_and_mul``, likewise."""
-    from .activation import act_and_mul, takes
-
-    return act_and_mul(x, activation) if takes(x) else None
-
-
-def rope_and_cache_kv(
-    qkv_TXD: torch.Tensor,
-    norm_weight_RD: torch.Tensor | None,
-    eps: float,
-    cos_sin: CosSin,
-    cache: LayerKV,
-    slots_T: torch.Tensor,
-) -> torch.Tensor | None:
-    """``rope_store.rope_and_cache_kv``, likewise."""
-    from .rope_store import rope_and_cache_kv, takes
-
-    if not takes(qkv_TXD, cos_sin):
-        return None
-    return rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
-
-
-def rope_queries(
-    q_THD: torch.Tensor, norm_weight_HD: torch.Tensor | None, eps: float, cos_sin: CosSin
-) -> torch.Tensor | None:
-    """``rope_store.rope_queries``, likewise."""
-    from .rope_store import rope_queries, takes
-
-    if not takes(q_THD, cos_sin):
-        return None
-    return rope_queries(q_THD, norm_weight_HD, eps, cos_sin)
 
 
 @cache

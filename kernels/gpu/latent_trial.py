@@ -1,4 +1,4 @@
-"""Latent attention by Triton, and trials of its kernels before they are used.
+"""Trials of the Triton kernels of latent attention, before they are used.
 
 Shapes as in ``latent_decode.py``.
 """
@@ -11,8 +11,6 @@ from functools import cache
 import torch
 
 from ..attention_metadata import (
-    ChunkMetadata,
-    DecodeMetadata,
     LatentConfig,
     SequenceMetadata,
     chunk_metadata,
@@ -21,50 +19,10 @@ from ..attention_metadata import (
 from ..operators import Operators
 from ..reference.latent import absorbed_attention
 from ..scaled import CachedKV, ScaledKV, TensorScaledKV
-from ..signatures import CosSin
 from . import trials
 from .chunk_trial import CHUNKS
 from .decode_trial import cached_as, limit
-
-
-def attend_latents(
-    q_THD: torch.Tensor,
-    latents: CachedKV,
-    k_up_HNC: torch.Tensor,
-    v_up_HVC: torch.Tensor,
-    decodes: DecodeMetadata | None,
-    chunks: ChunkMetadata | None,
-    scale: float,
-    out_THV: torch.Tensor,
-) -> None:
-    """Fill the decoding rows of ``out`` and those of chunks; other rows are undefined."""
-    from .latent_chunks import latent_chunks
-    from .latent_decode import latent_decode
-
-    wide_HTC = torch.bmm(q_THD[..., : k_up_HNC.shape[1]].transpose(0, 1), k_up_HNC)
-    # Sums take the place of the queries, of which each program reads those that it replaces.
-    if decodes is not None:
-        latent_decode(q_THD, wide_HTC, latents, decodes, scale, wide_HTC)
-    if chunks is not None:
-        latent_chunks(q_THD, wide_HTC, latents, chunks, scale, wide_HTC)
-    torch.bmm(wide_HTC, v_up_HVC.mT, out=out_THV.transpose(0, 1))
-
-
-def store_latents(
-    q_THD: torch.Tensor,
-    kv_TC: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    cos_sin: CosSin,
-    latents: CachedKV,
-    slots_T: torch.Tensor,
-) -> torch.Tensor | None:
-    """``rope_and_cache_latent``, importing Triton on demand; ``None`` for unsupported rows."""
-    from .latent_store import rope_and_cache_latent, takes
-
-    if not takes(q_THD, kv_TC):
-        return None
-    return rope_and_cache_latent(q_THD, kv_TC, norm_weight, eps, cos_sin, latents, slots_T)
+from .triton_kernels import latent_attention, rope_and_cache_latent
 
 
 @cache
@@ -141,7 +99,7 @@ def _attention_error(config: LatentConfig, spans: Sequence[tuple[int, int]]) -> 
     out = q_THD.new_empty(end, heads, config.value_dim)
     # Rows twice, as two layers of a step: the second finds the counters as the first leaves them.
     for _ in range(1 if decodes is None else 2):
-        attend_latents(q_THD, latents, k_up, v_up, decodes, chunks, scale, out)
+        latent_attention(q_THD, latents, k_up, v_up, decodes, chunks, scale, out)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = absorbed_attention(q_THD, latents, k_up, v_up, sequences, scale)
@@ -168,7 +126,7 @@ def store_error(config: LatentConfig) -> float:
         for _ in range(2)
     )
     shape = rows, config.heads, q_dim
-    stored = store_latents(q.clone().view(shape), kv, weight, 1e-6, cos_sin, ours, slots)
+    stored = rope_and_cache_latent(q.clone().view(shape), kv, weight, 1e-6, cos_sin, ours, slots)
     assert stored is not None, "the kernel does not support its own trial"
     if device.type == "meta":  # nothing is computed there
         return 0.0

@@ -47,10 +47,12 @@ from . import (
     routing_trial,
     skinny_trial,
     step_inputs_trial,
+    triton_kernels,
 )
 from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
+from .triton_frames import TritonFrames
 
 
 class _SlicedLinear:
@@ -80,7 +82,7 @@ class _TritonLinear(_SlicedLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not len(x):
             return x.new_empty(0, self._codes.outputs)
-        out = quantized_trial.triton_multiply(x, self._codes)
+        out = triton_kernels.multiply(x, self._codes)
         return out if self._bias is None else out + self._bias.to(out.dtype)
 
 
@@ -88,9 +90,9 @@ class GpuOperators(Operators):
     """Sequences decode one by one if Triton does not work; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
-    decode_kernel = staticmethod(decode_trial.triton_decode)
-    chunk_kernel = staticmethod(chunk_trial.triton_chunks)
-    attend_latents = staticmethod(latent_trial.attend_latents)
+    decode_kernel = staticmethod(triton_kernels.paged_decode)
+    chunk_kernel = staticmethod(triton_kernels.chunk_attention)
+    attend_latents = staticmethod(triton_kernels.latent_attention)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
@@ -143,7 +145,7 @@ class GpuOperators(Operators):
 
     def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
         if routing_trial.works(routing, experts, device):
-            return partial(routing_trial.choose_experts, routing=routing)
+            return partial(triton_kernels.choose_experts, routing=routing)
         return super().prepare_routing(routing, experts, device)
 
     def prepare_fused_router(
@@ -153,13 +155,13 @@ class GpuOperators(Operators):
         narrow = routing_trial.narrowed(weight, dtype)
         if narrow is None or not routing_trial.router_works(narrow, bias, routing):
             return None
-        return partial(routing_trial.route, weight_EC=narrow, bias_E=bias, routing=routing)
+        return partial(triton_kernels.route, weight_EC=narrow, bias_E=bias, routing=routing)
 
     def prepare_frame_copies(
         self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
     ) -> FrameCopies:
         if frame_copy_trial.works(layers, block_size):
-            return frame_copy_trial.TritonFrames(layers, block_size)
+            return TritonFrames(layers, block_size)
         return super().prepare_frame_copies(layers, block_size)
 
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
@@ -176,7 +178,7 @@ class GpuOperators(Operators):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = None
         if (x.shape[-1], x.dtype) in self._norms:
-            out = fused_trial.rms_norm(x, weight, eps)
+            out = triton_kernels.rms_norm(x, weight, eps)
         return super().rms_norm(x, weight, eps) if out is None else out
 
     def add_rms_norm(
@@ -184,7 +186,7 @@ class GpuOperators(Operators):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = None
         if (x.shape[-1], x.dtype) in self._norms:
-            out = fused_trial.add_rms_norm(x, residual, weight, eps)
+            out = triton_kernels.add_rms_norm(x, residual, weight, eps)
         return super().add_rms_norm(x, residual, weight, eps) if out is None else out
 
     def prepare_act_and_mul(
@@ -196,7 +198,7 @@ class GpuOperators(Operators):
     def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         out = None
         if (activation, x.shape[-1] // 2, x.dtype) in self._activations:
-            out = fused_trial.act_and_mul(x, activation)
+            out = triton_kernels.act_and_mul(x, activation)
         return super().act_and_mul(x, activation) if out is None else out
 
     def prepare_rope(self, config: RopeConfig) -> None:
@@ -215,7 +217,7 @@ class GpuOperators(Operators):
         arguments = qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T
         out = None
         if _rope_config(qkv_TXD, norm_weight_RD, cos_sin, cache[0]) in self._ropes:
-            out = fused_trial.rope_and_cache_kv(*arguments)
+            out = triton_kernels.rope_and_cache_kv(*arguments)
         return super().rope_and_cache_kv(*arguments) if out is None else out
 
     def rope_queries(
@@ -228,7 +230,7 @@ class GpuOperators(Operators):
         arguments = q_THD, norm_weight_HD, eps, cos_sin
         out = None
         if _rope_config(q_THD, norm_weight_HD, cos_sin, None) in self._ropes:
-            out = fused_trial.rope_queries(*arguments)
+            out = triton_kernels.rope_queries(*arguments)
         return super().rope_queries(*arguments) if out is None else out
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
@@ -288,7 +290,7 @@ class GpuOperators(Operators):
         (latents,) = cache
         inputs, out = (q_THD, kv_TC, norm_weight, eps, cos_sin), None
         if self._stores_latents:
-            out = latent_trial.store_latents(*inputs, latents, slots_T)
+            out = triton_kernels.rope_and_cache_latent(*inputs, latents, slots_T)
         return super().rope_and_cache_latent(*inputs, cache, slots_T) if out is None else out
 
     def latent_attention(

@@ -15,16 +15,10 @@ from ..quantized import QuantizedWeight, grouped_codes
 from .packed_codes import PackedCodes, pack_codes, takes
 from .tiles import CHUNK
 from .trials import passes, too_far
+from .triton_kernels import multiply
 
 # Enough inputs for the kernels of all row counts to divide them between programs.
 INPUTS = 32 * CHUNK
-
-
-def triton_multiply(x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
-    """``multiply``, importing Triton on demand."""
-    from .quantized_linear import multiply
-
-    return multiply(x, weight)
 
 
 def has_kernel(kind: BlockFormat, dtype: torch.dtype) -> bool:
@@ -61,7 +55,7 @@ def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, r
     generator = torch.Generator().manual_seed(0)
     packed, dense = random_codes(kind, device, generator)
     x = torch.randn(rows, packed.inputs, generator=generator).to(device, dtype)
-    actual = triton_multiply(x, packed)
+    actual = multiply(x, packed)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     size = dense.norm(dim=1).max()

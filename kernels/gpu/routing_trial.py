@@ -10,27 +10,11 @@ import torch
 from ..reference import routing as reference
 from ..signatures import Routing
 from .trials import passes, too_far
+from .triton_kernels import choose_experts, route
 
 _ROWS = 33
 _LIMIT = 1e-4
 _ALIGNED = 16
-
-
-def choose_experts(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """``reference.routing.choose_experts``, importing Triton on demand."""
-    from .routing import choose_experts
-
-    return choose_experts(logits_TE, routing)
-
-
-def route(
-    x_TC: torch.Tensor, weight_EC: torch.Tensor, bias_E: torch.Tensor | None, routing: Routing
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and indices of the experts of each row, both [T, K], importing Triton on demand."""
-    from .router import multiply_router
-    from .routing import choose_experts
-
-    return choose_experts(multiply_router(x_TC.contiguous(), weight_EC), routing, bias_E)
 
 
 def narrowed(weight_EC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tandem.kernels.gpu import frame_copy_trial
-from tandem.kernels.gpu.frame_copy_trial import TritonFrames, first_difference
+from tandem.kernels.gpu.frame_copy_trial import first_difference
 from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.triton_frames import TritonFrames
 from tandem.kernels.reference.cache import IndexedFrames
 from tandem.kernels.row_sums import row_sums
 from tandem.kernels.signatures import FrameCells

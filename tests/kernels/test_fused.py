@@ -16,7 +16,7 @@ import torch
 
 from tandem.kernels.activations import Activation
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import fused_trial
+from tandem.kernels.gpu import fused_trial, triton_kernels
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
@@ -357,7 +357,7 @@ def test_operators_use_kernels_that_work(monkeypatch: pytest.MonkeyPatch) -> Non
     operators.prepare_rope(KIND)
     called: list[str] = []
     for name in ("rms_norm", "add_rms_norm", "act_and_mul", "rope_and_cache_kv", "rope_queries"):
-        monkeypatch.setattr(fused_trial, name, lambda *_, name=name: called.append(name))
+        monkeypatch.setattr(triton_kernels, name, lambda *_, name=name: called.append(name))
     for width in (64, 32):
         x, turns = random(2, width), angles(2, 8)
         operators.rms_norm(x, x[0], 1e-6)

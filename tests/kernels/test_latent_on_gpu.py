@@ -19,7 +19,7 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import latent_trial
+from tandem.kernels.gpu import latent_trial, triton_kernels
 from tandem.kernels.gpu.decode_trial import limit
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
@@ -114,7 +114,7 @@ class LatentCase:
     def run(self, decodes: DecodeMetadata | None = None) -> torch.Tensor:
         out = self.q.new_full((*self.q.shape[:2], self.v_up.shape[1]), 77.0)
         inputs = self.q, self.latents, self.k_up, self.v_up
-        latent_trial.attend_latents(*inputs, decodes or self.decodes(), None, SCALE, out)
+        triton_kernels.latent_attention(*inputs, decodes or self.decodes(), None, SCALE, out)
         return out
 
     def expected(self) -> torch.Tensor:
@@ -345,7 +345,7 @@ def test_rows_between_vectors_are_left_to_torch() -> None:
     )
     assert not latent_store.takes(q, kv)
     assert latent_store.takes(q.clone(), kv.clone())
-    assert latent_trial.store_latents(q, kv, *inputs, ours, slots) is None
+    assert triton_kernels.rope_and_cache_latent(q, kv, *inputs, ours, slots) is None
     operators = GpuOperators()
     operators._stores_latents = True
     operators.rope_and_cache_latent(q, kv, *inputs, (ours,), slots)
