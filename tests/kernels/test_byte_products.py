@@ -323,6 +323,12 @@ def test_a_backend_says_which_formats_it_multiplies(monkeypatch: pytest.MonkeyPa
     assert not Operators().has_product(BLOCK_FORMATS["Q8_0"], torch.float32)
 
 
+def test_rows_may_be_strided() -> None:
+    wide = rows(3).repeat_interleave(2, 1)[:, ::2]
+    assert not wide.is_contiguous()
+    assert product("Q4_K")(wide).equal(product("Q4_K")(rows(3)))
+
+
 def test_other_widths_have_no_panels() -> None:
     assert not has_layout(random_weight(group_format("e2m1", 4, 16, "F32"), 3, 3))
     assert not has_layout(random_weight(group_format("int", 4, 40, "F16"), 3, 4))

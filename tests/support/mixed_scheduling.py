@@ -7,8 +7,9 @@ from xdist.workermanage import WorkerController
 
 
 class MixedScheduling(LoadFileScheduling):
-    """Half of the workers begin with tests that start processes, which wait more than they compute,
-    and the others with those that compute: so that cores neither idle nor are fought for."""
+    """Half of the workers take tests that start processes, which wait more than they compute, and
+    the others those that compute, as long as there are any: cores neither idle nor are fought
+    for."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         waits = self.nodes.index(node) % 2 == 0

@@ -210,12 +210,13 @@ def test_a_unary_request_survives_its_decode_node_and_is_refused_without_another
     prefill = cluster.start_node("prefill-node")
     cluster.wait_nodes(decode=2, prefill=1)
     tokens = prompt(1, 150)
-    want = cluster.complete(tokens, **SEEDED)
+    sampling = SEEDED | {"max_tokens": 350}
+    want = cluster.complete(tokens, **sampling)
     cluster.wait_idle(*nodes.values())
 
     remaining = dict(nodes)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(cluster.complete, tokens, **SEEDED)
+        future = pool.submit(cluster.complete, tokens, **sampling)
         remaining.pop(dead := generating(remaining)).kill()
         response = future.result()
     assert response["choices"] == want["choices"]
@@ -223,9 +224,11 @@ def test_a_unary_request_survives_its_decode_node_and_is_refused_without_another
     assert response["tandem"]["decode_nodes"] == [dead, *remaining]
 
     cluster.wait_nodes(decode=1, prefill=1)
-    connection = open_request(cluster, tokens, **SEEDED)
+    (node,) = remaining.values()
+    (rank,) = psutil.Process(node.process.pid).children()
+    connection = open_request(cluster, tokens, **sampling)
+    generating(remaining)
     # Its head survives its rank for a moment, and says so itself.
-    (rank,) = psutil.Process(remaining.pop(generating(remaining)).process.pid).children()
     rank.kill()
     refusal = connection.getresponse()
     assert refusal.status == 503
