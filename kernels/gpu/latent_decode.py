@@ -384,6 +384,7 @@ def _merge(
                 values = left_values * (left_share / total)[:, None]
                 values += right_values * (right_share / total)[:, None]
                 if width < num_splits:
+                    tl.debug_barrier()  # all threads have read what is replaced
                     tl.store(lefts, values, mask=mask)
                     tl.store(lse_SH + left * HEADS + head, largest + tl.log2(total), mask=is_head)
                 else:

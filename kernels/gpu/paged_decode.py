@@ -80,6 +80,8 @@ _WARP_SUMS = 32 * 32
 _BLOCK_N = 64
 _WARP_BYTES = 4 << 10
 _BLOCK_BYTES = 16 << 10
+# Registers of a processor, and the most that a thread may have.
+_REGISTERS, _MAX_REGISTERS = 64 << 10, 168
 # Multiprocessors of an H100, for devices that torch does not ask.
 _H100_PROCESSORS = 132
 
@@ -138,7 +140,7 @@ def constants(
         "num_warps": warps,
         # One block is computed while two are read, if they fit.
         "num_stages": 3 if block_n * token_bytes <= _BLOCK_BYTES else 2,
-        "maxnreg": 168,
+        "maxnreg": min(_MAX_REGISTERS, _REGISTERS // (32 * warps)),
         "IS_FP8": cache_dtype == FP8,
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,

@@ -12,6 +12,7 @@ The pool knows no torch and no sequence: callers hold plain block ids and return
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -155,6 +156,11 @@ class BlockPool:
         """Stop sharing these owned blocks with further sequences; existing references stay."""
         for block in blocks:
             self.index.forget(block)
+
+    def freed_by(self, tables: Iterable[Sequence[int]]) -> int:
+        """The number of blocks that become available once all of these tables are released."""
+        counts = Counter(block for table in tables for block in table)
+        return sum(self._references[block] == count for block, count in counts.items())
 
     def release(self, blocks: Sequence[int]) -> None:
         """Release one reference on each block, the last block of a sequence first.

@@ -20,7 +20,8 @@ _SORTED_BYTES = 32 * 3 * 8
 _HIDDEN = 4
 # Rows of attention's partial results in fp32, for each sequence and head on a large GPU.
 _SPLITS, _SPLIT_PROGRAMS = 64, 264
-_LATENT_PARTS = 2048 * 16
+# Heads of latent attention that a program takes.
+_LATENT_HEADS = 16
 _GRAPHS_AT_MOST, _ROWS_PER_GRAPH, _GRAPH_BYTES = 512, 8, 4 << 20
 
 
@@ -63,5 +64,6 @@ def _partials(layer: LayerSpec, sequences: int, ranks: int) -> int:
             splits = min(_SPLITS, -(-_SPLIT_PROGRAMS * ranks // each.num_kv_heads))
             return 4 * sequences * splits * each.num_heads * each.head_dim // ranks
         case MLASpec() as latent:
-            rows = max(_LATENT_PARTS, sequences * latent.num_heads // ranks)
-            return 4 * rows * latent.kv_lora_rank
+            heads = -(-latent.num_heads // ranks)
+            splits = min(_SPLITS, -(-_SPLIT_PROGRAMS // -(-heads // _LATENT_HEADS)))
+            return 4 * sequences * splits * heads * latent.kv_lora_rank

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,16 +26,27 @@ _SHARE = 1 << 20
 _AHEAD = 256 << 20
 
 
+@dataclass(slots=True)
+class _ReadAhead:
+    """The bytes of a file that were asked for since reads last jumped, how many of those passed
+    were read, and whether too few were."""
+
+    begin: int = 0
+    end: int = 0
+    read: int = 0
+    useless: bool = False
+
+
 class FileReads:
     """Open files. Use as a context manager."""
 
     def __init__(self) -> None:
         self._open: dict[Path, int] | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._read_ahead: dict[int, int] = {}
+        self._ahead: dict[int, _ReadAhead] = {}
 
     def __enter__(self) -> FileReads:
-        self._open, self._read_ahead = {}, {}
+        self._open, self._ahead = {}, {}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -52,7 +64,7 @@ class FileReads:
         import torch
 
         fd, data = self._descriptor(file), into.view(-1).view(torch.uint8).numpy().data
-        self._ask_ahead(fd, begin + len(data))
+        self._ask_ahead(fd, begin, begin + len(data))
         count = min(torch.get_num_threads(), len(data) // _SHARE)
         if count < 2:
             _fill(fd, begin, data, file, what)
@@ -84,15 +96,19 @@ class FileReads:
         _fill(self._descriptor(file), begin, memoryview(data), file, what)
         return data
 
-    def _ask_ahead(self, fd: int, end: int) -> None:
-        """Have what follows ``end`` read into the page cache, since tensors are mostly read in the
-        order of the file."""
-        begin = self._read_ahead.get(fd, 0)
-        if not end <= begin <= end + _AHEAD:
-            begin = end
-        if end + _AHEAD - begin >= _AHEAD // 2 and sys.platform == "linux":
-            os.posix_fadvise(fd, begin, end + _AHEAD - begin, os.POSIX_FADV_WILLNEED)
-            self._read_ahead[fd] = end + _AHEAD
+    def _ask_ahead(self, fd: int, begin: int, end: int) -> None:
+        """Have what follows these bytes read into the page cache, since tensors are mostly read in
+        the order of the file. Not where large parts are left out, which other hosts read."""
+        ahead = self._ahead.setdefault(fd, _ReadAhead())
+        ahead.read += end - begin
+        if not end <= ahead.end <= end + _AHEAD:
+            ahead.begin, ahead.end, ahead.read = begin, end, end - begin
+        is_partial = ahead.read < 0.75 * (end - ahead.begin)
+        ahead.useless = ahead.useless or is_partial
+        if end + _AHEAD - ahead.end < _AHEAD // 2 or ahead.useless or sys.platform != "linux":
+            return
+        os.posix_fadvise(fd, ahead.end, end + _AHEAD - ahead.end, os.POSIX_FADV_WILLNEED)
+        ahead.end = end + _AHEAD
 
     def _descriptor(self, file: Path) -> int:
         assert self._open is not None, "the source is not open"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.block_formats import BlockFormat
+from ...kernels.block_formats import Q8_0, BlockFormat
 from ...kernels.operators import Operators
 from ..errors import ModelError
 from ..models.decoder import Decoder
@@ -110,13 +110,17 @@ def decoder_from(
 
 def _warn_of_decoding(formats: Iterable[BlockFormat], place: WeightPlacement) -> None:
     """Name the weights that a CPU decodes for each product, up to a hundred times as slowly."""
+    if place.device.type != "cpu":
+        return
     operators, dtype = place.operators, place.activations
     decoded = sorted(each.name for each in formats if not operators.has_product(each, dtype))
-    if place.device.type != "cpu" or not decoded:
+    if not decoded:
         return
     remedy = "use a file in another format, such as Q8_0"
     if type(operators) is Operators:
-        remedy = "--cpu-kernels compiled has kernels for most formats"
+        remedy = "--cpu-kernels compiled has kernels for most formats, on CPUs with AVX2"
+    elif not operators.has_product(Q8_0, dtype):
+        remedy = "this CPU lacks AVX2, which kernels need: use weights in bfloat16 or float32"
     log.warning(
         "weights in %s are decoded for each product, which is slow; %s",
         " and ".join(decoded),

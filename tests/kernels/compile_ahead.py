@@ -853,6 +853,8 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     max_registers = REGISTERS // 128 // PROGRAMS[usage.kernel]
     if usage.registers > max_registers:
         wrong.append(f"more than {max_registers} registers a thread")
+    if usage.registers * 32 * usage.num_warps > REGISTERS:
+        wrong.append("more registers than a processor has")
     wide = usage.kernel in CHUNKS and generation >= 90
     max_shared = WIDE_SHARED_BYTES if wide else SHARED_BYTES
     if usage.shared > max_shared:

@@ -267,6 +267,7 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
         ("Q6_K", NarrowTile),
         ("Q6_K", ShortTile),
         ("Q8_0", ShortTile),
+        ("Q2_K", ShortTile),
         ("NF4-64-F32-none", NarrowTile),
         ("NF4-64-F32-none", ShortTile),
     ],

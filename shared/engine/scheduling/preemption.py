@@ -9,7 +9,7 @@ they could be reserved for a transfer while the step still writes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..sequence import Phase, Sequence
 from ..work import Generate
@@ -68,10 +68,17 @@ class Preemption:
         if missing <= pool.counts().available:
             return
         holders = [s for s in self._queues.waiting_holders() if self._queues.first(sequence, s)]
-        if missing > pool.counts().available + sum(len(s.block_table) for s in holders):
+        if missing > pool.counts().available + pool.freed_by(s.block_table for s in holders):
             return
         while holders and missing > pool.counts().available:
             self._take_blocks(holders.pop())
+
+    def take_from_waiting(self, blocks: Iterable[int]) -> None:
+        """Take all blocks of the waiting sequences that share some of these, whose KV is bad."""
+        bad = set(blocks)
+        for sequence in self._queues.waiting_holders():
+            if not bad.isdisjoint(sequence.block_table):
+                self._take_blocks(sequence)
 
     def _last_holder(self) -> Sequence:
         """The last by policy among running sequences and waiting ones with blocks."""

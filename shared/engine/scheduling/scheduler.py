@@ -294,6 +294,7 @@ class Scheduler:
         if failure:
             sequence.error = failure
             self.tables.unpublish(sequence)
+            self._preemption.take_from_waiting(sequence.block_table)
         elif not sequence.error:
             # A placeholder's token is missing if the sequence ended before it was drawn.
             sequence.computed = min(row.start + len(row.tokens), sequence.length)

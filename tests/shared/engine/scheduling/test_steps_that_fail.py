@@ -113,6 +113,22 @@ def test_kv_of_a_failed_transfer_is_never_found() -> None:
     scheduler.pool.check()
 
 
+def test_a_waiting_sequence_does_not_keep_a_prefix_whose_kv_is_bad() -> None:
+    scheduler = make(max_num_batched_tokens=32)
+    scheduler.add(sequence(2, 4, max_tokens=20))
+    run_step(scheduler)
+    scheduler.add(failing := sequence(1, 60))
+    waiting = sequence(3, 60)
+    waiting.prompt = failing.prompt
+    assert scheduler.schedule(20) is not None
+    scheduler.apply(StepResult(0, [Sampled(2, [5])]))
+    scheduler.add(waiting)
+    assert scheduler.schedule(20) is not None and waiting.computed == 20
+    scheduler.apply(StepResult(0, [Sampled(2, [5])], failed={1: "not finite"}))
+    assert not waiting.block_table and waiting.computed == 0
+    scheduler.pool.check()
+
+
 def test_a_prefill_only_sequence_whose_numbers_are_not_finite_holds_nothing() -> None:
     scheduler = make()
     one = sequence(1, 10)
