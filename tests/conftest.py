@@ -19,7 +19,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -137,15 +136,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # of xdist, whose results are sent
         atexit._run_exitfuncs()
         os._exit(0)  # without freeing what was imported, which takes seconds
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from tandem.tests.support.mixed_scheduling import MixedScheduling
-
-    return MixedScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
