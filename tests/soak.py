@@ -202,7 +202,11 @@ class Soak:
         self.tally.faults[name] += 1
 
     def _all_have_served(self) -> bool:
-        """Since they were started, KV having moved."""
+        """Since they were started, KV having moved. Nodes that hold the prompts of the load keep
+        them, so a new prompt is sent first, which may go to any node."""
+        new = {"prompt": prompt(random.randrange(SEEDS, 10**6), 200), "max_tokens": 2}
+        with contextlib.suppress(OSError, http.client.HTTPException, UncleanError):
+            self._post(_body(0) | new)
         return all(
             node_metric(part, DONE) if name.startswith("prefill") else committed_transfers(part)
             for name, part in self._parts.items()

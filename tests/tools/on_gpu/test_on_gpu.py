@@ -20,6 +20,7 @@ import pytest
 from tandem.benchmarks.node import gpu_engine
 from tandem.benchmarks.support import gpu_predictions, report
 from tandem.benchmarks.support.report import RESULTS
+from tandem.tests.end_to_end.support.cluster import until
 from tandem.tests.tools.on_gpu.parts import BAD, GOOD, LONG, PART
 from tandem.tools.on_gpu import __main__ as on_gpu
 from tandem.tools.on_gpu.__main__ import GpuPart, Outcome, Run, main
@@ -115,7 +116,8 @@ def test_a_run_that_is_ended_still_writes_its_table(tmp_path: Path) -> None:
         "bad": ("not run", "the run was ended"),
     }
     assert rest.rstrip().endswith((tmp_path / "GPU.md").read_text().rstrip())
-    assert {file.name for file in tmp_path.iterdir()} == FILES and has_ended(child)
+    assert {file.name for file in tmp_path.iterdir()} == FILES
+    until(lambda: has_ended(child), "the part's child to end")
 
 
 def test_without_a_device_no_part_runs_and_each_reports_the_reason(
