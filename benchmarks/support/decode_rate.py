@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def decode_rate(engine: Any, prompts: Sequence[list[int]], steps: int) -> float:
+def decode_rate(
+    engine: Any, prompts: Sequence[list[int]], steps: int, temperature: float = 0.0
+) -> float:
     """Tokens per second while all streams decode: from the last one's first token to the first
     one's last. Each decodes at least ``steps`` tokens beside the others."""
     from tandem import SamplingParams
 
     # The first stream decodes while the later ones are still prefilled.
     tokens = steps + 2 * len(prompts)
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     times: list[list[float]] = [[] for _ in prompts]
 
     def read(stream: int) -> None:
