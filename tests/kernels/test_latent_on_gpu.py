@@ -19,9 +19,6 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import latent_trial, triton_kernels
-from tandem.kernels.gpu.decode_trial import limit
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.cache import write_cache
 from tandem.kernels.reference.latent import absorbed_attention
@@ -30,7 +27,10 @@ from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import latent_decode as kernels
-from tandem.kernels.gpu import latent_store
+from tandem.kernels.gpu import latent_store, latent_trial
+from tandem.kernels.gpu.decode_trial import limit
+from tandem.kernels.gpu.latent_attention import attend_latents
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 from tandem.tests.support import quick_interpreter
 
@@ -115,7 +115,7 @@ class LatentCase:
     def run(self, decodes: DecodeMetadata | None = None) -> torch.Tensor:
         out = self.q.new_full((*self.q.shape[:2], self.v_up.shape[1]), 77.0)
         inputs = self.q, self.latents, self.k_up, self.v_up
-        triton_kernels.latent_attention(*inputs, decodes or self.decodes(), None, SCALE, out)
+        attend_latents(*inputs, decodes or self.decodes(), None, SCALE, out)
         return out
 
     def expected(self) -> torch.Tensor:
@@ -345,13 +345,10 @@ def test_rows_between_vectors_are_left_to_torch() -> None:
     down, slots = torch.randn(2, 51, device=DEVICE), torch.tensor([3, 5], device=DEVICE)
     q, kv = down[:, 3:35].view(2, 4, 8), down[:, 35:]
     angles = torch.ones(2, 1, 4, device=DEVICE), torch.zeros(2, 1, 4, device=DEVICE)
-    inputs, (ours, theirs) = (
-        (torch.ones(12, device=DEVICE), 1e-6, angles),
-        torch.zeros(2, 1, 8, 16, device=DEVICE),
-    )
+    inputs = torch.ones(12, device=DEVICE), 1e-6, angles
+    ours, theirs = torch.zeros(2, 1, 8, 16, device=DEVICE)
     assert not latent_store.takes(q, kv)
     assert latent_store.takes(q.clone(), kv.clone())
-    assert triton_kernels.rope_and_cache_latent(q, kv, *inputs, ours, slots) is None
     operators = GpuOperators()
     operators._stores_latents = True
     operators.rope_and_cache_latent(q, kv, *inputs, (ours,), slots)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.gpu import decode_trial, grouped_experts, latent_trial, routing_trial
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import SequenceStep, StepColumns
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -19,6 +17,10 @@ from tandem.tests.support.extent import selected
 from tandem.tests.support.runners import build_runner
 
 pytest.importorskip("triton")
+
+from tandem.kernels.gpu import decode_trial, grouped_experts, latent_trial, routing_trial
+from tandem.kernels.gpu.operators import GpuOperators
+
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for CPUs")
 
 BLOCK = 16
