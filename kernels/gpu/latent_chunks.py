@@ -36,8 +36,8 @@ from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 # widened there. float32 is multiplied without tensor cores, from registers.
 _TILE, _TILE_WIDE, _TILE_HOPPER = (32, 32), (64, 32), (64, 64)
 _TILE_CODES, _TILE_FP32 = (16, 32), (16, 16)
-# Before 3.9, Triton fails to pipeline assembly that is not pure (``cached_kv.py``) where Blackwell's
-# tensor cores take its results.
+# Before 3.9, Triton fails to pipeline assembly that is not pure (``cached_kv.py``) where the tensor
+# cores of Blackwell take its results.
 _PIPELINES_CODES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 
 
