@@ -1,4 +1,7 @@
-"""GPU operators: Triton kernels, and the reference for everything else."""
+"""GPU operators: Triton kernels, and the reference for everything else.
+
+Imports Triton, which not every machine has, and which takes half a second.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def max_splits(programs: int, programs_per_split: int) -> int:
 
 
 def step_splits(programs: int, programs_per_split: int) -> int:
-    """The most splits of a step, but for what rounding the number of each row's adds."""
+    """About the most splits of a step over latents, if rows of one split are left out."""
     return _SPLITS_PER_PROGRAM * -(-programs // programs_per_split)
 
 

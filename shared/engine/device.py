@@ -137,7 +137,7 @@ def operators_for(
     if cpu_kernels == "torch":
         if device.type == CPU or decode_kernel == "torch":
             return Operators()
-        # It imports Triton.
+        # Only now, since it imports Triton.
         from ...kernels.gpu.operators import GpuOperators
 
         return GpuOperators(triton_required=decode_kernel == "triton")
