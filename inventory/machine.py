@@ -108,9 +108,8 @@ def kernels_of(
     formats = {each.blocks.name: each.blocks for each in multiplied if each.blocks is not None}
 
     def by_format(cpu_kernels: str, own: str) -> dict[str, str]:
-        operators = operators_for(
-            device, cpu_kernels=cpu_kernels, decode_kernel=config.decode_kernel
-        )
+        decode_kernel = "torch" if used.get("gpu") == "torch" else config.decode_kernel
+        operators = operators_for(device, cpu_kernels=cpu_kernels, decode_kernel=decode_kernel)
         return {
             name: own if operators.has_product(format, DTYPES[dtype]) else "torch"
             for name, format in formats.items()

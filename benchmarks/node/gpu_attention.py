@@ -42,7 +42,7 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import chunk_attention as chunk_kernels
 from tandem.kernels.gpu import paged_decode as kernels
-from tandem.kernels.gpu import triton_kernels
+from tandem.kernels.gpu.latent_attention import attend_latents
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, quantize
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
@@ -174,9 +174,7 @@ def latent_attention(
     up = random(heads, nope + value, width) * width**-0.5
     k_up, v_up = up.split([nope, value], dim=1)
     out, scale = q.new_empty(len(lengths), heads, value), (nope + rope) ** -0.5
-    return lambda: triton_kernels.latent_attention(
-        q, latents, k_up, v_up, decodes, None, scale, out
-    )
+    return lambda: attend_latents(q, latents, k_up, v_up, decodes, None, scale, out)
 
 
 def size(cached: CachedKV) -> int:

@@ -33,9 +33,9 @@ from tandem.kernels.gpu import (
     latent_store,
     norm,
     rope_store,
+    router,
     routing,
     sampling,
-    triton_kernels,
 )
 from tandem.kernels.gpu.triton_frames import TritonFrames
 from tandem.kernels.signatures import FrameCells, Routing
@@ -188,7 +188,7 @@ def routed(load: FusedLoad) -> Iterator[Figure]:
     half = torch.float16 if EMULATED else DTYPE
     x, weight = (random(n, load.width).to(half) for n in (load.rows, load.experts))
     choose = partial(routing.choose_experts, logits, config)
-    route = partial(triton_kernels.route, x, weight, None, config)
+    route = partial(router.route, x, weight, None, config)
     for name, work in (("choice", choose), ("router and choice", route)):
         duration = graph_seconds([work] * _LAUNCHES)
         name = f"{name} of 8 of {load.experts} experts, {load.rows} rows"

@@ -14,9 +14,8 @@ from ..attention_metadata import (
 from ..batched_decode import ChunkKernel
 from ..reference.attention import paged_attention
 from ..scaled import CachedKV
-from . import trials
+from . import chunk_attention, trials
 from .decode_trial import cached_as, limit
-from .triton_kernels import chunk_attention
 
 # The position of the first row of each chunk, and its rows.
 CHUNKS = ((0, 37), (300, 3), (150, 70))
@@ -58,7 +57,7 @@ def largest_error(config: AttentionConfig, kernel: ChunkKernel[CachedKV] | None 
     actual = torch.full_like(q_THD, torch.nan)
     arguments = q_THD, keys, values, chunks, config.params, actual
     if kernel is None:
-        chunk_attention(*arguments, sinks_H)
+        chunk_attention.chunk_attention(*arguments, sinks_H)
     else:
         kernel(*arguments)
     if device.type == "meta":  # nothing is computed there

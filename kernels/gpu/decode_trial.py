@@ -22,8 +22,7 @@ from ..attention_metadata import (
 from ..batched_decode import batched_attention
 from ..reference.attention import paged_attention
 from ..scaled import INT8, CachedKV, ScaledKV, quantize
-from . import trials
-from .triton_kernels import paged_decode
+from . import paged_decode, trials
 
 
 @cache
@@ -68,7 +67,7 @@ def largest_error(config: AttentionConfig) -> float:
     metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, device))
     sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
     sinks_H = None if sinks_H is None else sinks_H.to(device)
-    decode = partial(paged_decode, sinks_H=sinks_H)
+    decode = partial(paged_decode.paged_decode, sinks_H=sinks_H)
     # Twice, as two layers of a step: the second finds the counters as the first leaves them.
     for _ in range(2):
         actual = batched_attention(

@@ -17,8 +17,11 @@ from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
 from ..signatures import Weight
 from . import quantized_trial
+from .grouped_product import ROWS, add_weighted, multiply_experts
 from .packed_codes import PackedCodes, pack, stack_packed
+from .quantized_linear import multiply_grouped
 from .row_blocks import RowBlocks, row_blocks
+from .row_plan import plan_rows
 from .trials import passes, too_far
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
@@ -67,9 +70,6 @@ class TritonExperts:
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``signatures.Experts``."""
-        from .grouped_product import ROWS, add_weighted
-        from .row_plan import plan_rows
-
         if not len(x):
             return torch.empty_like(x) if out is None else out
         plan = plan_rows(expert_ids, self._gate_up.experts, ROWS)
@@ -79,9 +79,6 @@ class TritonExperts:
 
 
 def _product(x: torch.Tensor, weights: torch.Tensor | PackedCodes, plan: RowBlocks) -> torch.Tensor:
-    from .grouped_product import multiply_experts
-    from .quantized_linear import multiply_grouped
-
     if isinstance(weights, torch.Tensor):
         return multiply_experts(x, weights, plan)
     return multiply_grouped(x, weights, plan)
@@ -140,8 +137,6 @@ def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, ex
         return False
 
     def trial() -> str:
-        from .grouped_product import ROWS
-
         if difference := first_difference(experts, device):
             return difference
         worst = max(largest_error(kind, dtype, device, size) for size in ROWS)
@@ -153,9 +148,6 @@ def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, ex
 def first_difference(experts: int, device: torch.device) -> str:
     """The difference between Triton's plans of rows and torch's, if any. Some experts have many
     more rows than others."""
-    from .grouped_product import ROWS
-    from .row_plan import plan_rows
-
     generator = torch.Generator().manual_seed(0)
     for rows in _TRIAL_ROWS:
         scores = torch.rand(rows, experts, generator=generator)
@@ -176,9 +168,6 @@ def largest_error(
 ) -> float:
     """The largest difference from the reference, for results of magnitude 1: ``rows`` rows, of
     which each of three experts computes two thirds."""
-    from .grouped_product import ROWS, add_weighted
-    from .row_plan import plan_rows
-
     generator = torch.Generator().manual_seed(0)
     if kind is None:
         dense = torch.randn(3, 99, 19 * _ALIGNED, generator=generator).to(device, dtype)

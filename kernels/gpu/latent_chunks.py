@@ -36,6 +36,9 @@ from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 # widened there. float32 is multiplied without tensor cores, from registers.
 _TILE, _TILE_WIDE, _TILE_HOPPER = (32, 32), (64, 32), (64, 64)
 _TILE_CODES, _TILE_FP32 = (16, 32), (16, 16)
+# Before 3.9, Triton fails to pipeline assembly that is not pure (``cached_kv.py``) where the tensor
+# cores of Blackwell take its results.
+_PIPELINES_CODES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 
 
 @cached_for_gpu
@@ -49,7 +52,9 @@ def constants(
     block_size: int,
 ) -> dict[str, Any]:
     """Compile-time constants of ``_attend_latent_chunks``, and its options of compilation."""
-    rows, tokens = _tile(q_dtype, cache_dtype)
+    generation = _generation()
+    rows, tokens = _tile(q_dtype, cache_dtype, generation)
+    pipelined = _PIPELINES_CODES or cache_dtype.itemsize > 1 or not 100 <= generation < 120
     head_blocks = cdiv(heads, rows)
     return {
         "HEADS": heads,
@@ -67,14 +72,18 @@ def constants(
         "CONVERTS_FP8": cache_dtype == FP8 and converts_fp8(),
         "IS_INT8": cache_dtype == INT8,
         "num_warps": 8,
-        "num_stages": 2,
+        "num_stages": 2 if pipelined else 1,
     }
 
 
-def _tile(q_dtype: torch.dtype, cache_dtype: torch.dtype) -> tuple[int, int]:
-    """Rows and tokens of a tile on the GPU to compile for."""
+def _generation() -> int:
+    """That of the NVIDIA GPU to compile for, such as 90; 0 for others."""
     target = current_target()
-    generation = target.arch if target is not None and target.backend == "cuda" else 0
+    return target.arch if target is not None and target.backend == "cuda" else 0
+
+
+def _tile(q_dtype: torch.dtype, cache_dtype: torch.dtype, generation: int) -> tuple[int, int]:
+    """Rows and tokens of a tile."""
     if q_dtype == torch.float32:
         return _TILE_FP32
     if (cache_dtype == INT8 and generation < 90) or (cache_dtype == FP8 and not converts_fp8()):

@@ -12,14 +12,17 @@ would read 2 MB for 64 splits of 16 heads, while the others are idle.
 
 Grids and workspaces depend on the numbers of rows and heads, the width of block tables and the GPU.
 Lengths and block tables are read on the GPU only, so that a CUDA graph of the launches can be
-replayed with others. How a row is split depends only on its own length, and how its splits are
-merged on their number, so its result is the same in any batch.
+replayed with others. How a row is split depends on its own length, and on the tokens of the step if
+those would take more splits than the GPU needs to be busy (``split_rule.py``): each has a partial
+result with as many numbers for each head as a latent. How splits are merged depends on their
+number, so that a row's result is the same whoever is first.
 
 Scores, sums and partial results are fp32; products are in the cache's dtype, or in q's if the cache
 has one byte a value. int8, and fp8 where the GPU converts it, are widened to fp16, which is exact.
 
-T rows of a step, D decoding rows, H query heads, S most splits of a row, L = D * S; dimensions: N
-of a query without position, R of its rotated part, C of a latent.
+T rows of a step, H query heads, B blocks of them, P partial results, S of a row, L splits that are
+listed; dimensions as in DeepSeek's papers: C of a latent, R of a rotated part, N of a query without
+it.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import triton.language as tl
 from ..attention_metadata import DecodeMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
+from . import split_rule
 from .cached_kv import (
     LOG2_E,
     converts_fp8,
@@ -46,12 +50,9 @@ from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 from .paged_decode import processors
 from .row_splits import list_constants, list_entry, split_list
 
-# About as many tokens as a split has. More leave a GPU idle in small batches; fewer take more
-# memory's time in large ones: a partial result has as many numbers for each head as a latent.
+# About as many tokens as a split has, unless those of the step are many. More leave a GPU idle in
+# small batches.
 MIN_SPLIT = 512
-# The most splits of a row, if one alone does not fill the GPU with fewer: all rows have room for
-# their partial results.
-_MAX_SPLITS = 64
 # Warps of all programs of a processor, as many as its registers hold at once.
 _WARPS = 8
 _MIN_DOT = 16
@@ -87,7 +88,9 @@ def constants(
     # Registers of more warps for more heads, and for fp8 that is widened through fp32.
     many = block_h == _BLOCK_H_MORE or (cache_dtype == FP8 and not converts)
     warps, head_blocks = 8 if many else 4, cdiv(heads, block_h)
-    max_splits = min(_MAX_SPLITS, cdiv(_WARPS // warps * processors, head_blocks))
+    programs = _WARPS // warps * processors
+    max_splits = split_rule.max_splits(programs, head_blocks)
+    step_splits = split_rule.step_splits(programs, head_blocks)
     attend = {
         "MAX_SPLITS": max_splits,
         "HEADS": heads,
@@ -106,7 +109,7 @@ def constants(
         "num_warps": warps,
         "num_stages": 2 if many else 3,
     }
-    splits = list_constants(None, MIN_SPLIT, max_splits, head_blocks * max_splits)
+    splits = list_constants(None, MIN_SPLIT, max_splits, head_blocks, step_splits)
     return Constants(splits, attend)
 
 
@@ -144,10 +147,11 @@ def latent_decode(
     splits, num_work, finished = split_list(decodes, fixed.list_splits)
     # No row has more splits than its block table has room for.
     most_tokens = decodes.tables.shape[1] * decodes.block_size
-    row_splits = min(fixed.attend["MAX_SPLITS"], cdiv(most_tokens, MIN_SPLIT))
-    several = len(decodes.rows) if row_splits > 1 else 0
-    partial = wide_HTC.new_empty(several, row_splits, heads, latent_dim, dtype=torch.float32)
-    lse = wide_HTC.new_empty(several, row_splits, heads, dtype=torch.float32)
+    max_splits = min(fixed.attend["MAX_SPLITS"], cdiv(most_tokens, MIN_SPLIT))
+    step_splits = fixed.list_splits["STEP_SPLITS"]
+    partials = split_rule.num_partials(len(decodes.rows), max_splits, step_splits)
+    partial_PHC = wide_HTC.new_empty(partials, heads, latent_dim, dtype=torch.float32)
+    lse_PH = wide_HTC.new_empty(partials, heads, dtype=torch.float32)
     factor = whole_scale(latents)
     programs = _WARPS // fixed.attend["num_warps"] * num_processors
     _attend_latents[(min(len(splits) * fixed.attend["HEAD_BLOCKS"], programs),)](
@@ -159,12 +163,11 @@ def latent_decode(
         splits,
         num_work,
         finished,
-        partial,
-        lse,
+        partial_PHC,
+        lse_PH,
         sums_HTC,
         scale * factor * LOG2_E.value,
         factor,
-        row_splits,
         decodes.tables.stride(0),
         q_THD.stride(0),
         rows,
@@ -201,7 +204,7 @@ def latents_at(
 
 
 @direct
-@triton.jit(do_not_specialize=["row_splits", "table_stride", "q_row", "step_rows"])
+@triton.jit(do_not_specialize=["table_stride", "q_row", "step_rows"])
 def _attend_latents(
     q_THD: tl.tensor,
     wide_HTC: tl.tensor,
@@ -210,13 +213,12 @@ def _attend_latents(
     tables: tl.tensor,
     splits_L6: tl.tensor,
     num_work: tl.tensor,
-    finished_RC: tl.tensor,
-    partial_DSHC: tl.tensor,
-    lse_DSH: tl.tensor,
+    finished_PB: tl.tensor,
+    partial_PHC: tl.tensor,
+    lse_PH: tl.tensor,
     sums_HTC: tl.tensor,
     scale: tl.tensor,
     value_scale: tl.tensor,
-    row_splits: tl.tensor,
     table_stride: tl.tensor,
     q_row: tl.tensor,
     step_rows: tl.tensor,
@@ -311,16 +313,16 @@ def _attend_latents(
             whole = (values * value_scale).to(sums_HTC.dtype.element_ty)
             tl.store(sums_HTC + c_offs, whole, mask=c_mask)
         else:
-            number, split = place // MAX_SPLITS, place % MAX_SPLITS
-            first = number.to(tl.int64) * row_splits * HEADS
-            partial_SHC, lse_SH = partial_DSHC + first * LATENT_DIM, lse_DSH + first
+            first, split = place // MAX_SPLITS, place % MAX_SPLITS
+            lse_SH = lse_PH + first * HEADS
+            partial_SHC = partial_PHC + first.to(tl.int64) * (HEADS * LATENT_DIM)
             offs = head[:, None] * LATENT_DIM + offs_c[None, :]
             tl.store(partial_SHC + split * (HEADS * LATENT_DIM) + offs, values, mask=c_mask)
             tl.store(lse_SH + split * HEADS + head, m_i + tl.log2(l_i), mask=is_head)
             _merge(
                 partial_SHC,
                 lse_SH,
-                finished_RC + (number * HEAD_BLOCKS + work % HEAD_BLOCKS) * MAX_SPLITS,
+                finished_PB + first * HEAD_BLOCKS + work % HEAD_BLOCKS,
                 sums_HTC + row.to(tl.int64) * LATENT_DIM,
                 split,
                 num_splits,
@@ -328,6 +330,7 @@ def _attend_latents(
                 step_rows,
                 value_scale,
                 HEADS,
+                HEAD_BLOCKS,
                 LATENT_DIM,
                 BLOCK_C,
             )
@@ -345,6 +348,7 @@ def _merge(
     step_rows: tl.tensor,
     value_scale: tl.tensor,
     HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ) -> None:
@@ -365,10 +369,11 @@ def _merge(
         width *= 2
         if right < num_splits:  # or there is no other half
             tl.debug_barrier()  # all threads have stored what the count releases
-            if tl.atomic_add(finished_S + right, 1, sem="acq_rel") == 0:
+            counter = finished_S + right * HEAD_BLOCKS
+            if tl.atomic_add(counter, 1, sem="acq_rel") == 0:
                 width = num_splits
             else:
-                tl.store(finished_S + right, 0)  # for the next layer
+                tl.store(counter, 0)  # for the next layer
                 # Read past the first-level cache, which may have older ones.
                 left_lse = tl.load(lse_SH + left * HEADS + head, is_head, 0.0, cache_modifier=".cg")
                 right_lse = tl.load(

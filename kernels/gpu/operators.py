@@ -1,4 +1,7 @@
-"""GPU operators: Triton kernels, and the reference for everything else."""
+"""GPU operators: Triton kernels, and the reference for everything else.
+
+Imports Triton, which not every machine has, and which takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ..attention_metadata import (
     AttentionParams,
     LatentConfig,
 )
-from ..batched_decode import ChunkKernel, batched_attention
+from ..batched_decode import ChunkKernel, DecodeKernel, batched_attention
 from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
@@ -36,22 +39,32 @@ from ..signatures import (
     StageInputs,
     Weight,
 )
+from . import activation as gated
 from . import (
+    chunk_attention,
     chunk_trial,
     decode_trial,
     flash_attention,
     frame_copy_trial,
     fused_trial,
+    latent_store,
     latent_trial,
+    norm,
+    paged_decode,
     quantized_trial,
+    rope_store,
     routing_trial,
     skinny_trial,
     step_inputs_trial,
-    triton_kernels,
 )
 from .grouped_experts import TritonExperts, stack, stackable
+from .latent_attention import attend_latents
 from .packed_codes import PackedCodes, pack
+from .quantized_linear import multiply
+from .router import route
+from .routing import choose_experts
 from .scaled_linear import scaled_linear
+from .step_inputs import stage_inputs
 from .triton_frames import TritonFrames
 
 
@@ -82,17 +95,13 @@ class _TritonLinear(_SlicedLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not len(x):
             return x.new_empty(0, self._codes.outputs)
-        out = triton_kernels.multiply(x, self._codes)
+        out = multiply(x, self._codes)
         return out if self._bias is None else out + self._bias.to(out.dtype)
 
 
 class GpuOperators(Operators):
     """Sequences decode one by one if Triton does not work; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
-
-    decode_kernel = staticmethod(triton_kernels.paged_decode)
-    chunk_kernel = staticmethod(triton_kernels.chunk_attention)
-    attend_latents = staticmethod(triton_kernels.latent_attention)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
@@ -145,7 +154,7 @@ class GpuOperators(Operators):
 
     def prepare_routing(self, routing: Routing, experts: int, device: torch.device) -> ExpertChoice:
         if routing_trial.works(routing, experts, device):
-            return partial(triton_kernels.choose_experts, routing=routing)
+            return partial(choose_experts, routing=routing)
         return super().prepare_routing(routing, experts, device)
 
     def prepare_fused_router(
@@ -155,7 +164,7 @@ class GpuOperators(Operators):
         narrow = routing_trial.narrowed(weight, dtype)
         if narrow is None or not routing_trial.router_works(narrow, bias, routing):
             return None
-        return partial(triton_kernels.route, weight_EC=narrow, bias_E=bias, routing=routing)
+        return partial(route, weight_EC=narrow, bias_E=bias, routing=routing)
 
     def prepare_frame_copies(
         self, layers: Sequence[Sequence[torch.Tensor]], block_size: int
@@ -165,29 +174,26 @@ class GpuOperators(Operators):
         return super().prepare_frame_copies(layers, block_size)
 
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
-        if not step_inputs_trial.works(device):
-            return super().prepare_step_inputs(device)
-        from .step_inputs import stage_inputs
-
-        return stage_inputs
+        if step_inputs_trial.works(device):
+            return stage_inputs
+        return super().prepare_step_inputs(device)
 
     def prepare_norm(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         if fused_trial.norm_works(width, dtype, device):
             self._norms.add((width, dtype))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out = None
-        if (x.shape[-1], x.dtype) in self._norms:
-            out = triton_kernels.rms_norm(x, weight, eps)
-        return super().rms_norm(x, weight, eps) if out is None else out
+        if (x.shape[-1], x.dtype) in self._norms and norm.takes(x):
+            return norm.rms_norm(x, weight, eps)
+        return super().rms_norm(x, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out = None
-        if (x.shape[-1], x.dtype) in self._norms:
-            out = triton_kernels.add_rms_norm(x, residual, weight, eps)
-        return super().add_rms_norm(x, residual, weight, eps) if out is None else out
+        is_tried = (x.shape[-1], x.dtype) in self._norms
+        if is_tried and norm.takes(x) and norm.takes(residual):
+            return norm.add_rms_norm(x, residual, weight, eps)
+        return super().add_rms_norm(x, residual, weight, eps)
 
     def prepare_act_and_mul(
         self, activation: Activation, width: int, dtype: torch.dtype, device: torch.device
@@ -196,10 +202,9 @@ class GpuOperators(Operators):
             self._activations.add((activation, width, dtype))
 
     def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        out = None
-        if (activation, x.shape[-1] // 2, x.dtype) in self._activations:
-            out = triton_kernels.act_and_mul(x, activation)
-        return super().act_and_mul(x, activation) if out is None else out
+        if (activation, x.shape[-1] // 2, x.dtype) in self._activations and gated.takes(x):
+            return gated.act_and_mul(x, activation)
+        return super().act_and_mul(x, activation)
 
     def prepare_rope(self, config: RopeConfig) -> None:
         if fused_trial.rope_works(config):
@@ -215,10 +220,10 @@ class GpuOperators(Operators):
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         arguments = qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T
-        out = None
-        if _rope_config(qkv_TXD, norm_weight_RD, cos_sin, cache[0]) in self._ropes:
-            out = triton_kernels.rope_and_cache_kv(*arguments)
-        return super().rope_and_cache_kv(*arguments) if out is None else out
+        is_tried = _rope_config(qkv_TXD, norm_weight_RD, cos_sin, cache[0]) in self._ropes
+        if is_tried and rope_store.takes(qkv_TXD, cos_sin):
+            return rope_store.rope_and_cache_kv(*arguments)
+        return super().rope_and_cache_kv(*arguments)
 
     def rope_queries(
         self,
@@ -228,10 +233,10 @@ class GpuOperators(Operators):
         cos_sin: CosSin,
     ) -> torch.Tensor:
         arguments = q_THD, norm_weight_HD, eps, cos_sin
-        out = None
-        if _rope_config(q_THD, norm_weight_HD, cos_sin, None) in self._ropes:
-            out = triton_kernels.rope_queries(*arguments)
-        return super().rope_queries(*arguments) if out is None else out
+        is_tried = _rope_config(q_THD, norm_weight_HD, cos_sin, None) in self._ropes
+        if is_tried and rope_store.takes(q_THD, cos_sin):
+            return rope_store.rope_queries(*arguments)
+        return super().rope_queries(*arguments)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         # Without causality, prompts are computed whole, and few have a single token.
@@ -256,12 +261,11 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        decode_kernel, attention = self.decode_kernel, paged_attention
-        chunk_kernel: ChunkKernel[CachedKV] = self.chunk_kernel
-        if sinks_H is not None:
-            decode_kernel = partial(decode_kernel, sinks_H=sinks_H)
-            attention = partial(attention, sinks_H=sinks_H)
-            chunk_kernel = partial(self.chunk_kernel, sinks_H=sinks_H)
+        attention = partial(paged_attention, sinks_H=sinks_H)
+        decode_kernel: DecodeKernel[CachedKV] = partial(paged_decode.paged_decode, sinks_H=sinks_H)
+        chunk_kernel: ChunkKernel[CachedKV] = partial(
+            chunk_attention.chunk_attention, sinks_H=sinks_H
+        )
         if self._flash and metadata.chunks is not None:
             config = _attention_config(q_THD, keys_KND, metadata.chunks.block_size, params)
             if config in self._flash:
@@ -288,10 +292,10 @@ class GpuOperators(Operators):
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         (latents,) = cache
-        inputs, out = (q_THD, kv_TC, norm_weight, eps, cos_sin), None
-        if self._stores_latents:
-            out = triton_kernels.rope_and_cache_latent(*inputs, latents, slots_T)
-        return super().rope_and_cache_latent(*inputs, cache, slots_T) if out is None else out
+        inputs = q_THD, kv_TC, norm_weight, eps, cos_sin
+        if self._stores_latents and latent_store.takes(q_THD, kv_TC):
+            return latent_store.rope_and_cache_latent(*inputs, latents, slots_T)
+        return super().rope_and_cache_latent(*inputs, cache, slots_T)
 
     def latent_attention(
         self,
@@ -316,7 +320,7 @@ class GpuOperators(Operators):
         for other in reversed(others):
             end = other.rows.start if other.rows.stop == end else end
         inputs = latents, k_up_HNC, v_up_HVC
-        self.attend_latents(q_THD[:end], *inputs, decodes, chunks, scale, out[:end])
+        attend_latents(q_THD[:end], *inputs, decodes, chunks, scale, out[:end])
         if others:
             latent_attention(q_THD, *inputs, others, scale, out=out)
         return out

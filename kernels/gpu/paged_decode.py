@@ -37,6 +37,7 @@ import triton.language as tl
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from ..fp8 import FP8
 from ..scaled import INT8, CachedKV
+from . import split_rule
 from .cached_kv import (
     LOG2_E,
     converts_fp8,
@@ -48,16 +49,12 @@ from .cached_kv import (
     whole_scale,
     widened,
 )
-from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
+from .launch import cached_for_gpu, direct, next_power_of_2
 from .row_splits import list_constants, list_entry, split_list
 
 # About as many tokens as a split has. Fewer mean more splits to combine; more leave a GPU idle in
 # small batches.
 MIN_SPLIT = 256
-# The most splits of a row: enough programs for each processor if it is alone, unless that takes too
-# much memory.
-_ROW_PROGRAMS = 2
-MAX_SPLITS = 64
 # Warps of all programs of a processor, as many as its registers hold at once. Where shared memory
 # holds fewer programs, the others begin as those end.
 _WARPS = 12
@@ -113,7 +110,7 @@ def constants(
     processors: int,
 ) -> Constants:
     """The constants for one kind of attention on a GPU."""
-    max_splits = min(MAX_SPLITS, cdiv(_ROW_PROGRAMS * processors, kv_heads))
+    max_splits = split_rule.max_splits(split_rule.ROW_PROGRAMS * processors, kv_heads)
     if params.window is not None:
         max_splits = max(1, min(max_splits, (params.window + MIN_SPLIT // 2) // MIN_SPLIT))
     block_d = max(_MIN_DOT, next_power_of_2(dim))
@@ -187,9 +184,9 @@ def paged_decode(
         keys, values = keys.view(torch.int32), values.view(torch.int32)
     max_splits = fixed.attend["MAX_SPLITS"]
     splits, num_work, finished = split_list(decodes, fixed.list_splits)
-    several = num_rows * max_splits if max_splits > 1 else 0
-    partial_LHD = q_THD.new_empty(several, heads, dim, dtype=torch.float32)
-    lse_LH = q_THD.new_empty(several, heads, dtype=torch.float32)
+    partials = num_rows * max_splits if max_splits > 1 else 0
+    partial_LHD = q_THD.new_empty(partials, heads, dim, dtype=torch.float32)
+    lse_LH = q_THD.new_empty(partials, heads, dtype=torch.float32)
     programs = max(1, _WARPS // fixed.attend["num_warps"]) * num_processors
     _attend[(min(len(splits) * kv_heads, programs),)](
         q_THD,

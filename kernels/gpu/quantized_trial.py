@@ -13,9 +13,9 @@ from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..fp8 import FP8
 from ..quantized import QuantizedWeight, grouped_codes
 from .packed_codes import PackedCodes, pack_codes, takes
+from .quantized_linear import ROWS, multiply
 from .tiles import CHUNK
 from .trials import passes, too_far
-from .triton_kernels import multiply
 
 # Enough inputs for the kernels of all row counts to divide them between programs.
 INPUTS = 32 * CHUNK
@@ -36,8 +36,6 @@ def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
         return False
 
     def trial() -> str:
-        from .quantized_linear import ROWS
-
         sizes = *ROWS, max(ROWS) + 1
         worst = max(largest_error(kind, dtype, device, rows) for rows in sizes)
         return too_far(worst, limit(dtype))

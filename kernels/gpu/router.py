@@ -15,7 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..signatures import Routing
 from .launch import cdiv, direct
+from .routing import choose_experts
 
 # In steps of up to FEW rows, inputs are divided among programs.
 FEW = 512
@@ -30,6 +32,13 @@ def takes(x_TC: torch.Tensor) -> bool:
     """True if the kernel that is compiled for this width can read these activations."""
     whole = x_TC.shape[1] % _ALIGNED == 0 and x_TC.data_ptr() % 16 == 0
     return whole and x_TC.is_contiguous() and x_TC.dtype in (torch.float16, torch.bfloat16)
+
+
+def route(
+    x_TC: torch.Tensor, weight_EC: torch.Tensor, bias_E: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and indices of the experts of each row, both [T, K]."""
+    return choose_experts(multiply_router(x_TC.contiguous(), weight_EC), routing, bias_E)
 
 
 def multiply_router(x_TC: torch.Tensor, weight_EC: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 
 from ..reference import routing as reference
 from ..signatures import Routing
+from . import router
+from .routing import choose_experts
 from .trials import passes, too_far
-from .triton_kernels import choose_experts, route
 
 _ROWS = 33
 _LIMIT = 1e-4
@@ -91,18 +92,16 @@ def router_error(
 ) -> float:
     """The router's largest difference, for few rows and many; with a bias if the last of ``has`` is
     true."""
-    from .router import FEW
-
     (experts, inputs), random = shape, torch.Generator().manual_seed(0)
     routing = _with_vectors(routing, has[:2], experts, random, device)
     bias = torch.rand(experts, generator=random).to(device) if has[2] else None
     weight = (torch.randn(shape, generator=random) * inputs**-0.5).to(device, dtype)
     # The same rows again and again, since few chances of a tie are better than many.
     x = torch.randn(_ROWS, inputs, generator=random).to(device, dtype)
-    x = x.repeat(FEW // _ROWS + 1, 1)
+    x = x.repeat(router.FEW // _ROWS + 1, 1)
     logits = torch.nn.functional.linear(x.float(), weight.float(), bias)
     return max(
-        _difference(route(x[:rows], weight, bias, routing), logits[:rows], routing)
+        _difference(router.route(x[:rows], weight, bias, routing), logits[:rows], routing)
         for rows in (_ROWS, len(x))
     )
 

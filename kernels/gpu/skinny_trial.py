@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ..signatures import Linear
+from . import skinny_linear as kernels
 from .trials import passes, relative_error, too_far
 
 # Bytes of the largest weight. cuBLAS reads larger ones as fast as a copy does, and its second
@@ -27,13 +28,11 @@ def skinny_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Linea
     outputs, inputs = weight_OI.shape
     if not _takes(weight_OI) or not works(outputs, inputs, weight_OI.dtype, weight_OI.device):
         return None
-    from .skinny_linear import multiply, takes, warps_of
-
-    warps = warps_of(outputs, inputs, weight_OI.device)
+    warps = kernels.warps_of(outputs, inputs, weight_OI.device)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        if takes(x):
-            return multiply(x, weight_OI, bias_O, warps)
+        if kernels.takes(x):
+            return kernels.multiply(x, weight_OI, bias_O, warps)
         return F.linear(x, weight_OI, bias_O)
 
     return run
@@ -47,10 +46,8 @@ def works(outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -
         return False
 
     def trial() -> str:
-        from .skinny_linear import ROWS, warps_of
-
-        warps = warps_of(outputs, inputs, device)
-        worst = max(largest_error(inputs, warps, rows, dtype, device) for rows in ROWS)
+        warps = kernels.warps_of(outputs, inputs, device)
+        worst = max(largest_error(inputs, warps, rows, dtype, device) for rows in kernels.ROWS)
         return too_far(worst, _LIMITS[dtype])
 
     return passes(trial, "torch multiplies few rows, because of Triton")
@@ -60,15 +57,13 @@ def largest_error(
     inputs: int, warps: int, rows: int, dtype: torch.dtype, device: torch.device
 ) -> float:
     """The largest difference from torch's product in fp32."""
-    from .skinny_linear import multiply
-
     generator = torch.Generator().manual_seed(0)
     bias, weight, x = (
         torch.randn(shape, generator=generator).to(device, dtype)
         for shape in ((_OUTPUTS,), (_OUTPUTS, inputs), (rows, inputs))
     )
     x /= inputs**0.5
-    actual = multiply(x, weight, bias, warps)
+    actual = kernels.multiply(x, weight, bias, warps)
     if device.type == "meta":  # nothing is computed there
         return 0.0
     expected = F.linear(x.float(), weight.float(), bias.float())

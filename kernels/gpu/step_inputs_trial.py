@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from ..reference.step_inputs import stage_inputs as reference
+from .step_inputs import stage_inputs
 from .trials import passes
 
 
@@ -20,8 +21,6 @@ def works(device: torch.device) -> bool:
 
 def difference(device: torch.device) -> str:
     """The difference from torch's results; empty if there is none."""
-    from .step_inputs import stage_inputs
-
     random = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 9, (4, 300), generator=random, dtype=torch.int32)
     inputs[0, ::3] = -1

@@ -9,6 +9,7 @@ import torch
 from ..reference.cache import IndexedFrames
 from ..row_sums import WORD
 from ..signatures import FrameCells
+from . import frame_copy
 
 Layers = Sequence[Sequence[torch.Tensor]]
 # Words of a token of each component.
@@ -43,11 +44,9 @@ class TritonFrames(IndexedFrames):
     def _copy(
         self, cells: FrameCells, frame: torch.Tensor, *, scatter: bool
     ) -> torch.Tensor | None:
-        from .frame_copy import copy_frame, takes
-
-        if not takes(frame):  # a part of a frame whose layers differ
+        if not frame_copy.takes(frame):  # a part of a frame whose layers differ
             return super().scatter(cells, frame) if scatter else super().pack(cells, frame)
-        return copy_frame(
+        return frame_copy.copy_frame(
             self._pointers_LC,
             self._widths[cells.layers.start],
             self._cache_slots,

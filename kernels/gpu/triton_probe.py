@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import direct
+
 
 def probe(device: torch.device) -> int:
     """The number that the kernel writes, which is 1."""
@@ -17,6 +19,7 @@ def probe(device: torch.device) -> int:
     return int(out.item())
 
 
+@direct
 @triton.jit
 def _probe(out: tl.tensor) -> None:
     tl.store(out, 1)

@@ -15,7 +15,6 @@ import torch
 
 from ...kernels.cpu import jit
 from ...kernels.errors import KernelUnavailableError
-from ...kernels.gpu.operators import GpuOperators
 from ...kernels.gpu.trials import triton_problem
 from ...kernels.operators import Operators
 from ..errors import StartupError, brief
@@ -138,6 +137,9 @@ def operators_for(
     if cpu_kernels == "torch":
         if device.type == CPU or decode_kernel == "torch":
             return Operators()
+        # Only now, since it imports Triton.
+        from ...kernels.gpu.operators import GpuOperators
+
         return GpuOperators(triton_required=decode_kernel == "triton")
     if device.type != CPU:
         raise StartupError(f"--cpu-kernels {cpu_kernels} is for CPUs, and this rank is on {device}")

@@ -6,6 +6,7 @@ tells whether a model fits. It rounds up: no kernel is asked what it allocates.
 
 from __future__ import annotations
 
+from ...kernels.gpu import split_rule
 from ..models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, MLASpec
 
 # Workspaces of matrix products, and what fragmentation wastes.
@@ -18,10 +19,9 @@ _PROMPT_ROWS = 64
 _SORTED_BYTES = 32 * 3 * 8
 # Residual, normed and summed hidden states, and a copy.
 _HIDDEN = 4
-# Rows of attention's partial results in fp32, for each sequence and head on a large GPU.
-_SPLITS, _SPLIT_PROGRAMS = 64, 264
-# Heads of latent attention that a program takes.
-_LATENT_HEADS = 16
+# Programs of decode attention on the largest GPU, two for each of its processors, and the heads of
+# one of latent attention; there are also half as many with twice the heads.
+_PROGRAMS, _LATENT_HEADS = split_rule.ROW_PROGRAMS * 160, 16
 _GRAPHS_AT_MOST, _ROWS_PER_GRAPH, _GRAPH_BYTES = 512, 8, 4 << 20
 
 
@@ -58,12 +58,13 @@ def _width(layer: LayerSpec, hidden: int, ranks: int) -> int:
 
 
 def _partials(layer: LayerSpec, sequences: int, ranks: int) -> int:
-    """Bytes of a layer's partial results of decoding rows."""
+    """Bytes of a layer's partial results of decoding rows, in fp32."""
     match layer.attention:
         case AttentionSpec() as each:
-            splits = min(_SPLITS, -(-_SPLIT_PROGRAMS * ranks // each.num_kv_heads))
+            splits = split_rule.max_splits(_PROGRAMS * ranks, each.num_kv_heads)
             return 4 * sequences * splits * each.num_heads * each.head_dim // ranks
         case MLASpec() as latent:
             heads = -(-latent.num_heads // ranks)
-            splits = min(_SPLITS, -(-_SPLIT_PROGRAMS // -(-heads // _LATENT_HEADS)))
-            return 4 * sequences * splits * heads * latent.kv_lora_rank
+            programs = _PROGRAMS, -(-heads // _LATENT_HEADS)
+            splits = split_rule.max_splits(*programs), split_rule.step_splits(*programs)
+            return 4 * split_rule.num_partials(sequences, *splits) * heads * latent.kv_lora_rank

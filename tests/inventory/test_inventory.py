@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from tandem.inventory import machine
 from tandem.inventory.cached_models import as_table, cached_models
 from tandem.inventory.model_report import describe_model
 from tandem.kernels.cpu import jit
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError, StartupError, UsageError
 from tandem.shared.kv.planning import RankDevice
@@ -334,7 +334,9 @@ def test_the_kernels_of_each_format(root: Path, monkeypatch: pytest.MonkeyPatch)
     kinds = {"ffn_up": "Q5_0", "output.": "Q4_1", "token_embd": "Q5_1"}
     folder = tiny_models.cached("qwen3", root)
     file = str(write_gguf(folder, root / "formats.gguf", "Q8_0", others=kinds))
-    for operators, own in ((CompiledOperators, ("Q5_0", "Q4_1")), (GpuOperators, ("Q8_0",))):
+    operators_of_gpu = pytest.importorskip("tandem.kernels.gpu.operators")
+    gpu_operators = operators_of_gpu.GpuOperators
+    for operators, own in ((CompiledOperators, ("Q5_0", "Q4_1")), (gpu_operators, ("Q8_0",))):
         monkeypatch.setattr(
             operators, "has_product", lambda self, format, dtype, own=own: format.name in own
         )
@@ -350,7 +352,10 @@ def test_the_kernels_of_each_format(root: Path, monkeypatch: pytest.MonkeyPatch)
     gpu = describe(file, *GPUS)["kernels"]
     assert gpu["formats"] == in_torch | {"Q8_0": "triton"}
     assert "on the first start; torch's for " in machine.in_sentence(gpu)
+    monkeypatch.setitem(sys.modules, operators_of_gpu.__name__, None)  # as without Triton
     assert describe(file, *GPUS, decode_kernel="torch")["kernels"]["formats"] == in_torch
+    monkeypatch.setattr(machine, "find_spec", lambda name: name if name != "triton" else None)
+    assert describe(file, *GPUS)["kernels"]["formats"] == in_torch
 
 
 # -- pull and list -----------------------------------------------------------------------------

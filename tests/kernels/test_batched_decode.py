@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,13 +19,16 @@ from tandem.kernels.attention_metadata import (
     decode_metadata,
 )
 from tandem.kernels.errors import KernelUnavailableError
-from tandem.kernels.gpu import decode_trial
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.attention import paged_attention
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import decode_trial, paged_decode
+from tandem.kernels.gpu.operators import GpuOperators
 
 CPU = torch.device("cpu")
 CONFIG = AttentionConfig(
@@ -64,33 +68,28 @@ def one_by_one(
     rows: DecodeMetadata,
     params: AttentionParams,
     out: torch.Tensor,
-    sinks: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Compute what the kernel does, from the rows and tables that it gets."""
     for row, slot, length in rows.rows.tolist():
         blocks = rows.tables[slot].tolist()
         context = SequenceMetadata(slice(row, row + 1), length - 1, blocks, rows.block_size)
-        paged_attention(q, keys, values, [context], params, out=out, sinks_H=sinks)
+        paged_attention(q, keys, values, [context], params, out=out, sinks_H=sinks_H)
 
 
-class FakeKernels:
-    """A fake of the module whose import needs Triton."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[int] = []
-        monkeypatch.setitem(__import__("sys").modules, "tandem.kernels.gpu.paged_decode", self)
-
-    def paged_decode(self, *arguments: Any) -> None:
-        self.seen.append(len(arguments[3].rows))
-        one_by_one(*arguments)
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What is called instead of the kernel."""
+    fake = Mock(side_effect=one_by_one)
+    monkeypatch.setattr(paged_decode, "paged_decode", fake)
+    return fake
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gpt_oss"])
 def test_a_model_gives_the_same_with_batched_decode(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Mock, name: str
 ) -> None:
     folder = tiny_models.cached(name, tmp_path)
-    kernels = FakeKernels(monkeypatch)
     outputs = []
     for at_once in (False, True):
         monkeypatch.setattr(decode_trial, "works", lambda *_, at_once=at_once, **__: at_once)
@@ -112,7 +111,7 @@ def test_a_model_gives_the_same_with_batched_decode(
         samples += runner.execute(StepPlan(1, second)).sampled
         outputs.append([each.tokens[0] for each in samples])
     assert outputs[0] == outputs[1]
-    assert kernels.seen and set(kernels.seen) == {2}
+    assert {len(call.args[3].rows) for call in kernel.call_args_list} == {2}
 
 
 def test_on_a_cpu_nothing_is_batched() -> None:
@@ -150,11 +149,8 @@ def test_kernels_that_fail_or_err_are_not_used(
     decode_trial.works.cache_clear()
 
 
-def test_a_layer_without_a_kernel_leaves_it_to_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_layer_without_a_kernel_leaves_it_to_the_others(tmp_path: Path, kernel: Mock) -> None:
     """Its sequences are attended one by one, with the same result."""
-    kernels = FakeKernels(monkeypatch)
     folder = tiny_models.cached("gemma2", tmp_path)
     configs: list[AttentionConfig] = []
 
@@ -177,12 +173,11 @@ def test_a_layer_without_a_kernel_leaves_it_to_the_others(
     batched = [getattr(layer.attention, "batched_decode", None) for layer in runner.model.layers]
     windows = [layer.attention.params.window for layer in runner.model.layers]  # type: ignore[union-attr]
     assert batched == [window is None for window in windows] and runner.batched_decode
-    assert len(kernels.seen) == sum(batched) and 0 < sum(batched) < len(batched)
+    assert kernel.call_count == sum(batched) and 0 < sum(batched) < len(batched)
     assert len(configs) == 2  # once for each kind
 
 
-def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = FakeKernels(monkeypatch)
+def test_the_trial_finds_wrong_kernels(kernel: Mock) -> None:
     config = replace(CONFIG, device=CPU)
     assert decode_trial.largest_error(config) == 0.0
     for kind in (
@@ -193,5 +188,5 @@ def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         replace(config, cache_dtype=torch.int8),
     ):
         assert decode_trial.largest_error(kind) == 0.0
-    kernels.paged_decode = lambda *arguments: arguments[5].fill_(torch.nan)  # type: ignore[method-assign]
+    kernel.side_effect = lambda *arguments, **_: arguments[5].fill_(torch.nan)
     assert decode_trial.largest_error(config) > 1.0

@@ -8,11 +8,7 @@ import torch
 
 from tandem.kernels.activations import Activation
 from tandem.kernels.block_formats import BLOCK_FORMATS
-from tandem.kernels.gpu import grouped_experts
-from tandem.kernels.gpu.grouped_experts import TritonExperts, largest_error
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.packed_codes import pack, stack_packed
-from tandem.kernels.gpu.quantized_trial import limit
 from tandem.kernels.gpu.row_blocks import RowBlocks, row_blocks
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize
@@ -22,7 +18,10 @@ from tandem.tests.support.random_blocks import random_weight
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import grouped_product, quantized_linear, row_plan
+from tandem.kernels.gpu import grouped_experts, grouped_product, quantized_linear, row_plan
+from tandem.kernels.gpu.grouped_experts import TritonExperts, largest_error
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.quantized_trial import limit
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SILU: Activation = "silu"

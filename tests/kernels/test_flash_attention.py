@@ -21,10 +21,13 @@ from tandem.kernels.attention_metadata import (
     decode_metadata,
 )
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import chunk_trial, flash_attention
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.scaled import INT8
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import chunk_attention, chunk_trial, flash_attention, paged_decode
+from tandem.kernels.gpu.operators import GpuOperators
 
 REAL: Any = getattr(varlen, "varlen_attn_out", None)
 if REAL is None or "block_table" not in inspect.signature(REAL).parameters:
@@ -204,7 +207,7 @@ def test_decoding_rows_between_chunks_keep_their_results(monkeypatch: pytest.Mon
         single = [each for each in sequences if each.num_rows == 1]
         paged_attention(q, keys, values, single, params, out=out)
 
-    monkeypatch.setattr(operators, "decode_kernel", decode)
+    monkeypatch.setattr(paged_decode, "paged_decode", decode)
     sequences, rows = step([(0, 5), (61, 11), (7, 30)], [1, 2, 3], 7)
     keys, values = torch.randn(2, 2, 2800, 24).to(BF16)
     q = torch.randn(rows, 6, 24).to(BF16)
@@ -234,7 +237,7 @@ def test_layers_that_it_does_not_support_keep_the_triton_kernel(
     monkeypatch.setattr(chunk_trial, "works", lambda _: True)
     monkeypatch.setattr(flash_attention, "flash_attention", record("flash"))
     operators = GpuOperators()
-    monkeypatch.setattr(operators, "chunk_kernel", record("triton"))
+    monkeypatch.setattr(chunk_attention, "chunk_attention", record("triton"))
     sequences, rows = step([(0, 5)], [0], 7)
     keys, values = torch.randn(2, 2, 2800, 24).to(BF16)
     slots = torch.empty(0, dtype=torch.int64)

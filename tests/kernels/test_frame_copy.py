@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.gpu import frame_copy_trial
-from tandem.kernels.gpu.frame_copy_trial import first_difference
-from tandem.kernels.gpu.operators import GpuOperators
-from tandem.kernels.gpu.triton_frames import TritonFrames
 from tandem.kernels.reference.cache import IndexedFrames
 from tandem.kernels.row_sums import row_sums
 from tandem.kernels.signatures import FrameCells
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import frame_copy
+from tandem.kernels.gpu import frame_copy, frame_copy_trial
+from tandem.kernels.gpu.frame_copy_trial import first_difference
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.triton_frames import TritonFrames
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, BLOCKS, HEADS = 16, 20, 3

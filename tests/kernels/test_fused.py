@@ -16,8 +16,6 @@ import torch
 
 from tandem.kernels.activations import Activation
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import fused_trial, triton_kernels
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 from tandem.kernels.signatures import CosSin, RopeConfig
@@ -26,7 +24,8 @@ from tandem.tests.support.extent import selected
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import activation as gated
-from tandem.kernels.gpu import norm, rope_store
+from tandem.kernels.gpu import fused_trial, norm, rope_store
+from tandem.kernels.gpu.operators import GpuOperators
 
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -340,8 +339,8 @@ def test_kernels_that_fail_their_trial_are_not_used(
         trial.cache_clear()
     expected = "no C compiler" if isinstance(reason, Exception) else "its results are 1 off"
     assert [expected in record.getMessage() for record in caplog.records] == [True] * 3
-    monkeypatch.setattr(fused_trial, "rms_norm", None)
-    monkeypatch.setattr(fused_trial, "act_and_mul", None)
+    monkeypatch.setattr(norm, "rms_norm", None)
+    monkeypatch.setattr(gated, "act_and_mul", None)
     x = random(2, 64)
     assert operators.rms_norm(x, x[0], 1e-6).equal(reference.rms_norm(x, x[0], 1e-6))
     assert operators.act_and_mul(x, "silu").equal(reference.act_and_mul(x, "silu"))
@@ -356,8 +355,9 @@ def test_operators_use_kernels_that_work(monkeypatch: pytest.MonkeyPatch) -> Non
     operators.prepare_act_and_mul("silu", 32, torch.float32, DEVICE)
     operators.prepare_rope(KIND)
     called: list[str] = []
-    for name in ("rms_norm", "add_rms_norm", "act_and_mul", "rope_and_cache_kv", "rope_queries"):
-        monkeypatch.setattr(triton_kernels, name, lambda *_, name=name: called.append(name))
+    kernels = (norm, "rms_norm"), (norm, "add_rms_norm"), (gated, "act_and_mul")
+    for module, name in (*kernels, (rope_store, "rope_and_cache_kv"), (rope_store, "rope_queries")):
+        monkeypatch.setattr(module, name, lambda *_, name=name: called.append(name))
     for width in (64, 32):
         x, turns = random(2, width), angles(2, 8)
         operators.rms_norm(x, x[0], 1e-6)

@@ -17,9 +17,6 @@ from tandem.kernels.attention_metadata import (
     chunk_metadata,
     decode_metadata,
 )
-from tandem.kernels.gpu import latent_trial
-from tandem.kernels.gpu.decode_trial import limit
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.cache import write_cache
 from tandem.kernels.reference.latent import absorbed_attention
@@ -36,6 +33,9 @@ from tandem.tests.kernels.paged_cache import (
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import latent_chunks as kernels
+from tandem.kernels.gpu import latent_trial
+from tandem.kernels.gpu.decode_trial import limit
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
 FLOAT, BF16, HALF = torch.float32, torch.bfloat16, torch.float16

@@ -19,9 +19,6 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import latent_trial, triton_kernels
-from tandem.kernels.gpu.decode_trial import limit
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.cache import write_cache
 from tandem.kernels.reference.latent import absorbed_attention
@@ -30,7 +27,10 @@ from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import latent_decode as kernels
-from tandem.kernels.gpu import latent_store
+from tandem.kernels.gpu import latent_store, latent_trial, split_rule
+from tandem.kernels.gpu.decode_trial import limit
+from tandem.kernels.gpu.latent_attention import attend_latents
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 from tandem.tests.support import quick_interpreter
 
@@ -44,7 +44,7 @@ KINDS = [
 # Of results, by the dtype in which products are taken.
 TOLERANCE = {FLOAT: 1e-5, BF16: 2e-2, HALF: 3e-3}
 H100_PROCESSORS = kernels.processors(torch.device("meta"))
-WHOLE_SPLITS = {name: getattr(kernels, name) for name in ("MIN_SPLIT", "_MAX_SPLITS")}
+WHOLE_SPLITS = (kernels, "MIN_SPLIT", kernels.MIN_SPLIT), (split_rule, "MAX_SPLITS", 64)
 # Tokens of a split, and the most splits, of which the interpreter takes less long.
 MIN_SPLIT, MAX_SPLITS = 64, 8
 BLOCK, BLOCKS, SCALE = 4, 800, 0.11
@@ -55,7 +55,7 @@ NOT_NUMBERS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(kernels, "MIN_SPLIT", MIN_SPLIT)
-    monkeypatch.setattr(kernels, "_MAX_SPLITS", MAX_SPLITS)
+    monkeypatch.setattr(split_rule, "MAX_SPLITS", MAX_SPLITS)
     # So few that each program attends to several splits.
     monkeypatch.setattr(kernels, "processors", lambda _: 5)
     monkeypatch.setattr(kernels, "constants", unwrap(kernels.constants))
@@ -115,7 +115,7 @@ class LatentCase:
     def run(self, decodes: DecodeMetadata | None = None) -> torch.Tensor:
         out = self.q.new_full((*self.q.shape[:2], self.v_up.shape[1]), 77.0)
         inputs = self.q, self.latents, self.k_up, self.v_up
-        triton_kernels.latent_attention(*inputs, decodes or self.decodes(), None, SCALE, out)
+        attend_latents(*inputs, decodes or self.decodes(), None, SCALE, out)
         return out
 
     def expected(self) -> torch.Tensor:
@@ -166,14 +166,23 @@ def test_splits_of_any_number_are_merged(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(case.run(decodes), expected, atol=1e-5, rtol=1e-5)
     ((splits, num_work, finished),) = decodes.derived.values()
     assert set(splits[: int(num_work), 4].tolist()) == set(range(1, MAX_SPLITS + 1))
-    assert not finished.any()
+    assert not finished[: partials(splits[: int(num_work)])].any()
+
+
+def partials(splits: torch.Tensor, max_splits: int = MAX_SPLITS) -> int:
+    """The partial results of splits that are listed: each has a place, the first ones that are."""
+    at = splits[splits[:, 4] > 1, 5]
+    places = (at // max_splits + at % max_splits).sort().values
+    assert places.tolist() == list(range(len(places)))
+    return len(places)
 
 
 @pytest.mark.parametrize("kind", [(FLOAT, FLOAT), (BF16, INT8)], ids=str)
 def test_a_row_has_the_same_result_in_any_batch(
     kind: tuple[torch.dtype, torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever rows and padding are beside it, and in whichever order splits are finished."""
+    """Whichever rows and padding are beside it, if they are not many, and in whichever order splits
+    are finished."""
     case = LatentCase([5 * MIN_SPLIT, 9, 3 * MIN_SPLIT - 5, *[MIN_SPLIT] * 5], kind)
     together, decodes = case.run(), case.decodes()
     for number in range(3):
@@ -184,49 +193,78 @@ def test_a_row_has_the_same_result_in_any_batch(
         assert case.run(alone)[number].equal(together[number])
 
 
+def test_steps_of_many_tokens_have_fewer_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more partial results than there is room for, whatever the lengths."""
+    monkeypatch.setattr(split_rule, "_SPLITS_PER_PROGRAM", 1)  # of 5 processors' 10 programs
+    for lengths, used in (([700, 3, 300, *[150] * 9], 3), ([400] * 6, 12)):
+        case = LatentCase(lengths)
+        decodes = case.decodes()
+        result = case.run(decodes)
+        torch.testing.assert_close(result, case.expected(), atol=1e-5, rtol=1e-5)
+        ((splits, num_work, finished),) = decodes.derived.values()
+        assert partials(splits[: int(num_work)]) == used <= len(finished) == 14
+
+
+LENGTHS = {
+    "one of 100k": [100_000, *[500] * 255],
+    "four of 32k": [*[2000] * 60, *[32_768] * 4],
+    "64 of 4k": [4096] * 64,
+    "all lengths": [1 + 8000 * row // 255 for row in range(256)],
+}
+
+
 @pytest.mark.parametrize(
-    ("lengths", "bound"),
+    ("name", "heads", "bound"),
     [
-        ([100_000, *[500] * 255], 1.6),
-        ([*[2000] * 60, *[32_768] * 4], 1.1),
-        ([4096] * 64, 1.1),
-        ([1 + 8000 * row // 255 for row in range(256)], 1.1),
+        ("one of 100k", 16, 1.6),
+        ("four of 32k", 16, 1.1),
+        ("64 of 4k", 16, 1.1),
+        ("all lengths", 16, 1.1),
+        ("one of 100k", 128, 1.1),
+        ("four of 32k", 128, 1.1),
+        ("all lengths", 128, 1.1),
     ],
-    ids=["one of 100k", "four of 32k", "64 of 4k", "all lengths"],
 )
 def test_splits_are_spread_over_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, lengths: list[int], bound: float
+    monkeypatch: pytest.MonkeyPatch, name: str, heads: int, bound: float
 ) -> None:
     """Program p of the grid runs on processor p, modulo their number."""
-    for name, number in WHOLE_SPLITS.items():
-        monkeypatch.setattr(kernels, name, number)
+    for module, constant, number in WHOLE_SPLITS:
+        monkeypatch.setattr(module, constant, number)
+    lengths = LENGTHS[name]
     monkeypatch.setattr(kernels, "processors", lambda _: H100_PROCESSORS)
-    launches: list[tuple[int, ...]] = []
+    launches: list[dict[str, Any]] = []
     monkeypatch.setattr(kernels, "_attend_latents", _Recorded(launches))
     rows = torch.tensor([(row, row, each) for row, each in enumerate(lengths)], dtype=torch.int32)
     tables = torch.zeros(len(lengths), 100_000 // 16, dtype=torch.int32, device=DEVICE)
     decodes = DecodeMetadata(rows.to(DEVICE), tables, 0, 16)
-    wide = torch.empty(16, len(lengths), 512, dtype=BF16, device=DEVICE)
-    q, latents = wide.new_empty(len(lengths), 16, 192), wide.new_empty(1, 16, 576)
+    wide = torch.empty(heads, len(lengths), 512, dtype=BF16, device=DEVICE)
+    q, latents = wide.new_empty(len(lengths), heads, 192), wide.new_empty(1, 16, 576)
     kernels.latent_decode(q, wide, latents, decodes, 0.1, wide)
     ((splits, num_work, _),) = decodes.derived.values()
-    tokens = (splits[:, 3] - splits[:, 2])[: int(num_work)].cpu()
+    splits = splits[: int(num_work)].cpu()
+    tokens = splits[:, 3] - splits[:, 2]
     assert int(tokens.sum()) == sum(lengths)
-    ((programs,),) = launches
+    (launch,) = launches
+    partial_PHC, (programs,) = launch["partial_PHC"], launch["grid"]
+    assert partials(splits, launch["MAX_SPLITS"]) <= len(partial_PHC)
+    assert partial_PHC.nbytes < 100e6
+    tokens = tokens.repeat_interleave(launch["HEAD_BLOCKS"])
     processor = torch.arange(len(tokens)) % programs % H100_PROCESSORS
     loads = torch.zeros(H100_PROCESSORS).index_add_(0, processor, tokens.float())
     assert loads.max() < bound * loads.mean()
 
 
 class _Recorded:
-    """A kernel whose grids are recorded instead of launches."""
+    """A kernel whose launches are recorded."""
 
-    def __init__(self, grids: list[tuple[int, ...]]) -> None:
-        self.grids = grids
+    def __init__(self, launches: list[dict[str, Any]]) -> None:
+        self.launches = launches
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self.grids.append(grid)
-        return lambda *_, **__: None
+        return lambda *tensors, **fixed: self.launches.append(
+            {"grid": grid, "partial_PHC": tensors[8], **fixed}
+        )
 
 
 def test_queries_may_be_a_part_of_wider_rows() -> None:
@@ -345,13 +383,10 @@ def test_rows_between_vectors_are_left_to_torch() -> None:
     down, slots = torch.randn(2, 51, device=DEVICE), torch.tensor([3, 5], device=DEVICE)
     q, kv = down[:, 3:35].view(2, 4, 8), down[:, 35:]
     angles = torch.ones(2, 1, 4, device=DEVICE), torch.zeros(2, 1, 4, device=DEVICE)
-    inputs, (ours, theirs) = (
-        (torch.ones(12, device=DEVICE), 1e-6, angles),
-        torch.zeros(2, 1, 8, 16, device=DEVICE),
-    )
+    inputs = torch.ones(12, device=DEVICE), 1e-6, angles
+    ours, theirs = torch.zeros(2, 1, 8, 16, device=DEVICE)
     assert not latent_store.takes(q, kv)
     assert latent_store.takes(q.clone(), kv.clone())
-    assert triton_kernels.rope_and_cache_latent(q, kv, *inputs, ours, slots) is None
     operators = GpuOperators()
     operators._stores_latents = True
     operators.rope_and_cache_latent(q, kv, *inputs, (ours,), slots)

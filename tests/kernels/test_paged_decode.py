@@ -22,7 +22,6 @@ from tandem.kernels.attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from tandem.kernels.gpu.decode_trial import largest_error, limit
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.cache import write_cache, write_kv
 from tandem.kernels.scaled import INT8, ScaledKV
@@ -40,6 +39,7 @@ pytest.importorskip("triton")
 
 from tandem.kernels.gpu import paged_decode as kernels
 from tandem.kernels.gpu import row_splits
+from tandem.kernels.gpu.decode_trial import largest_error, limit
 from tandem.kernels.gpu.paged_decode import paged_decode
 from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 

@@ -15,12 +15,15 @@ from tandem.kernels.block_formats import (
     PACKED_FORMATS,
     Q6_K,
 )
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
 from tandem.kernels.reference import quantized_linear
 from tandem.tests.support.checkpoints.gguf_files import decoded
 from tandem.tests.support.random_blocks import GROUPS, random_weight
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu.operators import GpuOperators
 
 FORMATS = sorted(BLOCK_FORMATS)
 IN_LIBRARY = sorted({*FORMATS} - {"Q1_0", "Q2_0"})

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from tandem.kernels.block_formats import BLOCK_FORMATS, BlockFormat
-from tandem.kernels.gpu import quantized_trial
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.packed_codes import _moved_bits, pack, takes
-from tandem.kernels.gpu.quantized_trial import largest_error, limit, random_codes, works
 from tandem.kernels.quantized import QuantizedWeight, dequantize
 from tandem.tests.support.extent import selected
 from tandem.tests.support.random_blocks import GROUPS, random_weight
@@ -20,8 +17,11 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from tandem.kernels.gpu import quantized_trial
 from tandem.kernels.gpu.code_numbers import floats_placed, fours
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS, decode, multiply
+from tandem.kernels.gpu.quantized_trial import largest_error, limit, random_codes, works
 
 MAX_ROWS = max(ROWS)
 INTERPRETED = not torch.cuda.is_available()

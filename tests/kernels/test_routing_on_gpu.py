@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.gpu import routing_trial, triton_kernels
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.reference import routing as reference
 from tandem.kernels.signatures import Routing
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import router
+from tandem.kernels.gpu import router, routing_trial
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.routing import choose_experts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -104,7 +103,7 @@ def test_a_router_chooses_as_torch_does(scoring: Any) -> None:
     x, weight = (torch.randn(n, 528, device=DEVICE).half() for n in (7, 20))
     routing = Routing(scoring, 4, vector(20), True, 1.5, **GROUPED)
     bias = vector(20)
-    weights, ids = triton_kernels.route(x, weight, bias, routing)
+    weights, ids = router.route(x, weight, bias, routing)
     logits = torch.nn.functional.linear(x.float(), weight.float(), bias)
     expected, expected_ids = reference.choose_experts(logits, routing)
     ours, theirs = (

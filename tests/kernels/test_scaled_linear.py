@@ -11,8 +11,6 @@ import torch
 
 from tandem.kernels.block_encoding import encode
 from tandem.kernels.block_formats import Q8_0, BlockFormat, group_format
-from tandem.kernels.gpu import scaled_linear
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.scaled_linear import (
     ScaledLinear,
     Scaling,
@@ -25,6 +23,11 @@ from tandem.kernels.gpu.scaled_linear import (
 )
 from tandem.kernels.grouped_codes import GroupedCodes
 from tandem.kernels.quantized import QuantizedWeight, grouped_codes
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import scaled_linear
+from tandem.kernels.gpu.operators import GpuOperators
 
 FP8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.kernels.gpu import skinny_trial
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.tests.kernels.interpreted import interpret_as_a_gpu_computes
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import skinny_linear
+from tandem.kernels.gpu import skinny_linear, skinny_trial
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.skinny_linear import ROWS, multiply, takes, warps_of
 
 INTERPRETED = not torch.cuda.is_available()

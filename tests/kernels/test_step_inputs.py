@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels.gpu import step_inputs_trial
-from tandem.kernels.gpu.step_inputs_trial import difference, works
 from tandem.kernels.reference.step_inputs import stage_inputs as reference
 
 pytest.importorskip("triton")
 
+from tandem.kernels.gpu import step_inputs_trial
 from tandem.kernels.gpu.step_inputs import stage_inputs
+from tandem.kernels.gpu.step_inputs_trial import difference, works
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -9,6 +9,7 @@ import pytest
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import StartupError
+from tandem.shared.kv import step_estimate
 from tandem.shared.kv.planning import (
     CUDA,
     NodeDevice,
@@ -138,3 +139,10 @@ def test_a_step_takes_more_with_more_tokens_or_sequences_and_less_on_more_ranks(
     assert step(8192, 256, ranks=2) <= usual
     logits = 4 * 256 * spec.vocab_size
     assert usual > 2 * logits + 8192 * 2 * spec.hidden_size
+
+
+def test_partial_results_over_latents_are_bounded_by_the_gpu() -> None:
+    """And not by the sequences."""
+    layer = SHAPES["latents"][1].layers[0]
+    few, many, most = (step_estimate._partials(layer, sequences, 1) for sequences in (1, 256, 1024))
+    assert few < many == most < 128 << 20

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.gpu import decode_trial, grouped_experts, latent_trial, routing_trial
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import SequenceStep, StepColumns
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -19,6 +17,10 @@ from tandem.tests.support.extent import selected
 from tandem.tests.support.runners import build_runner
 
 pytest.importorskip("triton")
+
+from tandem.kernels.gpu import decode_trial, grouped_experts, latent_trial, routing_trial
+from tandem.kernels.gpu.operators import GpuOperators
+
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for CPUs")
 
 BLOCK = 16
@@ -78,7 +80,7 @@ def test_logits_are_those_of_the_reference(
     for what in ("stores", "decodes", "takes_chunks"):
         monkeypatch.setattr(latent_trial, what, lambda *_, **__: True)
     # Programs without work, which the interpreter takes in turn.
-    monkeypatch.setattr("tandem.kernels.gpu.latent_decode._MAX_SPLITS", 2)
+    monkeypatch.setattr("tandem.kernels.gpu.split_rule.MAX_SPLITS", 2)
     tiny_models.build(name, tmp_path, **changes)
     ours, theirs = (logits_of(tmp_path, each, kv_dtype) for each in (GpuOperators(), Operators()))
     torch.testing.assert_close(ours, theirs, atol=2e-4 if kv_dtype == "auto" else 2e-2, rtol=1e-4)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.kernels.gpu import scaled_linear
-from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.scaled_linear import ScaledLinear
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.checkpoints import tiny_models
@@ -15,6 +13,11 @@ from tandem.tests.support.checkpoints.quantized_folders import METHODS, write_qu
 from tandem.tests.support.runners import build_runner
 
 from .test_kv_formats import CanaryOfRunners
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import scaled_linear
+from tandem.kernels.gpu.operators import GpuOperators
 
 
 @pytest.mark.parametrize("method", ["fp8 blocks", "fp8 channel", "modelopt fp8", "compressed fp8"])

@@ -21,23 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tandem.kernels.attention_metadata import (
-    AttentionConfig,
-    AttentionParams,
-    ChunkMetadata,
-    DecodeMetadata,
-)
-from tandem.kernels.gpu import (
-    chunk_trial,
-    decode_trial,
-    flash_attention,
-    fused_trial,
-    grouped_experts,
-    latent_trial,
-    routing_trial,
-)
-from tandem.kernels.gpu.operators import GpuOperators
-from tandem.kernels.scaled import CachedKV
+from tandem.kernels.attention_metadata import AttentionConfig
 from tandem.kernels.signatures import StageInputs
 from tandem.shared.engine.plan import (
     RankSampling,
@@ -52,7 +36,19 @@ from tandem.tests.support.batches import last_rows
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
-norm = pytest.importorskip("tandem.kernels.gpu.norm")
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import (
+    chunk_trial,
+    decode_trial,
+    flash_attention,
+    fused_trial,
+    grouped_experts,
+    latent_trial,
+    norm,
+    routing_trial,
+)
+from tandem.kernels.gpu.operators import GpuOperators
 
 META = torch.device("meta")
 # Operators that only make room.
@@ -167,47 +163,8 @@ class OnGpu(GpuOperators):
     def prepare_step_inputs(self, device: torch.device) -> StageInputs:
         return lambda *_: self.work.kernels.append("stage")
 
-    def decode_kernel(
-        self,
-        q_THD: torch.Tensor,
-        keys_KND: CachedKV,
-        values_KND: CachedKV,
-        rows: DecodeMetadata,
-        params: AttentionParams,
-        out_THD: torch.Tensor,
-        sinks_H: torch.Tensor | None = None,
-    ) -> None:
-        """``paged_decode``, whose launches are recorded."""
-        kernels = pytest.importorskip("tandem.kernels.gpu.paged_decode")
-        with self._launches(kernels._attend):
-            kernels.paged_decode(q_THD, keys_KND, values_KND, rows, params, out_THD, sinks_H)
-
     def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
         return True
-
-    def chunk_kernel(
-        self,
-        q_THD: torch.Tensor,
-        keys_KND: CachedKV,
-        values_KND: CachedKV,
-        chunks: ChunkMetadata,
-        params: AttentionParams,
-        out_THD: torch.Tensor,
-        sinks_H: torch.Tensor | None = None,
-    ) -> None:
-        """``chunk_attention``, whose launches are recorded."""
-        kernels = pytest.importorskip("tandem.kernels.gpu.chunk_attention")
-        with self._launches(kernels._attend_chunks):
-            kernels.chunk_attention(q_THD, keys_KND, values_KND, chunks, params, out_THD, sinks_H)
-
-    @contextmanager
-    def _launches(self, of: Any) -> Iterator[None]:
-        def launch(kernel: Any, *_: Any, **__: Any) -> None:
-            self.work.kernels.append(kernel.fn.__name__)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(of), "run", launch)
-            yield
 
 
 def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
@@ -555,7 +512,6 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
 ) -> None:
     """Or tests and benchmarks on a GPU would be of something else."""
-    pytest.importorskip("triton")
     from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 
     monkeypatch.setattr(decode_trial, "works", lambda config, **_: True)

@@ -27,7 +27,6 @@ from tandem.shared.engine.rank.step_inputs import StepInputs
 from tandem.shared.engine.rank.step_profile import graph_bytes
 from tandem.shared.errors import StartupError
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 from tandem.tests.support.extent import selected
 from tandem.tests.support.ranks import Meeting
 from tandem.tests.support.runners import build_runner, paddings_of, written_slots
@@ -35,6 +34,7 @@ from tandem.tests.support.step_plans import NUM_BLOCKS, UNFILTERED, Streams, dra
 
 pytest.importorskip("triton")
 
+from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 from tandem.tests.support.graph_emulator import CapturedRank, CaptureError, emulated_capture
 
 BLOCK = 4

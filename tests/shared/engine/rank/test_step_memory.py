@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.benchmarks.node.gpu_engine import EXPERTS_CONFIG, QWEN_CONFIG
-from tandem.kernels.gpu import grouped_experts, latent_trial, routing_trial
 from tandem.proto.packed_logprobs import MAX_LOGPROBS
 from tandem.shared.engine.plan import (
     RankSampling,
@@ -34,6 +33,7 @@ from tandem.tests.support.checkpoints import tiny_models
 
 pytest.importorskip("triton")
 
+from tandem.kernels.gpu import grouped_experts, latent_trial, routing_trial
 from tandem.tests.shared.models.test_step_on_gpu import (
     META,
     DeviceWork,

@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from tandem.shared.engine.plan import PooledRow, RankSampling, SequenceStep, StepPlan, StepResult
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 from tandem.tests.support.step_plans import NUM_BLOCKS, Streams
 from tandem.tests.support.stream_order import StreamOrder, spans_of
 
 pytest.importorskip("triton")
 
 from triton.runtime.interpreter import InterpretedFunction
+
+from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 
 BLOCK, AHEAD = 4, 3
 PARAMS = RankSampling(temperature=0.0, logprobs=2), RankSampling(frequency_penalty=0.5)
