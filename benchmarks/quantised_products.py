@@ -1,17 +1,20 @@
 """Quantised matrix products on a CPU with int8 dot products, in the shape of an 8B model's gate.
 
-    python -m tandem.benchmarks.quantised_products [FORMAT ...]
+    python -m tandem.benchmarks.quantised_products [FORMAT ...] [experts]
 
 Each format and number of rows is compared with torch's product with bf16 weights, packed as in
 models. One row is bound by memory bandwidth, so it is also compared with the read rate. There are
 enough copies of a weight to exceed the CPU's caches. Sides alternate, and a figure is the best of
 its rounds, because other processes only slow a product down.
+
+The experts of a layer of Qwen3-30B-A3B in Q4_0 are compared with the loop over them in bf16, the
+operator that torch's kernels use. Each call chooses other experts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +22,11 @@ import torch
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, group_format
 from tandem.kernels.cpu import jit
+from tandem.kernels.cpu.operators import CompiledOperators
+from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.linear import prepare_linear
-from tandem.kernels.signatures import Linear
+from tandem.kernels.signatures import Experts, Linear
 from tandem.tests.support.random_blocks import random_weight
 
 INPUTS, OUTPUTS = 4096, 14336
@@ -30,6 +35,12 @@ ROWS = (1, 8, 32, 512)
 SECONDS = 0.1
 UNCACHED = 1 << 27
 BF16 = "bf16"
+# A layer of Qwen3-30B-A3B.
+EXPERTS = "experts"
+HIDDEN, INNER, COUNT, CHOSEN = 2048, 768, 128, 8
+CHOICES = 16
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 # Formats of safetensors methods, and of GGUF.
 KINDS = {
     "FP8": group_format("e4m3", 8, 128, "F32"),
@@ -56,7 +67,7 @@ def copies_of(name: str) -> list[Linear]:
     return [PanelLinear(weight, None) for _ in range(-(-UNCACHED // some.nbytes))]
 
 
-def seconds(products: list[Linear], x: torch.Tensor) -> float:
+def seconds(products: Sequence[Product], x: torch.Tensor) -> float:
     """Best time of a product over repeated runs."""
     begin, best, count = time.perf_counter(), float("inf"), 0
     while count < 3 or time.perf_counter() < begin + SECONDS:
@@ -115,6 +126,50 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
     return results
 
 
+def measure_experts(rounds: int, note: Callable[[str], None]) -> list[Any]:
+    """Rows of the report for a layer's experts."""
+    shapes = (2 * INNER, HIDDEN), (HIDDEN, INNER)
+    # As in ``copies_of``, all have the same values, in memory of their own.
+    plain = [torch.randn(shape).bfloat16() * 0.02 for shape in shapes]
+    kind = BLOCK_FORMATS["Q4_0"]
+    codes = [random_weight(kind, outputs, inputs // kind.values) for outputs, inputs in shapes]
+    quantised: Experts = CompiledOperators().prepare_experts(
+        *([(weight,) for _ in range(COUNT)] for weight in codes), "silu", torch.float32
+    )
+    loop: Experts = Operators().prepare_experts(
+        *([(weight.clone(),) for _ in range(COUNT)] for weight in plain), "silu", torch.bfloat16
+    )
+
+    def products(
+        experts: Experts, weights: torch.Tensor, choices: list[torch.Tensor]
+    ) -> list[Product]:
+        return [lambda x, ids=ids: experts(x, weights, ids, None) for ids in choices]
+
+    results = []
+    for rows in ROWS[:-1]:
+        choices = [torch.rand(rows, COUNT).topk(CHOSEN).indices for _ in range(CHOICES)]
+        weights = torch.full((rows, CHOSEN), 1 / CHOSEN)
+        x = torch.randn(rows, HIDDEN)
+        halved = x.bfloat16()
+        ours, theirs = products(quantised, weights, choices), products(loop, weights, choices)
+        pairs = [(seconds(ours, x), seconds(theirs, halved)) for _ in range(rounds)]
+        fast, slow = map(min, zip(*pairs, strict=True))
+        work = 2 * rows * CHOSEN * 3 * HIDDEN * INNER / 1e9
+        about = f"{rows} row{'s' if rows > 1 else ''}, {CHOSEN} experts each of {COUNT}"
+        results.append(
+            {
+                "metric": f"experts of {HIDDEN} by {INNER} in Q4_0, {about}",
+                "value": work / fast,
+                "unit": "GOP/s",
+                "goal": ">=4",
+                "against": f"the loop over them in bf16 ({work / slow:.0f} GOP/s)",
+                "ratio": slow / fast,
+            }
+        )
+        note(f"{about}: {work / fast:.0f} GOP/s, bf16 {work / slow:.0f}")
+    return results
+
+
 def main() -> None:
     parser = benchmark_parser(__doc__, rounds=5)
     parser.add_argument("formats", nargs="*", help="all if left out")
@@ -124,15 +179,21 @@ def main() -> None:
     jit.prepare()
     if not jit.multiplies_bytes():
         parser.exit(message="this CPU has no AVX2: nothing to measure\n")
-    plain = copies_of(BF16)
     names = options.formats or [
-        name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS
+        *(name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS),
+        EXPERTS,
     ]
-    results = [
-        row
-        for name in names
-        for row in measure(name, options.rounds, plain, lambda text: print(text, flush=True))
-    ]
+
+    def note(text: str) -> None:
+        print(text, flush=True)
+
+    plain = copies_of(BF16)
+    results = []
+    for name in names:
+        if name == EXPERTS:
+            results += measure_experts(options.rounds, note)
+        else:
+            results += measure(name, options.rounds, plain, note)
     publish("quantised_products", results, dry=options.dry)
 
 
