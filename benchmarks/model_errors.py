@@ -51,6 +51,10 @@ class RowErrors(NamedTuple):
         """Error of the logits relative to their size, in percent."""
         return 100 * math.sqrt(self.squares.mean() / self.exact_squares.mean())
 
+    def agreement(self) -> float:
+        """Rows whose best token is the exact one, in percent."""
+        return 100 * self.agrees.float().mean().item()
+
     def perplexity(self) -> float:
         return math.exp(self.loss.nanmean())
 
@@ -136,35 +140,31 @@ def report(name: str, exact: RowErrors, ours: RowErrors, theirs: RowErrors) -> l
     divergences = ours.divergence.mean().item(), theirs.divergence.mean().item()
     difference = ours.divergence - theirs.divergence
     uncertainty = difference.std().item() / math.sqrt(count)
-    results = [
+    results: list[dict[str, Any]] = [
         {
             "metric": f"KL divergence from exact products over {count} tokens, {name}",
             "value": divergences[0],
             "unit": "nats",
             "goal": GOAL,
-            "against": f"llama.cpp ({divergences[1]:.5f}; standard error of the difference "
-            f"{uncertainty:.5f})",
+            "against": f"llama.cpp ({divergences[1]:.3g}; standard error of the difference "
+            f"{uncertainty:.1g})",
             "ratio": divergences[0] / divergences[1],
         }
     ]
-    for metric, goal, unit, a, b in (
-        ("error of logits", GOAL, "%", ours.relative(), theirs.relative()),
-        ("largest error of a logit", "", "", ours.largest.max(), theirs.largest.max()),
-        (
-            "best tokens that are the exact ones",
-            "",
-            "%",
-            *(100 * each.agrees.float().mean() for each in (ours, theirs)),
-        ),
-    ):
+    figures: list[tuple[str, str, str, Callable[[RowErrors], float]]] = [
+        ("error of logits", "%", GOAL, RowErrors.relative),
+        ("largest error of a logit", "nats", "", lambda rows: rows.largest.max().item()),
+        ("best tokens that are the exact ones", "%", "", RowErrors.agreement),
+    ]
+    for metric, unit, goal, figure in figures:
         results.append(
             {
                 "metric": f"{metric}, {name}",
-                "value": float(a),
+                "value": figure(ours),
                 "unit": unit,
                 "goal": goal,
-                "against": f"llama.cpp ({b:.4g})",
-                "ratio": float(a / b),
+                "against": f"llama.cpp ({figure(theirs):.4g})",
+                "ratio": figure(ours) / figure(theirs),
             }
         )
     perplexity = exact.perplexity()
@@ -172,7 +172,7 @@ def report(name: str, exact: RowErrors, ours: RowErrors, theirs: RowErrors) -> l
         {
             "metric": f"perplexity, {name}",
             "value": ours.perplexity(),
-            "unit": "",
+            "unit": "tokens",
             "against": f"exact products ({perplexity:.2f}; llama.cpp {theirs.perplexity():.2f})",
             "ratio": ours.perplexity() / perplexity,
         }

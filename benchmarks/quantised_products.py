@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from tandem.kernels.cpu.operators import CompiledOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.linear import prepare_linear
-from tandem.kernels.signatures import Experts, Linear
+from tandem.kernels.signatures import Experts, Linear, Weight
 from tandem.tests.support.random_blocks import random_weight
 
 INPUTS, OUTPUTS = 4096, 14336
@@ -126,32 +127,37 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
     return results
 
 
+def experts_of(
+    operators: Operators, draw: Callable[[int, int], Weight], dtype: torch.dtype
+) -> Experts:
+    """All experts, which have the same values in memory of their own, as in ``copies_of``."""
+    gate_up, down = draw(2 * INNER, HIDDEN), draw(HIDDEN, INNER)
+    # Packing copies them.
+    return operators.prepare_experts([gate_up] * COUNT, [down] * COUNT, "silu", dtype)
+
+
 def measure_experts(rounds: int, note: Callable[[str], None]) -> list[Any]:
     """Rows of the report for a layer's experts."""
-    shapes = (2 * INNER, HIDDEN), (HIDDEN, INNER)
-    # As in ``copies_of``, all have the same values, in memory of their own.
-    plain = [torch.randn(shape).bfloat16() * 0.02 for shape in shapes]
     kind = BLOCK_FORMATS["Q4_0"]
-    codes = [random_weight(kind, outputs, inputs // kind.values) for outputs, inputs in shapes]
-    quantised: Experts = CompiledOperators().prepare_experts(
-        *([(weight,) for _ in range(COUNT)] for weight in codes), "silu", torch.float32
-    )
-    loop: Experts = Operators().prepare_experts(
-        *([(weight.clone(),) for _ in range(COUNT)] for weight in plain), "silu", torch.bfloat16
-    )
 
-    def products(
-        experts: Experts, weights: torch.Tensor, choices: list[torch.Tensor]
-    ) -> list[Product]:
-        return [lambda x, ids=ids: experts(x, weights, ids, None) for ids in choices]
+    def blocks(outputs: int, inputs: int) -> Weight:
+        return (random_weight(kind, outputs, inputs // kind.values),)
 
+    def plain(outputs: int, inputs: int) -> Weight:
+        return (torch.randn(outputs, inputs).bfloat16() * 0.02,)
+
+    quantised = experts_of(CompiledOperators(), blocks, torch.float32)
+    loop = experts_of(Operators(), plain, torch.bfloat16)
     results = []
     for rows in ROWS[:-1]:
         choices = [torch.rand(rows, COUNT).topk(CHOSEN).indices for _ in range(CHOICES)]
         weights = torch.full((rows, CHOSEN), 1 / CHOSEN)
         x = torch.randn(rows, HIDDEN)
         halved = x.bfloat16()
-        ours, theirs = products(quantised, weights, choices), products(loop, weights, choices)
+        ours, theirs = (
+            [partial(experts, weights=weights, expert_ids=ids, out=None) for ids in choices]
+            for experts in (quantised, loop)
+        )
         pairs = [(seconds(ours, x), seconds(theirs, halved)) for _ in range(rounds)]
         fast, slow = map(min, zip(*pairs, strict=True))
         work = 2 * rows * CHOSEN * 3 * HIDDEN * INNER / 1e9
@@ -187,14 +193,13 @@ def main() -> None:
     def note(text: str) -> None:
         print(text, flush=True)
 
-    plain = copies_of(BF16)
-    results = []
-    for name in names:
-        if name == EXPERTS:
-            results += measure_experts(options.rounds, note)
-        else:
-            results += measure(name, options.rounds, plain, note)
-    publish("quantised_products", results, dry=options.dry)
+    formats = [name for name in names if name != EXPERTS]
+    if formats:
+        plain = copies_of(BF16)
+        rows = [row for name in formats for row in measure(name, options.rounds, plain, note)]
+        publish("quantised_products", rows, dry=options.dry)
+    if EXPERTS in names:
+        publish("quantised_experts", measure_experts(options.rounds, note), dry=options.dry)
 
 
 if __name__ == "__main__":
