@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.benchmarks.support.decode_rate import decode_rate
+from tandem.benchmarks.support.llama_process import LlamaProcess
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import QUANTIZED, MoESpec
@@ -73,34 +74,6 @@ def prefill_rate(engine: Any, length: int, seed: int) -> float:
     return length / (time.perf_counter() - start)
 
 
-class Llama:
-    """llama.cpp's process (``support/llama_side.py``)."""
-
-    def __init__(self, python: str, file: str, threads: int) -> None:
-        script = Path(__file__).parent / "support" / "llama_side.py"
-        numbers = map(str, (threads, max(BATCHES), ROOM))
-        self._process = subprocess.Popen(
-            [python, str(script), file, *numbers],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def rate(self, *question: object) -> float:
-        """Send a line; returns the rate in the reply."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(*question, file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"llama.cpp's process ended with {self._process.wait()}")
-        return float(line)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-
 def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The report's rows for a file."""
     from tandem import Engine, EngineConfig
@@ -120,7 +93,14 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         itl_target=0,  # streams of a batch start together
     )
     results = []
-    llama = Llama(options.llama_python, file, options.threads)
+    llama = LlamaProcess(
+        options.llama_python,
+        file,
+        threads=options.threads,
+        streams=max(BATCHES),
+        context=ROOM,
+        kv_dtype="float16",
+    )
     with Engine(config) as engine:
         prefill_rate(engine, 64, 0)
         # llama.cpp clears its cache at its start; a thread does that for ours during the first

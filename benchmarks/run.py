@@ -1,7 +1,9 @@
 """Run benchmarks and print a table of all results: ``python -m tandem.benchmarks.run``.
 
 Arguments select benchmarks by name, without their folder. Each runs in its own process: thread
-counts and allocators must not leak from one to the next.
+counts and allocators must not leak from one to the next. Those that need files or programs from
+elsewhere are run by their own commands, such as ``quantised_models`` and ``model_errors``, which
+compare with llama.cpp.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,22 +17,9 @@ from ..errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-# Bytes per thread, at least.
-_SHARE = 1 << 20
-# Bytes that the kernel reads ahead, while weights are packed: packing then costs a load no time
-# where the disk is slower, and reading none where it is faster.
-_AHEAD = 256 << 20
-
-
-@dataclass(slots=True)
-class _ReadAhead:
-    """The bytes of a file that were asked for since reads last jumped, how many of those passed
-    were read, and whether too few were."""
-
-    begin: int = 0
-    end: int = 0
-    read: int = 0
-    useless: bool = False
+# Bytes that a thread reads at a time. Threads take turns in the order of the file, since Linux
+# reads ahead of one place in it: also while weights are packed, which then delays a load less.
+_PIECE = 1 << 20
 
 
 class FileReads:
@@ -43,10 +28,9 @@ class FileReads:
     def __init__(self) -> None:
         self._open: dict[Path, int] | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._ahead: dict[int, _ReadAhead] = {}
 
     def __enter__(self) -> FileReads:
-        self._open, self._ahead = {}, {}
+        self._open = {}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -64,19 +48,16 @@ class FileReads:
         import torch
 
         fd, data = self._descriptor(file), into.view(-1).view(torch.uint8).numpy().data
-        self._ask_ahead(fd, begin, begin + len(data))
-        count = min(torch.get_num_threads(), len(data) // _SHARE)
-        if count < 2:
+        if len(data) < 2 * _PIECE or torch.get_num_threads() == 1:
             _fill(fd, begin, data, file, what)
             return
         self._threads = self._threads or ThreadPoolExecutor(torch.get_num_threads())
-        bounds = [len(data) * number // count for number in range(count + 1)]
-        parts = [
-            self._threads.submit(_fill, fd, begin + first, data[first:end], file, what)
-            for first, end in pairwise(bounds)
+        pieces = [
+            self._threads.submit(_fill, fd, begin + first, data[first : first + _PIECE], file, what)
+            for first in range(0, len(data), _PIECE)
         ]
-        for part in parts:
-            part.result()
+        for piece in pieces:
+            piece.result()
 
     def columns(
         self, file: Path, begin: int, row_bytes: int, first: int, into: torch.Tensor, what: str
@@ -96,20 +77,6 @@ class FileReads:
         _fill(self._descriptor(file), begin, memoryview(data), file, what)
         return data
 
-    def _ask_ahead(self, fd: int, begin: int, end: int) -> None:
-        """Have what follows these bytes read into the page cache, since tensors are mostly read in
-        the order of the file. Not where large parts are left out, which other hosts read."""
-        ahead = self._ahead.setdefault(fd, _ReadAhead())
-        ahead.read += end - begin
-        if not end <= ahead.end <= end + _AHEAD:
-            ahead.begin, ahead.end, ahead.read = begin, end, end - begin
-        is_partial = ahead.read < 0.75 * (end - ahead.begin)
-        ahead.useless = ahead.useless or is_partial
-        if end + _AHEAD - ahead.end < _AHEAD // 2 or ahead.useless or sys.platform != "linux":
-            return
-        os.posix_fadvise(fd, ahead.end, end + _AHEAD - ahead.end, os.POSIX_FADV_WILLNEED)
-        ahead.end = end + _AHEAD
-
     def _descriptor(self, file: Path) -> int:
         assert self._open is not None, "the source is not open"
         if file not in self._open:
@@ -117,6 +84,8 @@ class FileReads:
                 self._open[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise _unreadable(file, error) from error
+            if sys.platform == "linux":  # it reads twice as far ahead
+                os.posix_fadvise(self._open[file], 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._open[file]
 
 

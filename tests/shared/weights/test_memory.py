@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,23 +79,29 @@ def test_the_size_of_the_weights_is_logged(
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
 
 
-def test_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte once, at least half a window at a time, and anew from where reads jump to; but not
-    where half of the tensors is left out."""
-    windows: list[tuple[int, int]] = []
-    monkeypatch.setattr(file_reads, "_AHEAD", 100)
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, _: windows.append((at, size)))
+def test_threads_read_a_tensor_in_the_order_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_reads, "_PIECE", 100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    begins: list[int] = []
+    fill = file_reads._fill
+
+    def noted(fd: int, begin: int, *rest: Any) -> None:
+        begins.append(begin)
+        fill(fd, begin, *rest)
+
+    monkeypatch.setattr(file_reads, "_fill", noted)
+    data = bytes(range(256)) * 4
     path = tmp_path / "file"
-    path.write_bytes(bytes(1000))
-    with file_reads.FileReads() as reads:
-        for begin in (0, 30, 60, 90, 600, 0):
-            reads.rows(path, begin, torch.empty(30, dtype=torch.uint8), "numbers")
-    assert windows == [(30, 100), (130, 60), (630, 100), (30, 100)]
-    windows.clear()
-    with file_reads.FileReads() as reads:
-        for begin in range(0, 1000, 60):
-            reads.rows(path, begin, torch.empty(30, dtype=torch.uint8), "numbers")
-    assert windows == [(30, 100)]
+    path.write_bytes(data)
+    for size, pieces in ((199, 1), (200, 2), (901, 10)):
+        begins.clear()
+        into = torch.zeros(size, dtype=torch.uint8)
+        with file_reads.FileReads() as reads:
+            reads.rows(path, 7, into, "numbers")
+        assert into.numpy().tobytes() == data[7 : 7 + size]
+        assert sorted(begins) == [7 + 100 * piece for piece in range(pieces)]
 
 
 def test_weights_without_a_kernel_are_named(
