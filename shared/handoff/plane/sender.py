@@ -323,9 +323,14 @@ class Sender:
         self._stats.bytes_sent += length
 
     def _data_header(self, transfer: Outgoing, piece: CellRange) -> Header:
-        part = transfer.layout[piece.first_layer]
-        return replace(
-            self._header(transfer, Kind.DATA),
+        part, command = transfer.layout[piece.first_layer], transfer.command
+        return Header(
+            kind=Kind.DATA,
+            transfer_id=command.transfer_id,
+            attempt=command.attempt,
+            sequence=transfer.sequence,
+            sender_epoch=self._end.me.epoch,
+            receiver_epoch=transfer.peer.epoch,
             first_layer=piece.first_layer,
             end_layer=piece.end_layer,
             first_token=piece.first_token,
