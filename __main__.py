@@ -249,6 +249,8 @@ def serve(values: Values) -> None:
             f"--nnodes {engine.nnodes} divides one node, but --decode-nodes and --prefill-nodes "
             f"are several; start each with tandem decode-node or prefill-node, which join a router"
         )
+    if config.pd_server:
+        _limit_own_ranks(config, engine)
     if engine.node_rank:
         _run_headless("prefill-node" if config.pd_server else "decode-node", values)
         return
@@ -270,6 +272,14 @@ def serve(values: Values) -> None:
         check=admin.list_nodes, refusal_of=admin.refusal_of, can_serve=admin.can_serve
     )
     serve_cluster(config, values, environment_of_parts(cli), registry)
+
+
+def _limit_own_ranks(config: ServeConfig, engine: EngineConfig) -> None:
+    """Limit the ranks of this prefill node, which inherit this process's environment."""
+    from .shared.launch.mps import limit_of_prefill
+
+    shares = engine.device != "cpu" and (engine.nodes_per_device or 1) > 1
+    os.environ.update(limit_of_prefill(config.prefill_gpu_share, shares=shares))
 
 
 def _talk_to_own(config: ServeConfig, values: Values) -> None:

@@ -13,6 +13,7 @@ from ..shared.errors import UsageError
 USED_BY_PD_SERVER = {
     "pd_server",
     "pd_url",
+    "prefill_gpu_share",
     "model",
     "ignore_config_keys",
     "hf_overrides",

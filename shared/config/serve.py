@@ -46,6 +46,14 @@ class ServeConfig:
         "--share-devices",
         "Let nodes share GPUs, with equal parts of the memory, if there are too few.",
     )
+    prefill_gpu_share: int | None = option(
+        None,
+        "--prefill-gpu-share",
+        "Percentage of a shared GPU's processors for prefill nodes (default: 100, as decode nodes "
+        "always have). Needs NVIDIA's MPS.",
+        minimum=1,
+        maximum=100,
+    )
     # Any free port by default: the launcher passes it to its own nodes.
     registry_port: int = option(
         0,

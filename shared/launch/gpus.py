@@ -17,6 +17,7 @@ from ..config import EngineConfig
 from ..errors import UsageError
 from ..handoff.carriers.cuda_ipc.cuda_driver import cuda_of_driver, device_count
 from ..kv.planning import CPU
+from . import mps
 
 log = logging.getLogger("tandem.node")
 
@@ -135,14 +136,14 @@ def _shared(config: EngineConfig, nodes: int) -> EngineConfig:
 
 
 def gpus_by_node(names: Sequence[str], engines: Sequence[EngineConfig]) -> Iterator[str]:
-    """A line for each node with GPUs, and a warning if some are shared."""
+    """A line for each node with GPUs, and a warning if some are shared without MPS."""
     users = Counter(gpu for engine in engines for gpu in engine.device_ids)
     for name, engine in zip(names, engines, strict=True):
         if engine.devices is not None:
             sharing = max(users[gpu] for gpu in engine.device_ids)
             beside = f", shared by {sharing} nodes" if sharing > 1 else ""
             yield f"{name}: GPU {engine.devices}{beside}"
-    if max(users.values(), default=1) > 1:
+    if max(users.values(), default=1) > 1 and not mps.is_running():
         yield (
             "tandem: nodes share GPUs, on which they take turns unless NVIDIA's MPS runs: prefill "
             "delays decode"

@@ -35,6 +35,7 @@ from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
 from .greeting import greeting
 from .log_folders import log_folder_of_start
+from .mps import limit_of_prefill
 from .routers import Routers, reachable, security_of_parts
 
 Values = dict[str, Any]
@@ -230,6 +231,15 @@ def start_nodes(
     ranks = engines[0].ranks_per_host
     # If every node used all cores, their threads would wait for each other.
     threads = engine.threads or share_of_cores(len(kinds) * ranks)
+    limited = {
+        name
+        for name, engine in zip(names[: config.prefill_nodes], engines, strict=False)
+        if gpus and engine.nodes_per_device != 1
+    }
+    percent = config.prefill_gpu_share
+    if config.pd_client and not config.prefill_nodes:
+        percent = None  # of the prefill nodes, whose command may read the same file of options
+    limit = limit_of_prefill(percent, shares=bool(limited))
     for line in gpus_by_node(names, engines):
         click.echo(line, err=True)
     security, secrets = security_of_parts(values)
@@ -245,7 +255,8 @@ def start_nodes(
         own = replace(handoff, kv_port=handoff.kv_port_of(number * ranks))
         engine = replace(engines[number], threads=threads)
         arguments = [kind, *common, *to_arguments(engine), *to_arguments(own)]
-        parts.append(cluster.start(name, arguments, **secrets))
+        own_limit = limit if name in limited else {}
+        parts.append(cluster.start(name, arguments, **secrets, **own_limit))
     return parts
 
 

@@ -93,6 +93,11 @@ class TransportEnd(Protocol):
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         """Small frames that have arrived: a bounded number, not yet parsed."""
 
+    @property
+    def has_notices(self) -> bool:
+        """True if peers have joined or were lost since the last ``notices``, which may find
+        more."""
+
     def notices(self, now: float) -> list[Notice]:
         """Peers that joined or were lost since the last call. Also sends due pings."""
 
@@ -109,6 +114,15 @@ class Listener(TransportEnd, Protocol):
 
     def admit(self, keys: Iterable[str]) -> None:
         """Admit only dialers with these CURVE keys, if this end is locked."""
+
+    def loan_sockets(self) -> Iterable[Any]:
+        """The ``sockets`` on which frames are given back."""
+
+    def reply_sockets(self) -> Iterable[Any]:
+        """These, and that of acknowledgements."""
+
+    def receive_replies(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        """``receive_control`` of the ``reply_sockets`` alone."""
 
     def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
         """Send a frame without copying it. ``offset``: its place in the ring of the peer's carrier.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 from ...errors import OverloadedError, UnavailableError
@@ -18,7 +18,7 @@ class Commands:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: queue.Queue[Command] = queue.Queue(limit)
+        self._waiting: deque[Command] = deque()
         # Ensures that commands queued before the end are still taken, and that none is queued after
         # it.
         self._putting = threading.Lock()
@@ -40,12 +40,11 @@ class Commands:
         with self._putting:
             if self._over:
                 raise UnavailableError("the data plane has ended; it takes no more commands")
-            try:
-                self._waiting.put_nowait(command)
-            except queue.Full:
+            if len(self._waiting) >= self._limit:
                 raise OverloadedError(
                     f"{self._limit} commands wait for the data plane; it is stuck"
-                ) from None
+                )
+            self._waiting.append(command)
         self.wake()
 
     def end(self) -> None:
@@ -77,8 +76,8 @@ class Commands:
 
     def take(self) -> Iterator[Command]:
         """Take the commands that wait now."""
-        for _ in range(self._waiting.qsize()):
-            yield self._waiting.get_nowait()
+        for _ in range(len(self._waiting)):
+            yield self._waiting.popleft()
 
     def close(self) -> None:
         for end in (self._wake_in, self.socket):

@@ -23,11 +23,8 @@ class Coverage:
         self.end_token = end_token
         self.cells = 0
         self._first_tokens = first_tokens or [first_token] * num_layers
+        self.total = sum(end_token - first for first in self._first_tokens)
         self._intervals: list[list[tuple[int, int]]] = [[] for _ in range(num_layers)]
-
-    @property
-    def total(self) -> int:
-        return sum(self.end_token - first for first in self._first_tokens)
 
     @property
     def complete(self) -> bool:

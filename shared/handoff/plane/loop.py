@@ -4,7 +4,7 @@ amount of each in turn."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -113,12 +113,28 @@ class PlaneLoop:
         )
         self._sender = Sender(end, self._listener)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
+        self._handlers: dict[type, Callable[..., None]] = {
+            OpenSend: self._open,
+            LayerReady: self._sender.ready,
+            CancelSend: self._sender.cancel,
+            Expect: self._receiver.expect,
+            CancelExpect: self._receiver.cancel,
+            Compare: self._receiver.compare,
+            AdmitKeys: self._admit,
+        }
         self._polled: list[Any] = []
-        self._bulk: frozenset[Any] = frozenset()  # the polled bulk sockets
-        self._poller = zmq.Poller()
+        # Of the polled sockets: bulk sockets, those of acknowledgements, and both with commands.
+        self._bulk: frozenset[Any] = frozenset()
+        self._replies: frozenset[Any] = frozenset()
+        self._moving: frozenset[Any] = frozenset()
+        self._poller = self._poller_without_loans = zmq.Poller()
+        self._same_sockets = False  # as the poller's; False if they may differ
         self._next_tick = self._next_report = 0.0
         self._last_report = DataPlaneStats()
         self._busy = False
+        # True if something may happen that does not wake this thread: ZeroMQ releases a slot, or a
+        # read over the network ends.
+        self._is_polling = False
 
     def start(self) -> Endpoints:
         if self._listens:
@@ -128,21 +144,33 @@ class PlaneLoop:
     def round(self) -> None:
         """Wait for anything, then handle it.
 
-        Handling frames takes a core from concurrent decode steps, and half of a turn would look at
-        things that have not changed, so if only frames have come, only they are handled.
+        Handling frames takes a core from concurrent decode steps, or Python's lock from the thread
+        that launches them, and most of a turn would look at things that have not changed. So if
+        only frames, commands and acknowledgements have come, only they are handled.
         """
         ready = self._wait()
-        if self._is_only_bulk(ready) and (count := self._receive(self._clock())):
-            self._busy = count == FRAMES_A_ROUND
-        else:
+        if not (self._is_only_moving(ready) and self._move(ready, self._clock())):
             self.turn()
 
-    def _is_only_bulk(self, ready: list[Any]) -> bool:
-        others = self._busy or self._is_polling() or self._clock() >= self._next_tick
-        return bool(ready) and self._bulk.issuperset(ready) and not others
+    def _is_only_moving(self, ready: list[Any]) -> bool:
+        others = self._busy or self._is_polling or self._clock() >= self._next_tick
+        return bool(ready) and self._moving.issuperset(ready) and not others
+
+    def _move(self, ready: list[Any], now: float) -> bool:
+        """Handle what moves frames; False if the rest of a turn has work too."""
+        if self._commands.fileno() in ready:  # first: a frame may belong to a new attempt
+            self._take_commands()
+        if not self._replies.isdisjoint(ready):
+            self._handle_control(self._listener.receive_replies(now), self._sender.on_control)
+        count = self._receive(now) if not self._bulk.isdisjoint(ready) else None
+        only_frames = self._bulk.issuperset(ready)
+        more = False if only_frames else self._sender.pump(FRAMES_A_ROUND)
+        self._busy = more or count == FRAMES_A_ROUND
+        return count != 0 and not any(end.has_notices for end in self._ends)
 
     def turn(self) -> None:
         """Do a bounded amount of everything."""
+        self._same_sockets = False
         self._take_commands()
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
@@ -170,9 +198,11 @@ class PlaneLoop:
     def _wait(self) -> list[Any]:
         """Wait for anything. Returns the sockets that are readable."""
         seconds = TICK_SECONDS
+        needs_polling = any(end.needs_polling for end in self._ends)
+        self._is_polling = needs_polling or self._sender.awaits_slots
         if self._busy:
             seconds = 0.0
-        elif any(end.needs_polling for end in self._ends):
+        elif needs_polling:
             seconds = POLL_SECONDS
         elif self._sender.awaits_slots:
             seconds = SLOT_POLL_SECONDS
@@ -181,38 +211,39 @@ class PlaneLoop:
             self._commands.rest()
         return ready
 
-    def _is_polling(self) -> bool:
-        """True if something may happen that does not wake this thread: ZeroMQ releases a slot, or a
-        read over the network ends."""
-        return self._sender.awaits_slots or any(end.needs_polling for end in self._ends)
-
     def _current_poller(self) -> zmq.Poller:
         """The poller, rebuilt only if sockets have changed, since each frame needs it."""
+        if not self._same_sockets:
+            self._same_sockets = True
+            self._update_pollers()
+        # Acknowledgements come as well, so that returned frames need not wake this thread, unless
+        # another frame waits for their slots.
+        wants_loans = self._sender.awaits_slots or self._sender.awaits_loans
+        return self._poller if wants_loans else self._poller_without_loans
+
+    def _update_pollers(self) -> None:
         polled: list[Any] = [self._commands.fileno()]
         for end in self._ends:
             polled += end.sockets()
         if polled != self._polled:
             self._polled, self._poller = polled, zmq.Poller()
+            self._poller_without_loans = zmq.Poller()
+            loans = frozenset(self._listener.loan_sockets())
             self._bulk = frozenset(self._dialer.bulk_sockets())
+            self._replies = frozenset(self._listener.reply_sockets())
+            self._moving = self._bulk | self._replies | {self._commands.fileno()}
             for each in polled:
                 self._poller.register(each, zmq.POLLIN)
-        return self._poller
+                if each not in loans:
+                    self._poller_without_loans.register(each, zmq.POLLIN)
 
     def _take_commands(self) -> None:
-        handlers: dict[type, Callable[..., None]] = {
-            OpenSend: self._open,
-            LayerReady: self._sender.ready,
-            CancelSend: self._sender.cancel,
-            Expect: self._receiver.expect,
-            CancelExpect: self._receiver.cancel,
-            Compare: self._receiver.compare,
-            AdmitKeys: self._admit,
-        }
         for command in self._commands.take():
             if isinstance(command, (Expect, OpenSend)):
+                self._same_sockets = False
                 # An unreported loss concerns earlier attempts only.
                 self._take_notices(self._clock())
-            handlers[type(command)](command)
+            self._handlers[type(command)](command)
 
     def _admit(self, command: AdmitKeys) -> None:
         self._listener.admit(command.keys)
@@ -238,7 +269,14 @@ class PlaneLoop:
         handle: Callable[[PeerKey, Header, memoryview], None],
         now: float,
     ) -> None:
-        for peer, message in end.receive_control(now):
+        self._handle_control(end.receive_control(now), handle)
+
+    def _handle_control(
+        self,
+        messages: Iterable[tuple[PeerKey, bytes]],
+        handle: Callable[[PeerKey, Header, memoryview], None],
+    ) -> None:
+        for peer, message in messages:
             try:
                 header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
             except FrameError:

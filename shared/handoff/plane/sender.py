@@ -104,8 +104,9 @@ class Sender:
         # When a peer was last sent a frame, or acknowledged one, in any transfer.
         self._moved_at: dict[PeerKey, float] = {}
         self._closed = ClosedAttempts()
-        # True if the last pump could have sent more with a free slot.
-        self.awaits_slots = False
+        # True if the last pump could have sent more with a free slot, or with fewer frames at a
+        # peer.
+        self.awaits_slots = self.awaits_loans = False
 
     # ---- commands ----------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class Sender:
         sent."""
         self._send_packed()
         self._reap()
-        self.awaits_slots = False
+        self.awaits_slots = self.awaits_loans = False
         frames = idle = 0
         while idle < len(self._turn) and frames < max_frames:
             self._turn.rotate(-1)
@@ -228,6 +229,7 @@ class Sender:
             return False
         slots = self._slot_counts[holder]
         if slots >= self._listener.slots_for(transfer.peer):
+            self.awaits_loans = True
             return False
         slot = ring.acquire() if slots < ring.free else None
         if slot is None:
@@ -321,9 +323,14 @@ class Sender:
         self._stats.bytes_sent += length
 
     def _data_header(self, transfer: Outgoing, piece: CellRange) -> Header:
-        part = transfer.layout[piece.first_layer]
-        return replace(
-            self._header(transfer, Kind.DATA),
+        part, command = transfer.layout[piece.first_layer], transfer.command
+        return Header(
+            kind=Kind.DATA,
+            transfer_id=command.transfer_id,
+            attempt=command.attempt,
+            sequence=transfer.sequence,
+            sender_epoch=self._end.me.epoch,
+            receiver_epoch=transfer.peer.epoch,
             first_layer=piece.first_layer,
             end_layer=piece.end_layer,
             first_token=piece.first_token,

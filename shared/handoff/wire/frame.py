@@ -37,6 +37,7 @@ MAX_REASON_BYTES = 512
 # magic, version, kind, flags, transfer, attempt, sequence, sender epoch, receiver epoch,
 # layers, tokens, heads, payload length; then the checksum.
 _FIELDS = struct.Struct("<4sBBHQIIQQHHIIHHI")
+_KIND_AT = 5
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
@@ -190,6 +191,11 @@ def parse(message: Message, max_payload: int) -> tuple[Header, Buffer]:
     )
     _check_shape(header, length)
     return header, payload
+
+
+def kind_byte(message: bytes) -> int:
+    """The kind that a message claims, before anything is checked; 0 if it is too short."""
+    return message[_KIND_AT] if len(message) > _KIND_AT else 0
 
 
 def verify(message: Message) -> int:

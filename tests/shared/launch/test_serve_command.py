@@ -18,8 +18,9 @@ from tandem.__main__ import cli
 from tandem.commands.part_command import environment_of_parts
 from tandem.shared.config import EngineConfig, RouterConfig, ServeConfig
 from tandem.shared.config.command_line import fill
-from tandem.shared.errors import StartupError
+from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.launch import serve
+from tandem.shared.launch.mps import LIMIT
 from tandem.shared.launch.routers import Routers
 from tandem.shared.security.local_token import token_file
 
@@ -176,6 +177,31 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
     assert tuple(node.devices for node in nodes) == devices
     assert {node.nodes_per_device for node in nodes} == {1 if gpus == 2 else 2}
     assert ("decode-node-1: GPU" in capsys.readouterr().err) == (gpus > 0)
+
+
+@pytest.mark.usefixtures("mps")
+def test_only_prefill_nodes_that_share_a_gpu_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: 2)
+    monkeypatch.setattr("tandem.shared.launch.gpus._problem", lambda: None)
+    flags = ["--prefill-nodes=2", "--share-devices", "--prefill-gpu-share=40"]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    serve.start_nodes(started, fill(ServeConfig, values), values, ["r:1"])
+    assert [each.get(LIMIT) for each in started.environments] == ["40", None, None]
+
+
+@pytest.mark.usefixtures("mps")
+def test_a_limit_of_prefill_nodes_that_share_nothing_is_refused() -> None:
+    for flags in (["--prefill-nodes=1", "--device=cpu"], []):
+        flags = [*flags, "--prefill-gpu-share=40"]
+        values = cli.commands["serve"].make_context("serve", flags).params
+        started: Any = Started()
+        with pytest.raises(UsageError, match="--prefill-gpu-share 40 is for prefill nodes that"):
+            serve.start_nodes(started, fill(ServeConfig, values), values, ["r:1"])
+        assert not started.arguments
+    values = cli.commands["serve"].make_context("serve", [*flags, "--pd-client"]).params
+    serve.start_nodes(started, fill(ServeConfig, values), values, ["r:1"])
+    assert LIMIT not in started.environments[0]  # but those of another command
 
 
 def parse_node(arguments: list[str]) -> dict[str, Any]:

@@ -275,6 +275,10 @@ class ZmqDialer:
         self._end(dial)
         self._notices.append(Lost(dial.peer, reason, refused, full))
 
+    @property
+    def has_notices(self) -> bool:
+        return bool(self._notices)
+
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):
             if dial.ended:

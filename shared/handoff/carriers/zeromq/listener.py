@@ -155,8 +155,7 @@ class ZmqListener:
     def sockets(self) -> Iterable[Any]:
         zap = None if self._zap is None else self._zap.socket
         ours = [s for s in (self._bulk, self._control, zap) if s is not None]
-        descriptors = [each for writer in self._writers() for each in writer.descriptors()]
-        return [*ours, *(port.monitor for port in self._ports), *descriptors]
+        return [*ours, *(port.monitor for port in self._ports), *self.loan_sockets()]
 
     def _writers(self) -> list[FrameWriter]:
         return [
@@ -218,13 +217,24 @@ class ZmqListener:
             return False
         return True
 
+    def loan_sockets(self) -> list[Any]:
+        return [each for writer in self._writers() for each in writer.descriptors()]
+
+    def reply_sockets(self) -> list[Any]:
+        ours = [] if self._control is None else [self._control]
+        return ours + self.loan_sockets()
+
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
-        if self._bulk is None or self._control is None:
+        if self._bulk is None:
             return []
         if self._zap is not None:
             self._zap.reply()
         for sender, message in drain(self._bulk):
             self._on_greeting(message, now, bulk_id=sender)
+        return self.receive_replies(now)
+
+    def receive_replies(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        assert self._control is not None
         messages = []
         for sender, message in drain(self._control):
             accepted = self._by_control.get(sender)
@@ -348,6 +358,10 @@ class ZmqListener:
             del self._by_control[accepted.control_id]
             self._notices.append(Lost(accepted.peer, reason))
             _end(accepted)
+
+    @property
+    def has_notices(self) -> bool:
+        return bool(self._notices)
 
     def notices(self, now: float) -> list[Notice]:
         silence = self._timing.silence_seconds

@@ -113,6 +113,8 @@ def about_connection(
     message: bytes, peer: PeerKey, mine: int, *kinds: Kind
 ) -> tuple[Kind, memoryview] | None:
     """Kind and payload of a valid frame of these kinds, between these two epochs; else ``None``."""
+    if frame.kind_byte(message) not in kinds:  # most are about transfers, and are decoded later
+        return None
     try:
         header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
     except FrameError:

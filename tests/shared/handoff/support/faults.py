@@ -148,6 +148,10 @@ class _Faulty:
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         return self._inner.receive_control(now)
 
+    @property
+    def has_notices(self) -> bool:
+        return bool(self._inner.has_notices)
+
     def notices(self, now: float) -> list[Notice]:
         for (peer, name), lane in list(self._lanes.items()):
             lane.let_go()
@@ -252,6 +256,15 @@ class FaultyListener(_Faulty):
 
     def admit(self, keys: Iterable[str]) -> None:
         self._inner.admit(keys)
+
+    def loan_sockets(self) -> Iterable[Any]:
+        return self._inner.loan_sockets()
+
+    def reply_sockets(self) -> Iterable[Any]:
+        return self._inner.reply_sockets()
+
+    def receive_replies(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        return self._inner.receive_replies(now)
 
     def slots_for(self, peer: PeerKey) -> int:
         return int(self._inner.slots_for(peer))

@@ -138,7 +138,11 @@ class _End:
     def sockets(self) -> Iterable[Any]:
         return ()
 
-    bulk_sockets = sockets
+    bulk_sockets = reply_sockets = loan_sockets = sockets
+
+    @property
+    def has_notices(self) -> bool:
+        return bool(self._notices)
 
     def is_live(self, peer: PeerKey) -> bool:
         return peer in self._links and self._links[peer].live
@@ -242,6 +246,8 @@ class MemoryListener(_End):
                     pong = to_peer(Kind.PONG, self._me.epoch, link.peer)
                     link.wire.put(link.outbox, pong)
         return messages
+
+    receive_replies = receive_control
 
     def _greeted(self, hello: bytes, wire: MemoryWire, now: float) -> None:
         try:
