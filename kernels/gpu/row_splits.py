@@ -23,17 +23,15 @@ from .split_rule import num_partials
 _SPLIT_UNIT = tl.constexpr(64)
 # Rows that a program lists, and others with which it compares them at a time.
 _BLOCK_ROWS = 8
-_BLOCK_OTHERS = 256
-_WARPS = 8
+_BLOCK_OTHERS = 128
 
 
 def list_constants(
     window: int | None, min_split: int, max_splits: int, counters: int, step_splits: int = 0
 ) -> dict[str, Any]:
-    """Compile-time constants and options of the list, for splits of about ``min_split`` tokens, and
-    so many counters for each row. With ``step_splits``, splits are longer in steps that would have
-    more of them, partial results have places by need, and there are as many counters for each.
-    """
+    """Compile-time constants of the list, for splits of about ``min_split`` tokens, and so many
+    counters for each row. With ``step_splits``, splits are longer in steps that would have more of
+    them, partial results have places by need, and there are as many counters for each."""
     return {
         "WINDOW": window or 0,
         "MIN_SPLIT": min_split,
@@ -44,7 +42,6 @@ def list_constants(
         "BLOCK_OTHERS": _BLOCK_OTHERS,
         "BLOCK_SPLITS": next_power_of_2(max_splits),
         "BLOCK_COUNTERS": next_power_of_2(counters * (max_splits if step_splits else 1)),
-        "num_warps": _WARPS,
     }
 
 

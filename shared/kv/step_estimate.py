@@ -66,5 +66,5 @@ def _partials(layer: LayerSpec, sequences: int, ranks: int) -> int:
         case MLASpec() as latent:
             heads = -(-latent.num_heads // ranks)
             programs = _PROGRAMS, -(-heads // _LATENT_HEADS)
-            splits = split_rule.max_splits(*programs), split_rule.step_splits(*programs)
-            return 4 * split_rule.num_partials(sequences, *splits) * heads * latent.kv_lora_rank
+            bounds = split_rule.max_splits(*programs), split_rule.step_splits(*programs)
+            return 4 * split_rule.num_partials(sequences, *bounds) * heads * latent.kv_lora_rank
