@@ -21,13 +21,13 @@ import torch
 from tandem.kernels import streams
 from tandem.shared.engine.channel import BlockingChannel
 from tandem.shared.engine.messages import CODEC, ExecuteStep, RankMessage, StepDone
-from tandem.shared.engine.plan import SequenceStep, StepResult, TokenMasks
+from tandem.shared.engine.plan import StepPlan, StepResult, TokenMasks
 from tandem.shared.engine.rank import device_logprobs, gpu_sampler, output_rows, process
 from tandem.shared.engine.rank import runner as runner_module
 from tandem.shared.engine.rank.collector import Collector
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 from tandem.shared.engine.rank.mask_inbox import MaskInbox
-from tandem.shared.engine.rank.runner import LaunchedStep, ModelRunner
+from tandem.shared.engine.rank.runner import LaunchedStep, ModelRunner, Output
 
 SECONDS = 20  # within which a thread does what it is told
 # The places of a step at which it may fail: before the model runs, after its first layer, once
@@ -199,15 +199,10 @@ class LateRank:
             return torch.OutOfMemoryError("CUDA out of memory")
         return IndexError("no such block")
 
-    def _run_or_fail(
-        self,
-        sequences: list[SequenceStep],
-        on_layer: Callable[[int], None] | None,
-        step: LaunchedStep,
-    ) -> None:
+    def _run_or_fail(self, plan: StepPlan, on_layer: Callable[[int], None] | None) -> list[Output]:
         fault, self.fault = self.fault, ""
         if fault == "device":
-            self._device_faults.add(step.result.step)
+            self._device_faults.add(plan.step)
         if fault == "start":
             raise self._error()
 
@@ -217,13 +212,14 @@ class LateRank:
             if on_layer is not None:
                 on_layer(layer)
 
-        self._run(sequences, announce, step)
+        outputs = self._run(plan, announce)
         if fault == "end":
             raise self._error()
+        return outputs
 
     def _collect(self, step: LaunchedStep) -> StepResult:
         result = self.runner.collect(step)
-        if step.result.step in self._device_faults:
+        if step.step in self._device_faults:
             raise self._error()
         return result
 

@@ -70,5 +70,5 @@ class Collector:
                 self._failed = False
                 return
         except Exception as error:  # of the device, or the result cannot be encoded
-            failure = self._failure_of(step.result.step, error)
+            failure = self._failure_of(step.step, error)
         self._reply(failure, collectives)

@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 
 from ....kernels.streams import to_host
-from ..plan import HiddenStates, PooledRow, SequenceStep
+from ..plan import HiddenStates, SequenceStep
 from .sampler import NOT_FINITE_MESSAGE
 
 
-class PooledSequence(NamedTuple):
-    """A sequence that returns hidden states, and its number of rows."""
+class SequenceRows(NamedTuple):
+    """Rows of one sequence."""
 
-    sequence_id: int
-    num_rows: int
-    pool: PooledRow
+    sequence: SequenceStep
+    rows: range
 
 
-@dataclass(slots=True)
-class OutputRows:
-    """Row numbers by their use, and the sequences that use them, in the same order."""
+class OutputRows(NamedTuple):
+    """The rows of a step whose hidden states are needed, by their use: rows that are drawn from,
+    those whose targets' logprobs are asked for, the last rows of sequences that do not sample, and
+    those that are pooled."""
 
-    sampling: list[int] = field(default_factory=list)
-    prompt: list[int] = field(default_factory=list)
-    others: list[int] = field(default_factory=list)  # the last rows of sequences that do not sample
-    pooled: list[int] = field(default_factory=list)
-    samples: list[SequenceStep] = field(default_factory=list)
-    asks: list[SequenceStep] = field(default_factory=list)  # prompt logprobs
-    computes: list[SequenceStep] = field(default_factory=list)  # of ``others``
-    pools: list[PooledSequence] = field(default_factory=list)
+    drawn: list[int]
+    prompts: list[SequenceRows]
+    others: list[SequenceRows]
+    pooled: list[SequenceRows]
 
     @property
     def all(self) -> list[int]:
-        return self.sampling + self.prompt + self.others + self.pooled
+        sequences = chain(self.prompts, self.others, self.pooled)
+        return [*self.drawn, *chain.from_iterable(rows for _, rows in sequences)]
 
     @property
     def needs_logits(self) -> bool:
         """True if a row needs the output of the last layer."""
-        return bool(self.sampling or self.prompt or self.pooled)
+        return bool(self.drawn or self.prompts or self.pooled)
 
     def split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The hidden states of ``all``, by their use."""
-        rows = (self.sampling, self.prompt, self.others, self.pooled)
-        return hidden.split_with_sizes([len(each) for each in rows])
+        counts = [sum(len(rows) for _, rows in use) for use in self[1:]]
+        return hidden.split_with_sizes([len(self.drawn), *counts])
 
 
 def output_rows(sequences: list[SequenceStep]) -> OutputRows:
-    rows = OutputRows()
+    uses = OutputRows([], [], [], [])
     first = 0
-    for sequence in sequences:
-        end = first + len(sequence.tokens)
-        (rows.sampling if sequence.sample else rows.others).append(end - 1)
-        (rows.samples if sequence.sample else rows.computes).append(sequence)
-        if sequence.prompt_logprobs is not None and sequence.prompt_targets:
-            rows.prompt += range(first, first + len(sequence.prompt_targets))
-            rows.asks.append(sequence)
-        if sequence.pool is not None and sequence.pool.hidden is not None:
-            rows.pooled += _pooled_rows(sequence.pool.hidden, first, end)
-            rows.pools.append(PooledSequence(sequence.sequence_id, end - first, sequence.pool))
+    for one in sequences:
+        end = first + len(one.tokens)
+        if one.sample:
+            uses.drawn.append(end - 1)
+        else:
+            uses.others.append(SequenceRows(one, range(end - 1, end)))
+        if one.prompt_logprobs is not None and one.prompt_targets:
+            rows = range(first, first + len(one.prompt_targets))
+            uses.prompts.append(SequenceRows(one, rows))
+        if one.pool is not None and one.pool.hidden is not None:
+            rows = _pooled_rows(one.pool.hidden, first, end)
+            uses.pooled.append(SequenceRows(one, rows))
         first = end
-    return rows
+    return uses
 
 
 def _pooled_rows(hidden: HiddenStates, first: int, end: int) -> range:
@@ -74,21 +73,21 @@ def _pooled_rows(hidden: HiddenStates, first: int, end: int) -> range:
 
 
 def pooled_states(
-    pools: list[PooledSequence],
+    pooled: list[SequenceRows],
     hidden: torch.Tensor,
     projected: Callable[[torch.Tensor], torch.Tensor],
     scores: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> dict[int, torch.Tensor]:
     """Each sequence's vector, on its way to the host in one copy: ``projected`` of the sum of its
     pooled rows, or ``scores`` of their mean. Scores are missing if they are on another rank."""
-    counts = [one.num_rows if one.pool.hidden == "sum" else 1 for one in pools]
-    parts = list(zip(pools, hidden.split(counts) if pools else (), strict=True))
+    states = hidden.split_with_sizes([len(rows) for _, rows in pooled])
+    parts = [(one, part) for (one, _), part in zip(pooled, states, strict=True)]
     vectors = [
         (one, projected(part.sum(0, dtype=torch.float32)))
         for one, part in parts
-        if not one.pool.classify
+        if not _classifies(one)
     ]
-    scored = [(one, _mean(part)) for one, part in parts if one.pool.classify]
+    scored = [(one, _mean(part)) for one, part in parts if _classifies(one)]
     logits = scores(torch.cat([row for _, row in scored])) if scored else None
     if logits is not None:
         vectors += zip((one for one, _ in scored), logits, strict=True)
@@ -104,6 +103,10 @@ def packed(vectors: dict[int, torch.Tensor]) -> dict[int, bytes]:
     return {sequence_id: vector.numpy().tobytes() for sequence_id, vector in vectors.items()}
 
 
+def _classifies(sequence: SequenceStep) -> bool:
+    return sequence.pool is not None and sequence.pool.classify
+
+
 def _mean(rows: torch.Tensor) -> torch.Tensor:
     return rows if len(rows) == 1 else rows.mean(0, keepdim=True, dtype=torch.float32)
 
@@ -113,11 +116,11 @@ def finite_rows(hidden: torch.Tensor) -> torch.Tensor:
     return to_host(hidden.sum(dim=-1, dtype=torch.float32).isfinite())
 
 
-def not_finite(sequences: Sequence[SequenceStep], finite: torch.Tensor) -> dict[int, str]:
+def not_finite(others: list[SequenceRows], finite: torch.Tensor) -> dict[int, str]:
     """Failures of sequences that do not sample, by ``finite_rows`` of their last rows, which attend
     to all KV."""
     return {
         one.sequence_id: NOT_FINITE_MESSAGE
-        for one, good in zip(sequences, finite.tolist(), strict=True)
+        for (one, _), good in zip(others, finite.tolist(), strict=True)
         if not good
     }

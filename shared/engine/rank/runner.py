@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,7 +37,7 @@ from .step_inputs import DrawingSlots, StepInputs
 
 if TYPE_CHECKING:
     from .gpu_sampler import GpuSampler
-    from .sampler import Draws, Sampler
+    from .sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +52,20 @@ _LACKS_MEMORY = (
 _PROMPT_ROWS = 64
 
 
-@dataclass(slots=True)
-class LaunchedStep:
-    """A step that a GPU may still compute. ``result`` lacks what is on its way to the host: the
-    ``draws``, the logprobs of ``prompts``, the ``states`` of pooled sequences, and whether the last
-    rows of those that do not sample are ``finite``. These have arrived once ``computed`` has
-    returned."""
+# Enters a part of a step's results, once the device has computed it.
+Output = Callable[[StepResult], None]
 
-    result: StepResult
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that a GPU may still compute. Once ``computed`` has returned, ``outputs`` may enter
+    its results; ``None`` if the device had computed it when the launch returned."""
+
+    step: int
     ahead: bool
     start: float
-    draws: Draws | None = None
-    prompts: PromptLogprobs | None = None
-    states: dict[int, torch.Tensor] = field(default_factory=dict)
-    computes: Sequence[SequenceStep] = ()
-    finite: torch.Tensor | None = None
-    computed: Wait | None = None
+    outputs: list[Output]
+    computed: Wait | None
 
 
 class ModelRunner:
@@ -114,29 +112,23 @@ class ModelRunner:
 
         Raises ``StepVoidError`` if the step was planned on top of one that failed.
         """
-        step = LaunchedStep(StepResult(plan.step, []), plan.ahead, time.perf_counter())
+        start = time.perf_counter()
         self._last_draws.begin(plan)
         self._update_slots(plan)
-        if plan.sequences:
-            self._run(plan.sequences, on_layer, step)
-            mark = self.cache.mark
-            step.computed = None if mark is None else mark()
+        outputs = self._run(plan, on_layer) if plan.sequences else []
+        mark = self.cache.mark
+        computed = None if mark is None else mark()
         self._last_draws.end()
-        return step
+        return LaunchedStep(plan.step, plan.ahead, start, outputs, computed)
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Wait until the device has computed a step, and return its results. The head frees and
         reuses blocks once it has them. Steps are collected in their order, by any one thread."""
         if step.computed is not None:
             step.computed()
-        result = step.result
-        if step.draws is not None:
-            result.sampled, result.failed = step.draws.collect()
-        if step.prompts is not None:
-            result.prompt_logprobs = step.prompts.collect()
-        result.hidden = packed(step.states)
-        if step.finite is not None:
-            result.failed.update(not_finite(step.computes, step.finite))
+        result = StepResult(step.step, [])
+        for enter in step.outputs:
+            enter(result)
         end = time.perf_counter()
         result.seconds = end - max(step.start, self._last_end)
         self._last_end = end
@@ -197,33 +189,32 @@ class ModelRunner:
             if sampler is not None:
                 sampler.add(slot, spec)
 
-    def _run(
-        self,
-        sequences: list[SequenceStep],
-        on_layer: Callable[[int], None] | None,
-        step: LaunchedStep,
-    ) -> None:
-        columns = StepColumns.of(sequences)
+    def _run(self, plan: StepPlan, on_layer: Callable[[int], None] | None) -> list[Output]:
+        columns = StepColumns.of(plan.sequences)
         if columns.only_decode:
             logits, drawing = self._decode(columns, on_layer)
-            self._sample(columns, drawing, logits, step)
-            return
-        rows = output_rows(sequences)
+            return self._sample(plan.step, columns, drawing, logits)
+        rows = output_rows(plan.sequences)
         batch = self.inputs.batch(columns, rows.all, needs_logits=rows.needs_logits)
         hidden = self.model.forward(batch.forward, self.cache.kv, on_layer)
-        sampling, prompt, others, pooled = rows.split(hidden)
-        if rows.samples:
-            self._sample(columns, batch.drawing, self.model.logits(sampling), step)
-        if rows.asks:
-            self._prompt_logprobs(rows.asks, prompt, batch.prompt_targets, step)
-        if rows.computes and self.tp.rank == 0:
-            step.computes, step.finite = rows.computes, finite_rows(others)
-        if rows.pools:
+        drawn, prompts, others, pooled = rows.split(hidden)
+        outputs: list[Output] = []
+        if rows.drawn:
+            logits = self.model.logits(drawn)
+            outputs += self._sample(plan.step, columns, batch.drawing, logits)
+        if rows.prompts:
+            asks = [one for one, _ in rows.prompts]
+            outputs += self._prompt_logprobs(asks, prompts, batch.prompt_targets)
+        if rows.others and self.tp.rank == 0:
+            finite = finite_rows(others)
+            outputs.append(lambda result: result.failed.update(not_finite(rows.others, finite)))
+        if rows.pooled:
             model = self.model
             # On all ranks, since scores may need logits of which each rank has a part.
-            states = pooled_states(rows.pools, pooled, model.project_vectors, model.scores)
+            states = pooled_states(rows.pooled, pooled, model.project_vectors, model.scores)
             if self.tp.rank == 0:
-                step.states = states
+                outputs.append(lambda result: result.hidden.update(packed(states)))
+        return outputs
 
     def _decode(
         self, rows: StepColumns, on_layer: Callable[[int], None] | None
@@ -242,25 +233,27 @@ class ModelRunner:
 
     def _sample(
         self,
+        step: int,
         rows: StepColumns,
         drawing: DrawingSlots,
         logits: torch.Tensor | None,
-        step: LaunchedStep,
-    ) -> None:
+    ) -> list[Output]:
         """Draw from logits, on rank 0."""
         if logits is None or self.sampler is None:
-            return
-        masks = self.masks.take(step.result.step) if any(rows.masked) else {}
+            return []
+        masks = self.masks.take(step) if any(rows.masked) else {}
         slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
-        step.draws = self.sampler.draw(drawing.on_device, drawing.on_host, logits, slot_masks)
+        draws = self.sampler.draw(drawing.on_device, drawing.on_host, logits, slot_masks)
+
+        def enter(result: StepResult) -> None:
+            result.sampled, failed = draws.collect()
+            result.failed.update(failed)
+
+        return [enter]
 
     def _prompt_logprobs(
-        self,
-        asks: list[SequenceStep],
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        step: LaunchedStep,
-    ) -> None:
+        self, asks: list[SequenceStep], hidden: torch.Tensor, targets: torch.Tensor
+    ) -> list[Output]:
         """Launch the logprobs of targets on rank 0; the others compute parts of the logits."""
         top = max(one.prompt_logprobs or 0 for one in asks)
         entries = []
@@ -270,8 +263,10 @@ class ModelRunner:
             logits = self.model.logits(part)
             if logits is not None:
                 entries.append(prompt_entries(logits, tokens, top))
-        if entries:
-            step.prompts = PromptLogprobs(asks, to_host(torch.cat(entries)))
+        if not entries:
+            return []
+        logprobs = PromptLogprobs(asks, to_host(torch.cat(entries)))
+        return [lambda result: result.prompt_logprobs.update(logprobs.collect())]
 
 
 def cause_of(error: Exception) -> str:

@@ -28,9 +28,9 @@ class Device:
 
     def collect(self, step: LaunchedStep) -> StepResult:
         assert self.computes.acquire(timeout=20)
-        if step.result.step in self.broken:
+        if step.step in self.broken:
             raise RuntimeError("an illegal address")
-        return step.result
+        return StepResult(step.step, [])
 
     def reply(self, outcome: Outcome, collectives: Collectives) -> None:
         if isinstance(outcome, StepResult) and outcome.step in self.unsendable:
@@ -41,7 +41,7 @@ class Device:
         return StepFailure(COMPUTATION, f"{step}: {error}")
 
     def launch(self, number: int, *, ahead: bool, collectives: int = 0) -> None:
-        step = LaunchedStep(StepResult(number, []), ahead, 0.0)
+        step = LaunchedStep(number, ahead, 0.0, [], None)
         self.collector.put(step, Collectives(collectives, collectives))
 
     def next(self) -> tuple[Outcome, int]:

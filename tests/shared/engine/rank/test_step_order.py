@@ -97,7 +97,7 @@ def run(runner: ModelRunner, order: StreamOrder, *, waits: bool = True) -> list[
     def collect() -> None:
         step = steps.popleft()
         if not waits:
-            step.computed = None
+            step = replace(step, computed=None)
         with order.running("collector"):
             results.append(runner.collect(step))
 
