@@ -1,28 +1,21 @@
 """Kernels, allocations, copies and host waits of steps on a GPU, counted without one.
 
-Tensors are on torch's ``meta`` device, so the code takes a GPU's branches and computes nothing.
-Triton's kernels are not launched, but counted. The figures below are ceilings: work that makes a
-step cheaper lowers them. Without Triton the tests are skipped.
+The figures below are ceilings: work that makes a step cheaper lowers them. Without Triton the tests
+are skipped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from tandem.kernels.attention_metadata import AttentionConfig
-from tandem.kernels.signatures import StageInputs
 from tandem.shared.engine.plan import (
     RankSampling,
     SamplerSpec,
@@ -31,7 +24,6 @@ from tandem.shared.engine.plan import (
     StepPlan,
 )
 from tandem.shared.engine.rank import sampler_choice
-from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.batches import last_rows
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -42,129 +34,26 @@ from tandem.kernels.gpu import (
     chunk_trial,
     decode_trial,
     flash_attention,
-    fused_trial,
     grouped_experts,
     latent_trial,
-    norm,
     routing_trial,
+    sampling,
 )
 from tandem.kernels.gpu.operators import GpuOperators
+from tandem.shared.engine.rank.gpu_sampler import GpuSampler
+from tandem.tests.support.meta_gpu import (
+    META,
+    DeviceWork,
+    OnGpu,
+    Recorder,
+    Uploads,
+    runner_on_gpu,
+)
 
-META = torch.device("meta")
-# Operators that only make room.
-FREE = {"empty", "empty_strided", "empty_like", "new_empty", "detach_", "_unsafe_view"}
-SCALARS = {"is_nonzero", "item", "_local_scalar_dense"}
 VOCABULARY = 2000
-# Kernels of few rows, and what torch launches instead of them for more.
-TORCHS = {"_multiply_skinny": "linear"}
 ATTENTION = ("_list_splits", "_attend")
 # Of a step: the first position of each sequence, and its rows.
 Rows = Sequence[tuple[int, int]]
-
-
-@dataclass
-class DeviceWork:
-    """The work of one part of a step for the device."""
-
-    kernels: list[str] = field(default_factory=list)
-    allocations: int = 0
-    uploads: int = 0
-    downloads: int = 0
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.kernels.clear()
-        self.allocations = self.uploads = self.downloads = 0
-
-
-class Uploads(TorchFunctionMode):
-    """Counts tensors made of Python's numbers, which torch's dispatcher does not show."""
-
-    def __init__(self, work: DeviceWork) -> None:
-        super().__init__()
-        self.work = work
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        options = kwargs or {}
-        self.work.uploads += func is torch.tensor and options.get("device") == META
-        return func(*args, **options)
-
-
-class Recorder(TorchDispatchMode):
-    """Counts kernels, allocations and copies. Refuses what the host would wait for."""
-
-    def __init__(self, work: DeviceWork) -> None:
-        super().__init__()
-        self.work = work
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        options = kwargs or {}
-        name = func.overloadpacket.__name__
-        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        target = next((d for d in (*args, *options.values()) if isinstance(d, torch.device)), None)
-        waits = name in SCALARS or name == "nonzero" or (target is not None and target != META)
-        if source is not None and source.device == META:
-            if waits and name == "zeros_like":  # of ``to_host``
-                self.work.downloads += 1
-                return func(*args, **options)
-            assert not waits, f"the host waits for the device: {name}"
-        result = func(*args, **options)
-        self.work.allocations += len(memory_of(result).keys() - memory_of((args, options)))
-        host = set() if target == META else {"zeros"}  # that is the host's own work
-        if name == "copy_":
-            source, target = args[1], args[0].device
-        if source is not None and source.device != META and target == META:
-            self.work.uploads += 1
-        elif name not in FREE | host and (name.endswith("_") or not _shares_memory(result, source)):
-            self.work.kernels.append(name)
-            if name == "rms_norm" and source is not None and not source.is_contiguous():
-                self.work.kernels.append("contiguous")
-        return result
-
-
-def memory_of(values: Any) -> dict[int, torch.UntypedStorage]:
-    """The memory of the device that tensors among these values have."""
-    tensors = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
-    storages = (each.untyped_storage() for each in tensors if each.device == META)
-    return {each._cdata: each for each in storages}
-
-
-def _shares_memory(result: Any, source: torch.Tensor | None) -> bool:
-    """Return whether an operator returned its argument, or views of it."""
-    results = result if isinstance(result, (list, tuple)) else [result]
-    if source is None:
-        return False
-    storage = source.untyped_storage()._cdata
-    return all(each.untyped_storage()._cdata == storage for each in results)
-
-
-class OnGpu(GpuOperators):
-    """Operators of a GPU with Triton."""
-
-    def __init__(self, work: DeviceWork) -> None:
-        super().__init__()
-        self.work = work
-
-    def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        return True
-
-    def prepare_step_inputs(self, device: torch.device) -> StageInputs:
-        return lambda *_: self.work.kernels.append("stage")
-
-    def prepare_batched_chunks(self, config: AttentionConfig) -> bool:
-        return True
 
 
 def decode_step(folder: Path, kv_dtype: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
@@ -204,43 +93,6 @@ def sequences_of(rows: Rows) -> list[SequenceStep]:
         SequenceStep(i, [5] * count, start, [*range((start + count) // 16 + 1)], True)
         for i, (start, count) in enumerate(rows)
     ]
-
-
-@contextmanager
-def runner_on_gpu(folder: Path, kv_dtype: str) -> Iterator[tuple[ModelRunner, DeviceWork]]:
-    """A runner, and what it does on the device."""
-    work = DeviceWork()
-    with launches_counted(work):
-        runner = build_runner(
-            folder,
-            dtype="bfloat16",
-            kv_dtype=kv_dtype,
-            device=META,
-            num_blocks=400,
-            load_format="dummy",
-            operators=OnGpu(work),
-        )
-        assert runner.batched_decode
-        yield runner, work
-
-
-@contextmanager
-def launches_counted(work: DeviceWork) -> Iterator[None]:
-    """Count Triton's kernels instead of launching them."""
-    trials = fused_trial.norm_works, fused_trial.activation_works, fused_trial.rope_works
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            type(norm._rms_norm),
-            "run",
-            lambda kernel, *_, **__: work.kernels.append(
-                TORCHS.get(kernel.fn.__name__, kernel.fn.__name__)
-            ),
-        )
-        for trial in trials:
-            trial.cache_clear()
-        yield
-    for trial in trials:
-        trial.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -443,9 +295,6 @@ def test_kernels_of_sampling(
 ) -> None:
     """New sequences and masks bring one upload and one kernel more, each sequence with lists one of
     its own, and nothing waits: the recorder raises where it would."""
-    sampling = pytest.importorskip("tandem.kernels.gpu.sampling")
-    from tandem.shared.engine.rank.gpu_sampler import GpuSampler
-
     work = DeviceWork()
     monkeypatch.setattr(
         type(sampling._draw),
@@ -481,13 +330,9 @@ def test_logprobs_of_prompts_bring_no_wait_and_no_upload(
 ) -> None:
     """Those of two prompts, beside a stream: more positions than are computed at a time."""
     monkeypatch.setattr(sampler_choice, "works", lambda *_: True)
-    folder, work = tiny_models.cached("qwen3", model_root), DeviceWork()
     prompt = [5] * 50
     specs = [SamplerSpec(number, RankSampling(temperature=0.0), 0) for number in range(3)]
-    with launches_counted(work):
-        runner = build_runner(
-            folder, device=META, num_blocks=64, load_format="dummy", operators=OnGpu(work)
-        )
+    with runner_on_gpu(tiny_models.cached("qwen3", model_root)) as (runner, work):
         uploads = []
         for tops in ((None, None), (3, 0)):
             rows = [SequenceStep(2, [5], 9, [9], True)]
@@ -512,8 +357,6 @@ def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
     model_root: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
 ) -> None:
     """Or tests and benchmarks on a GPU would be of something else."""
-    from tandem.shared.engine.rank.gpu_sampler import GpuSampler
-
     monkeypatch.setattr(decode_trial, "works", lambda config, **_: True)
     monkeypatch.setattr(sampler_choice, "works", lambda *_: True)
     monkeypatch.setattr(chunk_trial, "works", lambda config: True)

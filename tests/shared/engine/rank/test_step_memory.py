@@ -34,7 +34,7 @@ from tandem.tests.support.checkpoints import tiny_models
 pytest.importorskip("triton")
 
 from tandem.kernels.gpu import grouped_experts, latent_trial, routing_trial
-from tandem.tests.shared.models.test_step_on_gpu import (
+from tandem.tests.support.meta_gpu import (
     META,
     DeviceWork,
     OnGpu,
