@@ -221,38 +221,40 @@ class MultiprocessExecutor:
             raise ExecutorLostError(str(error)) from None
         failures = [reply.failure for reply in replies if reply.failure is not None]
         if failures:
-            _check_together(replies, failures[0])
+            reason = failures[0].reason
+            if len(replies) < len(self._ranks):
+                raise ExecutorLostError(f"a rank failed a step, and others hang in it: {reason}")
+            _check_together(replies, reason)
             raise StepFailedError(failures[0])
-        result = replies[0].result
-        assert result is not None, "rank 0 has a result unless it failed"
+        (result,) = [reply.result for reply in replies if reply.result is not None]
         return result
 
     async def _replies(self) -> list[StepDone]:
-        """Each rank's reply to a step.
+        """The ranks' next replies, which are to the same step: they reply to all in their order.
 
-        Once a rank has failed, the others reply soon, or hang in a collective that it left.
+        Once a rank has failed, the others reply soon, or hang in a collective that it left: then
+        their replies are missing.
         """
         if len(self._ranks) == 1:
             return [await self._reply(self._ranks[0], StepDone, STEP_SECONDS)]
         tasks = [
             asyncio.create_task(self._reply(rank, StepDone, STEP_SECONDS)) for rank in self._ranks
         ]
-        waiting, limit, reason = set(tasks), None, ""
+        replies: list[StepDone] = []
         try:
-            while waiting:
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
-                )
-                failed = [failure for one in done if (failure := one.result().failure) is not None]
-                if failed:
-                    limit, reason = AGREE_SECONDS, failed[0].reason
-                if not done:
-                    raise StartupError(f"a rank failed a step, and others hang in it: {reason}")
-            return [task.result() for task in tasks]
+            async with asyncio.timeout(None) as limit:
+                for reply in asyncio.as_completed(tasks):
+                    replies.append(await reply)
+                    if replies[-1].failure is not None:
+                        limit.reschedule(asyncio.get_running_loop().time() + AGREE_SECONDS)
+        except TimeoutError:
+            if not limit.expired():
+                raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return replies
 
     def send_command(self, rank: int, command: plane.Command) -> None:
         """Pass a command to one rank's data plane."""
@@ -426,14 +428,14 @@ async def start_rank(channel: socket.socket) -> asyncio.subprocess.Process:
     )
 
 
-def _check_together(replies: list[StepDone], failure: StepFailure) -> None:
+def _check_together(replies: list[StepDone], reason: str) -> None:
     """Raise ``ExecutorLostError`` unless all ranks have begun and ended the same collectives.
 
     Otherwise a rank would mistake the next message of another one.
     """
     counts = {(reply.collectives_begun, reply.collectives_ended) for reply in replies}
     if len(counts) > 1 or any(started != ended for started, ended in counts):
-        raise ExecutorLostError(f"ranks are not in step after a failure: {failure.reason}")
+        raise ExecutorLostError(f"ranks are not in step after a failure: {reason}")
 
 
 def _stuck(rank: Rank) -> str:
