@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
+from ...shared.scoring import ROUTES
 from ...shared.text.prompts import DOCUMENT, QUERY
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
@@ -249,7 +250,7 @@ def _check_scores(request: PairsBody, model: ServedModel, options: RouterOptions
     if model.scoring == "labels":
         raise invalid(
             f"The model '{model.name}' has a classifier of {len(model.labels)} labels, which "
-            f"scores no pairs of texts; use /classify.",
+            f"scores no pairs of texts; use {ROUTES['labels']}.",
             "model",
             "model_cannot_score",
         )

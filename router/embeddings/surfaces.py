@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...shared.scoring import ROUTES
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
@@ -19,7 +20,7 @@ from .score_request import parse_rerank, parse_score
 class Embeddings(Surface):
     """POST /v1/embeddings."""
 
-    path = "/v1/embeddings"
+    path = ROUTES["vectors"]
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_embedding(body, model, options)
@@ -43,7 +44,7 @@ class Score(Surface):
 class Rerank(Surface):
     """POST /v1/rerank."""
 
-    path = "/v1/rerank"
+    path = ROUTES["pair"]
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_rerank(body, model, options)
@@ -55,7 +56,7 @@ class Rerank(Surface):
 class Classify(Surface):
     """POST /classify."""
 
-    path = "/classify"
+    path = ROUTES["labels"]
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_classify(body, model, options)

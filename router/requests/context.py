@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ...shared.config.sampling import RESERVED_VARIABLES
 from ...shared.errors import RequestError
+from ...shared.scoring import ROUTES
 from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.tokenizer import TooManyTokensError, max_tokens_before_cut
 from ..errors import invalid
@@ -194,10 +195,6 @@ def encode_around_gap(
         raise over_context(error.tokens, 1, model, param="prompt") from None
 
 
-# Routes of models that cannot chat, by their ``scoring``.
-_ROUTES = {"pair": "/v1/rerank", "labels": "/classify", "vectors": "/v1/embeddings"}
-
-
 def encode_chat(
     messages: list[dict[str, Any]],
     model: ServedModel,
@@ -215,10 +212,10 @@ def encode_chat(
     context."""
     variables = model.template_variables | (variables or {})
     template = template or model.tokenizer.template_of(tools)
-    if template is None and model.scoring in _ROUTES:
+    if template is None and model.scoring in ROUTES:
         raise invalid(
             f"The model '{model.name}' has no chat template, as it is not for chats; use "
-            f"{_ROUTES[model.scoring]}.",
+            f"{ROUTES[model.scoring]}.",
             "messages",
             "no_chat_template",
         )

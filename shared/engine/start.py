@@ -25,8 +25,9 @@ from ..kv.planning import (
     resolve_engine,
 )
 from ..models.fingerprint import model_fingerprint
-from ..models.spec import DecoderSpec, Scorer, Scoring, tensor_parallel_problem
+from ..models.spec import DecoderSpec, Scorer, tensor_parallel_problem
 from ..process.threads import in_thread, share_of_cores
+from ..scoring import ROUTES, Scoring
 from ..telemetry.logs import log_settings
 from ..text.tokenizer_files import TokenizerFiles
 from ..weights.digest import weights_digest
@@ -87,7 +88,7 @@ class NodeEngine:
                 raise self._only_scores("model_cannot_generate")
             raise RequestError(
                 f"The model {self.name} has no lm_head, so that it serves embeddings only; use "
-                f"/v1/embeddings.",
+                f"{ROUTES['vectors']}.",
                 param="model",
                 code="model_cannot_generate",
             )
@@ -114,16 +115,15 @@ class NodeEngine:
         if self.scoring == "labels":
             raise RequestError(
                 f"The model {self.name} has a classifier of {len(self.scorer().labels)} labels, "
-                f"which scores no pairs of texts; use /classify.",
+                f"which scores no pairs of texts; use {ROUTES['labels']}.",
                 param="model",
                 code="model_cannot_score",
             )
 
     def _only_scores(self, code: str) -> RequestError:
-        routes = "/v1/score, /v1/rerank or /classify" if self.scoring == "pair" else "/classify"
         return RequestError(
             f"The model {self.name} has a classifier, which only scores or labels texts; use "
-            f"{routes}.",
+            f"{ROUTES[self.scoring or 'labels']}.",
             param="model",
             code=code,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import RouterConfig
 from ..config.fields import served_names
-from ..models.spec import Scoring
+from ..scoring import ROUTES, Scoring
 from ..weights.locate import display_name
 
 # Long enough for a prefill node, and a few seconds' work for two cores. The built-in model and
@@ -23,11 +23,11 @@ LONG_PROMPT = (
 
 _CHAT = {"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}
 _TEXTS = ["Berlin has 3.7 million inhabitants.", "Berlin is known for its museums."]
-# Route and body of a request to a model that is not for chats.
-_REQUESTS: dict[Scoring, tuple[str, dict[str, Any]]] = {
-    "pair": ("/v1/rerank", {"query": "How many people live in Berlin?", "documents": _TEXTS}),
-    "labels": ("/classify", {"input": _TEXTS}),
-    "vectors": ("/v1/embeddings", {"input": _TEXTS}),
+# Of a request to a model that is not for chats.
+_BODIES: dict[Scoring, dict[str, Any]] = {
+    "pair": {"query": "How many people live in Berlin?", "documents": _TEXTS},
+    "labels": {"input": _TEXTS},
+    "vectors": {"input": _TEXTS},
 }
 
 
@@ -45,7 +45,7 @@ def greeting(
     tandem, url = _program(), quote(address)  # an address of IPv6 has brackets
     name = next(iter(served_names(front.served_model_name)), display_name(front.model or ""))
     chats = ("/v1/chat/completions", _CHAT | {"max_tokens": 100, "stream": True})
-    route, body = chats if scoring is None else _REQUESTS[scoring]
+    route, body = chats if scoring is None else (ROUTES[scoring], _BODIES[scoring])
     # The key itself is never printed.
     header, variable = "", ""
     if front.requires_key:

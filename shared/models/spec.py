@@ -15,13 +15,11 @@ from itertools import groupby
 from typing import Any, Literal, get_args
 
 from ...kernels.activations import Activation
+from ..scoring import Scoring
 
 # The hidden state of the last token or of the first, or the mean over all.
 Pooling = Literal["last", "cls", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-# How a model scores two texts: as a pair by a classifier with one label, or by the angle between
-# embedding vectors. A classifier with several "labels" does not score pairs.
-Scoring = Literal["pair", "labels", "vectors"]
 # The function from a classifier's logits to scores.
 ScoreActivation = Literal["sigmoid", "softmax", "none"]
 

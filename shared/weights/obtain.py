@@ -11,7 +11,8 @@ from ..errors import ModelError
 from ..kv.planning import check_context
 from ..models.config_files import ModelConfig
 from ..models.registry import family_of, spec_of
-from ..models.spec import QUANTIZED, DecoderSpec, Scoring, tensor_parallel_problem
+from ..models.spec import QUANTIZED, DecoderSpec, tensor_parallel_problem
+from ..scoring import Scoring
 from ..text.tokenizer import Tokenizer
 from .alternatives import suggest_alternatives
 from .folder_kind import INDEX, SINGLE

@@ -115,7 +115,7 @@ async def test_a_cross_encoder_does_nothing_else() -> None:
         await events_of(node, request())
     message = request()
     message.ClearField("embed")
-    with pytest.raises(RequestEndedError, match="use /v1/score, /v1/rerank or /classify"):
+    with pytest.raises(RequestEndedError, match="use /v1/rerank"):
         await events_of(node, message)
     with pytest.raises(RequestEndedError, match="second_text is 20; the prompt has 20 tokens"):
         await events_of(node, request(score=True, second_text=20))

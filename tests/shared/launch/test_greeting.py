@@ -13,7 +13,7 @@ import pytest
 
 from tandem.shared.config import RouterConfig
 from tandem.shared.launch.greeting import greeting
-from tandem.shared.models.spec import Scoring
+from tandem.shared.scoring import Scoring
 
 
 def lines(

@@ -225,7 +225,7 @@ def test_a_cross_encoder_scores_as_its_folder(
             [labelled] = engine.classify(["one"])
             result, tokens = labelled.probs, engine.tokenizer.encode("one")
             assert labelled.label == labels[result.index(max(result))]
-        with pytest.raises(RequestError, match="/classify"):
+        with pytest.raises(RequestError, match="only scores or labels texts; use /"):
             engine.embed(["one"])
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0]
