@@ -68,6 +68,8 @@ from tandem.kernels.gpu import (
     router,
     row_plan,
     sampling,
+    sampling_floors,
+    sampling_table,
     skinny_linear,
 )
 from tandem.kernels.gpu import routing as gpu_routing
@@ -579,15 +581,15 @@ def sampling_rows(vocab: int) -> Case:
     """The draws of some rows, with everything that they may use."""
 
     def launch() -> None:
-        table = torch.empty(9, sampling.COLUMNS.value, dtype=torch.int64, device=META)
+        table = torch.empty(9, sampling_table.COLUMNS.value, dtype=torch.int64, device=META)
         slots = torch.empty(4, dtype=torch.int32, device=META)
         logits = torch.empty(4, vocab, device=META)
-        sampling.set_columns(table, torch.empty(9, 2, dtype=torch.int64, device=META))
+        sampling_table.set_columns(table, torch.empty(9, 2, dtype=torch.int64, device=META))
         sampling.draw_tokens(table, slots, logits, slots.new_empty(9))
         sampling.draw_tokens(table, slots, logits, slots.new_empty(9), edited=False, filtered=False)
 
     block = 4.0 * sampling.BLOCK
-    moved = {"_measure": block, "_narrow": 4.0 * sampling.TILE, "_gather": block}
+    moved = {"_measure": block, "_narrow": 4.0 * sampling_floors.TILE, "_gather": block}
     return Case(f"{vocab} tokens", launch, moved)
 
 

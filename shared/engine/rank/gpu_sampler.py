@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from ....kernels.gpu import sampling
+from ....kernels.gpu import sampling, sampling_table
 from ....kernels.streams import to_host
 from ..plan import PositionLogprobs, Sampled, SamplerSpec
 from .device_logprobs import DrawnLogprobs, raw_logprobs
@@ -62,7 +62,7 @@ class GpuSampler:
         self.vocab_size = vocab_size
         self.device = last_tokens_S.device
         self._last_tokens_S = last_tokens_S
-        shape = len(last_tokens_S), sampling.COLUMNS.value
+        shape = len(last_tokens_S), sampling_table.COLUMNS.value
         self._table_SC = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._specs: dict[int, SamplerSpec] = {}
         self._added: set[int] = set()  # slots whose columns are not on the device yet
@@ -127,7 +127,7 @@ class GpuSampler:
 
     def _upload(self, masks: Mapping[int, bytes], *others: np.ndarray) -> list[torch.Tensor]:
         """Send new columns, the masks of this step, and arrays of int64, which are returned."""
-        count = sampling.COLUMNS.value
+        count = sampling_table.COLUMNS.value
         changes: dict[int, Value] = {}
         for slot in self._added:
             columns = columns_of(self._specs[slot], self.vocab_size)
@@ -138,7 +138,7 @@ class GpuSampler:
                 changes |= own
         for slot, mask in masks.items():
             words = mask_words(mask, self.vocab_size)
-            changes[slot * count + sampling.MASK.value] = words
+            changes[slot * count + sampling_table.MASK.value] = words
         # The masks are read until this step has drawn.
         self._uploaded, arrays = send_changes(self._table_SC, changes, others)
         self._added.clear()

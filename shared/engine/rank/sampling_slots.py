@@ -1,4 +1,4 @@
-"""The columns of a sequence's slot in the table of ``kernels/gpu/sampling.py``."""
+"""The columns of a sequence's slot in the table of ``kernels/gpu/sampling_table.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ....kernels.gpu import sampling
+from ....kernels.gpu import sampling_table
 from ..plan import RankSampling, SamplerSpec
 from .sampler import GREEDY_BELOW, stream_of
 from .table_upload import Value
@@ -30,37 +30,37 @@ def edits(spec: SamplerSpec) -> bool:
 def columns_of(spec: SamplerSpec, vocab_size: int) -> list[Value]:
     """The columns of a sequence that starts, or that resumes after its outputs."""
     params = spec.params
-    columns: list[Value] = [0] * sampling.COLUMNS.value
+    columns: list[Value] = [0] * sampling_table.COLUMNS.value
     stream = stream_of(spec.seed)
-    columns[sampling.STREAM.value] = stream - (stream >> 63 << 64)  # as a signed number
-    columns[sampling.INDEX.value] = len(spec.outputs)
+    columns[sampling_table.STREAM.value] = stream - (stream >> 63 << 64)  # as a signed number
+    columns[sampling_table.INDEX.value] = len(spec.outputs)
     greedy = params.temperature < GREEDY_BELOW
-    columns[sampling.SCALE.value] = 0.0 if greedy else math.log2(math.e) / params.temperature
-    columns[sampling.TOP_K.value] = params.top_k if params.top_k < vocab_size else 0
-    columns[sampling.TOP_P.value] = float(params.top_p)
+    columns[sampling_table.SCALE.value] = 0.0 if greedy else math.log2(math.e) / params.temperature
+    columns[sampling_table.TOP_K.value] = params.top_k if params.top_k < vocab_size else 0
+    columns[sampling_table.TOP_P.value] = float(params.top_p)
     span = params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
-    columns[sampling.SPAN.value] = span
-    columns[sampling.REPETITION.value] = float(params.repetition_penalty)
-    columns[sampling.PRESENCE.value] = float(params.presence_penalty)
-    columns[sampling.FREQUENCY.value] = float(params.frequency_penalty)
+    columns[sampling_table.SPAN.value] = span
+    columns[sampling_table.REPETITION.value] = float(params.repetition_penalty)
+    columns[sampling_table.PRESENCE.value] = float(params.presence_penalty)
+    columns[sampling_table.FREQUENCY.value] = float(params.frequency_penalty)
     if params.penalizes:
         counts = 2 * np.bincount(_ints(spec.outputs), minlength=vocab_size)
         counts[spec.prompt] |= 1
-        columns[sampling.COUNTS.value] = _ints(counts)
+        columns[sampling_table.COUNTS.value] = _ints(counts)
     if params.logit_bias:
         values = np.array(list(params.logit_bias.values()), np.float32)
         biases = np.concatenate([_ints(list(params.logit_bias)), values.view(np.int32)])
-        columns[sampling.BIASES.value] = biases
-        columns[sampling.BIAS_COUNT.value] = len(values)
+        columns[sampling_table.BIASES.value] = biases
+        columns[sampling_table.BIAS_COUNT.value] = len(values)
     if spec.blocked_tokens:
-        columns[sampling.BLOCKED.value] = _ints(spec.blocked_tokens)
-        columns[sampling.BLOCKED_COUNT.value] = len(spec.blocked_tokens)
-        columns[sampling.BLOCKED_UNTIL.value] = spec.blocked_until
+        columns[sampling_table.BLOCKED.value] = _ints(spec.blocked_tokens)
+        columns[sampling_table.BLOCKED_COUNT.value] = len(spec.blocked_tokens)
+        columns[sampling_table.BLOCKED_UNTIL.value] = spec.blocked_until
     if params.bad_words:
         _set_bad_words(columns, spec)
     if params.allowed_token_ids:
-        columns[sampling.ALLOWED.value] = _bits(params.allowed_token_ids, vocab_size)
-    columns[sampling.EDITED.value] = int(edits(spec))
+        columns[sampling_table.ALLOWED.value] = _bits(params.allowed_token_ids, vocab_size)
+    columns[sampling_table.EDITED.value] = int(edits(spec))
     return columns
 
 
@@ -73,13 +73,13 @@ def _set_bad_words(columns: list[Value], spec: SamplerSpec) -> None:
     recent = np.full(prefix, -1, np.int32)
     for index in range(max(0, len(spec.outputs) - prefix), len(spec.outputs)):
         recent[index % prefix] = spec.outputs[index]
-    columns[sampling.WORDS.value] = table.ravel()
-    columns[sampling.WORD_COUNT.value] = len(words)
-    columns[sampling.PREFIX.value] = prefix
-    columns[sampling.RECENT.value] = recent
+    columns[sampling_table.WORDS.value] = table.ravel()
+    columns[sampling_table.WORD_COUNT.value] = len(words)
+    columns[sampling_table.PREFIX.value] = prefix
+    columns[sampling_table.RECENT.value] = recent
     if allowed:
-        columns[sampling.ALLOWED_IDS.value] = _ints(allowed)
-        columns[sampling.ALLOWED_COUNT.value] = len(allowed)
+        columns[sampling_table.ALLOWED_IDS.value] = _ints(allowed)
+        columns[sampling_table.ALLOWED_COUNT.value] = len(allowed)
 
 
 def mask_words(mask: bytes, vocab_size: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from ....kernels.gpu.sampling import set_columns
+from ....kernels.gpu.sampling_table import set_columns
 
 # A column's value: a number, or a list of int32 of which the column gets the address.
 Value = int | float | np.ndarray

@@ -20,7 +20,7 @@ from tandem.tests.support.draws import draw, last_tokens
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import sampling
+from tandem.kernels.gpu import sampling, sampling_edits, sampling_floors, sampling_table
 from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -33,8 +33,9 @@ SMALL = {"BLOCK": 64, "EDITED_BLOCK": 64, "ITEMS": 8, "PART": 128, "TILE": 32, "
 def blocks(**sizes: int) -> Iterator[None]:
     """Other sizes of the kernels' blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in sizes.items():
-            patch.setattr(sampling, name, size)
+        for module in (sampling, sampling_edits, sampling_floors):
+            for name in vars(module).keys() & sizes:
+                patch.setattr(module, name, sizes[name])
         yield
 
 
@@ -269,7 +270,7 @@ def test_masks_of_sequences_that_do_not_draw_change_nothing() -> None:
 def test_a_new_sequence_has_its_mask_in_whatever_order_threads_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    set_columns = sampling.set_columns
+    set_columns = sampling_table.set_columns
     monkeypatch.setattr(
         table_upload, "set_columns", lambda table, pairs: set_columns(table, pairs.flip(0))
     )
