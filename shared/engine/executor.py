@@ -269,7 +269,6 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             rank.writer.close()
         await asyncio.gather(*map(self._end, self._ranks))
-        self._ranks = []
         if self._rendezvous_folder is not None:
             self._rendezvous_folder.cleanup()
             self._rendezvous_folder = None

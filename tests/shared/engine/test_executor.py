@@ -26,7 +26,7 @@ from tandem.shared.engine import executor, watchdog
 from tandem.shared.engine.executor import ExecutorLostError, MultiprocessExecutor
 from tandem.shared.engine.messages import CacheAllocated, RankSettings
 from tandem.shared.engine.other_hosts import RemoteProcess
-from tandem.shared.engine.plan import SlotLimits, StepPlan
+from tandem.shared.engine.plan import SlotLimits, StepPlan, TokenMasks
 from tandem.shared.engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.plane.messages import Event
@@ -85,6 +85,7 @@ async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
         )
     finally:
         await engine.ranks.stop()
+    engine.ranks.send_masks(TokenMasks(1, {}))  # computed by a thread meanwhile
 
 
 async def test_a_rank_that_ends_while_it_is_killed_keeps_its_exit_status(
