@@ -205,25 +205,18 @@ class PositionLogprobs:
         return unpack_logprobs(self.packed_top)
 
 
-class Sampled(NamedTuple):
-    """The tokens drawn for one sequence, with their logprobs if requested."""
-
-    sequence_id: int
-    tokens: list[int]
-    logprobs: tuple[PositionLogprobs, ...] = ()
-
-
 @dataclass(slots=True)
 class StepResult:
-    """The output of a step: sampled tokens, prompt logprobs by sequence, seconds of the forward
-    pass.
+    """The output of a step by sequence, and the seconds of its forward pass.
 
-    ``failed`` maps sequences whose logits were not finite to the reason. ``hidden`` has one vector
-    for each row with ``hidden``, as packed float32.
+    ``sampled`` are the drawn tokens, ``logprobs`` those of the sequences that ask for their
+    logprobs. ``failed`` maps sequences whose logits were not finite to the reason. ``hidden`` has
+    one vector for each row with ``hidden``, as packed float32.
     """
 
     step: int
-    sampled: list[Sampled]
+    sampled: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0

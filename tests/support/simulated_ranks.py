@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.shared.engine.plan import Sampled, SamplerSpec, SequenceStep, StepPlan, StepResult
+from tandem.shared.engine.plan import SamplerSpec, SequenceStep, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence
 from tandem.shared.engine.work import Generate
@@ -66,7 +66,7 @@ class SimulatedRanks:
         self.failed = bool(self.poison & {row.sequence_id for row in plan.sequences})
         if self.failed:
             return None
-        result = StepResult(plan.step, [])
+        result = StepResult(plan.step)
         for row in plan.sequences:
             self._compute(row, result)
         return result
@@ -92,7 +92,7 @@ class SimulatedRanks:
             outputs = spec.outputs + self.samples[key]
             assert history[len(history) - len(outputs) :] == outputs, "a token was lost"
             self.samples[key].append(draw(history, spec.seed))
-            result.sampled.append(Sampled(key, self.samples[key][-1:]))
+            result.sampled[key] = self.samples[key][-1:]
 
     def _read(self, row: SequenceStep) -> list[int]:
         """The tokens before the row, each of whose slots must hold what led to it."""

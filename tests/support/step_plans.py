@@ -83,7 +83,7 @@ class Streams:
 
 def drawn(result: StepResult) -> dict[int, int]:
     assert not result.failed
-    return {each.sequence_id: each.tokens[0] for each in result.sampled}
+    return {each: token for each, [token] in result.sampled.items()}
 
 
 def drawn_late(runner: ModelRunner, plans: Iterable[StepPlan]) -> list[dict[int, int]]:

@@ -114,7 +114,7 @@ class ModelRunner:
 
         Raises ``StepVoidError`` if the step was planned on top of one that failed.
         """
-        step = LaunchedStep(StepResult(plan.step, []), plan.ahead, time.perf_counter())
+        step = LaunchedStep(StepResult(plan.step), plan.ahead, time.perf_counter())
         self._last_draws.begin(plan)
         self._update_slots(plan)
         if plan.sequences:
@@ -131,7 +131,7 @@ class ModelRunner:
             step.computed()
         result = step.result
         if step.draws is not None:
-            result.sampled, result.failed = step.draws.collect()
+            result.sampled, result.logprobs, result.failed = step.draws.collect()
         if step.prompts is not None:
             result.prompt_logprobs = step.prompts.collect()
         result.hidden = packed(step.states)

@@ -46,7 +46,6 @@ from tandem.shared.engine.messages import (
 from tandem.shared.engine.plan import (
     PositionLogprobs,
     RankSampling,
-    Sampled,
     SamplerSpec,
     SequenceStep,
     SlotLimits,
@@ -90,7 +89,9 @@ PLAN = StepPlan(
     [11, 12],
 )
 LOGPROBS = PositionLogprobs(5, -0.5, 1, pack_logprobs([(5, -0.5), (6, -1.25)]))
-RESULT = StepResult(9, [Sampled(1, [5, 6], (LOGPROBS,) * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
+RESULT = StepResult(
+    9, {1: [5, 6], 4: [7]}, {1: [LOGPROBS] * 2}, {2: [LOGPROBS]}, {3: "broken"}, 0.25
+)
 SECRETS = JoinSecrets(tokens=("a", "b"), certificate=b"PEM", key=b"\xff\0", name="tandem")
 HOST = HostJoins(
     node_rank=1,

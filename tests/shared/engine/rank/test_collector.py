@@ -41,7 +41,7 @@ class Device:
         return StepFailure(COMPUTATION, f"{step}: {error}")
 
     def launch(self, number: int, *, ahead: bool, collectives: int = 0) -> None:
-        step = LaunchedStep(StepResult(number, []), ahead, 0.0)
+        step = LaunchedStep(StepResult(number), ahead, 0.0)
         self.collector.put(step, Collectives(collectives, collectives))
 
     def next(self) -> tuple[Outcome, int]:

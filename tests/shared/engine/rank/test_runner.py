@@ -46,7 +46,7 @@ def spec_of(sequence_id: int, **params: Any) -> SamplerSpec:
 
 def test_a_step_without_sequences(runner: ModelRunner) -> None:
     result = runner.execute(StepPlan(5, [], [spec_of(1)], [7]))
-    assert (result.step, result.sampled, result.failed) == (5, [], {})
+    assert (result.step, result.sampled, result.failed) == (5, {}, {})
 
 
 def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
@@ -63,7 +63,7 @@ def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
         step = SequenceStep(2, part, start, table, False, 2, targets)
         beside = SequenceStep(3, prompt[:3], 0, [30], True)
         result = runner.execute(StepPlan(0, [step, beside], [spec_of(3)]))
-        assert [s.sequence_id for s in result.sampled] == [3]
+        assert [*result.sampled] == [3]
         logprobs += result.prompt_logprobs[2]
     assert [row.token for row in logprobs] == prompt[1:]
     for one, other in zip(expected, logprobs, strict=True):
@@ -140,7 +140,7 @@ def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, a
     sampling = [] if alone else [SequenceStep(3, [8], 0, [2], True)]
     result = runner.execute(StepPlan(0, [bad, *sampling, good], [spec_of(3)]))
     assert list(result.failed) == [1] and "not finite" in result.failed[1]
-    assert [s.sequence_id for s in result.sampled] == ([] if alone else [3])
+    assert [*result.sampled] == ([] if alone else [3])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None
         [spec_of(1), spec_of(2)],
     )
     result = runner.execute(plan)
-    assert [s.sequence_id for s in result.sampled] == [2]
+    assert [*result.sampled] == [2]
     assert list(result.failed) == [1]
 
 
