@@ -21,7 +21,7 @@ import torch
 from tandem.kernels import streams
 from tandem.shared.engine.channel import BlockingChannel
 from tandem.shared.engine.messages import CODEC, ExecuteStep, RankMessage, StepDone
-from tandem.shared.engine.plan import SequenceStep, StepResult, TokenMasks
+from tandem.shared.engine.plan import StepPlan, StepResult, TokenMasks
 from tandem.shared.engine.rank import device_logprobs, gpu_sampler, output_rows, process
 from tandem.shared.engine.rank import runner as runner_module
 from tandem.shared.engine.rank.collector import Collector
@@ -201,7 +201,7 @@ class LateRank:
 
     def _run_or_fail(
         self,
-        sequences: list[SequenceStep],
+        plan: StepPlan,
         on_layer: Callable[[int], None] | None,
         step: LaunchedStep,
     ) -> None:
@@ -217,7 +217,7 @@ class LateRank:
             if on_layer is not None:
                 on_layer(layer)
 
-        self._run(sequences, announce, step)
+        self._run(plan, announce, step)
         if fault == "end":
             raise self._error()
 

@@ -80,7 +80,9 @@ class SimulatedRanks:
     def _compute(self, row: SequenceStep, result: StepResult) -> None:
         key = row.sequence_id
         table = self.tables.setdefault(key, [])
-        assert row.first_block == len(table), "the blocks before these are missing, or sent twice"
+        assert not row.blocks or row.first_block == len(table), (
+            "the blocks before these are missing, or sent twice"
+        )
         table += row.blocks
         tokens = self.samples[key][-1:] or [0] if row.placeholder else row.tokens
         history = [*self._read(row), *tokens]

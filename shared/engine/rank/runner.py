@@ -117,8 +117,8 @@ class ModelRunner:
         step = LaunchedStep(StepResult(plan.step), plan.ahead, time.perf_counter())
         self._last_draws.begin(plan)
         self._update_slots(plan)
-        if plan.sequences:
-            self._run(plan.sequences, on_layer, step)
+        if plan.columns:
+            self._run(plan, on_layer, step)
             mark = self.cache.mark
             step.computed = None if mark is None else mark()
         self._last_draws.end()
@@ -199,16 +199,16 @@ class ModelRunner:
 
     def _run(
         self,
-        sequences: list[SequenceStep],
+        plan: StepPlan,
         on_layer: Callable[[int], None] | None,
         step: LaunchedStep,
     ) -> None:
-        columns = StepColumns.of(sequences)
+        columns = plan.columns
         if columns.only_decode:
             logits, drawing = self._decode(columns, on_layer)
             self._sample(columns, drawing, logits, step)
             return
-        rows = output_rows(sequences)
+        rows = output_rows(plan.sequences)
         batch = self.inputs.batch(columns, rows.all, needs_logits=rows.needs_logits)
         hidden = self.model.forward(batch.forward, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
@@ -250,7 +250,7 @@ class ModelRunner:
         """Draw from logits, on rank 0."""
         if logits is None or self.sampler is None:
             return
-        masks = self.masks.take(step.result.step) if any(rows.masked) else {}
+        masks = self.masks.take(step.result.step) if rows.masked else {}
         slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
         step.draws = self.sampler.draw(drawing.on_device, drawing.on_host, logits, slot_masks)
 

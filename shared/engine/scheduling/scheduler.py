@@ -264,7 +264,7 @@ class Scheduler:
             sent[sequence] = len(sequence.block_table)
         removed, self._removed = self._removed, []
         self._step += 1
-        plan = StepPlan(self._step, list(rows.values()), added, removed, bool(self.in_flight))
+        plan = StepPlan.of(self._step, rows.values(), added, removed, ahead=bool(self.in_flight))
         self.in_flight.begin(StepInFlight(plan, rows, prompt_limit))
         return plan
 
@@ -312,7 +312,8 @@ class Scheduler:
                 raise RuntimeError("the step planned on top of this one expects one token")
             output.prompt_done = not sequence.has_drawn
             self._append(sequence, tokens, output)
-            output.add_logprobs(result.logprobs.get(sequence.sequence_id, []))
+            if logprobs := result.logprobs.get(sequence.sequence_id):
+                output.add_logprobs(logprobs)
         elif not isinstance(work, Generate) and sequence.computed == sequence.target:
             self._finish(sequence, FinishReason.COMPUTED)
         output.finish_reason = sequence.finish_reason

@@ -47,13 +47,13 @@ FAULTS = {
     46: (broken, (1,), False),
 }
 
-def poisoned(self, sequences, on_layer, result):
-    met = [FAULTS[token] for row in sequences for token in row.tokens if token in FAULTS]
+def poisoned(self, plan, on_layer, result):
+    met = [FAULTS[token] for row in plan.sequences for token in row.tokens if token in FAULTS]
     mine = [(error, late) for error, ranks, late in met if self.tp.rank in ranks]
     for error, late in mine:
         if not late:
             raise error()
-    run(self, sequences, on_layer, result)
+    run(self, plan, on_layer, result)
     for error, _ in mine:
         raise error()
 
