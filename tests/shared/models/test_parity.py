@@ -105,7 +105,7 @@ def greedy(
         last = start + len(part) == len(prompt)
         plan = StepPlan.of(0, [SequenceStep(1, part, start, table, last)], specs)
         specs = []
-        tokens += runner.execute(plan).sampled[1]
+        tokens += runner.execute(plan).sampled.get(1, [])
     while len(tokens) < STEPS:
         start = len(prompt) + len(tokens) - 1
         plan = StepPlan.of(0, [SequenceStep(1, tokens[-1:], start, table, True)])
