@@ -89,13 +89,13 @@ def decoder(folder: Path) -> Callable[[], None]:
     prompts = [
         SequenceStep(row, list(range(CONTEXT - 1)), 0, tables[row], False) for row in range(ROWS)
     ]
-    runner.execute(StepPlan(0, prompts, specs))
+    runner.execute(StepPlan.of(0, prompts, specs))
     rows = [SequenceStep(row, [row], CONTEXT - 1, tables[row], True) for row in range(ROWS)]
     everybody = list(range(ROWS))
 
     def step() -> None:
         # Each step uses new sequences, so the context does not grow.
-        runner.execute(StepPlan(1, rows, specs, everybody))
+        runner.execute(StepPlan.of(1, rows, specs, everybody))
 
     for _ in range(WARM_STEPS):
         step()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.benchmarks.support.report import publish
-from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.plan import StepResult
 from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
@@ -198,7 +198,7 @@ class OverloadedNode:
         if plan is None:
             self.counts.thin += 1
             return 1.0
-        sampled = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
+        sampled = {row.sequence_id: [7] for row in plan.sequences if row.sample}
         self._scheduler.apply(StepResult(plan.step, sampled))
         computed = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
         self.counts.rows += len(sampled)

@@ -211,7 +211,7 @@ def print_share(file: str, options: argparse.Namespace) -> None:
     ]
     greedy = RankSampling(temperature=0.0)
     specs = [SamplerSpec(stream, greedy, stream) for stream in range(max(BATCHES))]
-    runner.execute(StepPlan(0, [], specs))
+    runner.execute(StepPlan.of(0, [], specs))
     number = 0
     for streams in BATCHES:
         tables = [list(range(at * blocks, (at + 1) * blocks)) for at in range(streams)]
@@ -225,7 +225,7 @@ def print_share(file: str, options: argparse.Namespace) -> None:
                 for at, table in enumerate(tables)
             ]
             start = time.perf_counter()
-            runner.execute(StepPlan(number, rows))
+            runner.execute(StepPlan.of(number, rows))
             stepped = time.perf_counter()
             for method, x in inputs:
                 method(x)

@@ -243,7 +243,7 @@ class Decoding:
         ]
         specs = [SamplerSpec(row, GREEDY, row) for row in range(rows)]
         self._number = 1
-        result = runner.execute(StepPlan(1, first, specs))
+        result = runner.execute(StepPlan.of(1, first, specs))
         assert not result.failed, result.failed
 
     def plan(self) -> StepPlan:
@@ -251,7 +251,7 @@ class Decoding:
         rows = [
             SequenceStep(row, [PLACEHOLDER], self._context, [], True) for row in range(self._rows)
         ]
-        return StepPlan(self._number, rows, ahead=True)
+        return StepPlan.of(self._number, rows, ahead=True)
 
     def run(self, count: int) -> tuple[float, float]:
         """Seconds of a step, and of its launch on the host; one step is launched ahead."""
@@ -270,7 +270,7 @@ class Decoding:
         return elapsed / count, launching / count
 
     def end(self) -> None:
-        self._runner.execute(StepPlan(self._number + 1, [], removed=list(range(self._rows))))
+        self._runner.execute(StepPlan.of(self._number + 1, [], removed=list(range(self._rows))))
 
 
 def decoded(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
@@ -297,7 +297,9 @@ def prefilled(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
     for length in shape.prompts:
         table = torch.randperm(-(-length // BLOCK)).tolist()
         tokens = torch.randint(0, shape.config["vocab_size"], (length,)).tolist()
-        plan = StepPlan(1, [SequenceStep(0, tokens, 0, table, True)], [SamplerSpec(0, GREEDY, 0)])
+        plan = StepPlan.of(
+            1, [SequenceStep(0, tokens, 0, table, True)], [SamplerSpec(0, GREEDY, 0)]
+        )
         durations = []
         for _ in range(2 + REPEATS):
             start = time.perf_counter()
@@ -309,7 +311,7 @@ def prefilled(shape: GpuShape, runner: ModelRunner) -> Iterator[Figure]:
         yield figure(f"{shape.name} prefill {length}: step", step * 1e3, "ms", share)
         yield figure(f"{shape.name} prefill {length}: of a product", share, "", share)
         print(profile(partial(runner.execute, plan), 1)[1], flush=True)
-    runner.execute(StepPlan(2, [], removed=[0]))
+    runner.execute(StepPlan.of(2, [], removed=[0]))
 
 
 Span = tuple[float, float]

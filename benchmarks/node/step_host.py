@@ -49,7 +49,7 @@ LOADS = ((1, 128), (64, 32_768), (256, 600))
 def steady_plan(rows: int, context: int) -> StepPlan:
     """A step in which one row in a block's length gets a new block."""
     blocks = -(-context // BLOCK)
-    return StepPlan(
+    return StepPlan.of(
         2,
         [
             SequenceStep(
@@ -71,7 +71,7 @@ def prepared(runner: ModelRunner, rows: int, context: int) -> None:
     table = list(range(-(-context // BLOCK)))
     specs = [SamplerSpec(row, RankSampling(temperature=0.8, top_p=0.9), row) for row in range(rows)]
     prompts = [SequenceStep(row, [5], context - 1, table, True) for row in range(rows)]
-    runner.launch(StepPlan(1, prompts, specs))
+    runner.launch(StepPlan.of(1, prompts, specs))
 
 
 def empty_graphs(hidden: int) -> Capture:
@@ -97,15 +97,16 @@ def milliseconds(work: Callable[[], Any], rounds: int) -> float:
 def with_whole_tables(plan: StepPlan, context: int) -> Callable[[], Any]:
     """What a step costs beside its launches if each message has all tables."""
     table = list(range(-(-(context + 1) // BLOCK)))
-    rows = [SequenceStep(row.sequence_id, [5], context, table, True) for row in plan.sequences]
-    data = CODEC.encode(ExecuteStep(StepPlan(2, rows), []))
+    rows = [SequenceStep(each, [5], context, table, True) for each in plan.columns.sequence_id]
+    data = CODEC.encode(ExecuteStep(StepPlan.of(2, rows), []))
 
     def work() -> None:
         message = CODEC.decode(data)
         assert isinstance(message, ExecuteStep)
+        columns = message.plan.columns
         sequences = [
-            SequenceMetadata(slice(number, number + 1), row.start, row.blocks, BLOCK)
-            for number, row in enumerate(message.plan.sequences)
+            SequenceMetadata(slice(row, row + 1), start, columns.blocks[row].blocks, BLOCK)
+            for row, start in enumerate(columns.start)
         ]
         decode_metadata(sequences, META)
 

@@ -354,7 +354,7 @@ class EngineCore:
         """The transfers that this step feeds. Opens those that it feeds first."""
         if not self._sending:
             return []
-        planned = {row.sequence_id for row in plan.sequences}
+        planned = set(plan.columns.sequence_id)
         fed = []
         for sequence, sending in self._sending.items():
             if sequence.sequence_id in planned:
@@ -365,10 +365,9 @@ class EngineCore:
         return fed
 
     def _account(self, step: StepInFlight, result: StepResult) -> None:
-        rows = step.plan.sequences
-        if rows:
+        if step.rows:
             self._consecutive_failures = 0
-        counts = StepCounts.of(len(row.tokens) for row in rows)
+        counts = StepCounts.of(step.plan.columns.count)
         self._pacer.measured(self._seconds(), counts)
         self._prefill_rate.measured(result.seconds, counts, limit=step.prompt_limit)
         self.counters.step(result, counts)

@@ -34,7 +34,7 @@ class EngineCounters:
     def step(self, result: StepResult, counts: StepCounts) -> None:
         self.steps += 1
         self.step_seconds += result.seconds
-        generated = sum(len(draw.tokens) for draw in result.sampled)
+        generated = sum(map(len, result.sampled.values()))
         self.generated_tokens += generated
         self.prompt_tokens += counts.prompt
         self.step_tokens[bisect_left(STEP_TOKENS, counts.prompt + generated)] += 1

@@ -8,8 +8,9 @@ and sent again as a whole, so a rank never has a stale view of who owns a block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, compress, islice
 from typing import Literal, NamedTuple
 
 from ...proto.packed_logprobs import unpack_logprobs
@@ -99,8 +100,7 @@ class PooledRow:
 
 
 class SequenceStep(NamedTuple):
-    """One sequence's share of a step. A tuple, because a step has hundreds: it takes a third of the
-    time of a dataclass to create and to decode, and a sixth of its bytes.
+    """One sequence's share of a step.
 
     ``tokens`` are computed at positions ``start, start+1, ...``. ``blocks`` are the entries of its
     block table from ``first_block`` on; ranks have the earlier ones. The table then covers at least
@@ -130,34 +130,94 @@ class SequenceStep(NamedTuple):
         return self.tokens[0] == PLACEHOLDER
 
 
-class StepColumns(NamedTuple):
-    """The fields of a step's rows, each for all rows: one pass over the rows instead of one for
-    each question about them."""
+class NewBlocks(NamedTuple):
+    """A row's blocks, from the ``first`` entry of its block table on."""
 
-    sequence_id: tuple[int, ...]
-    tokens: tuple[list[int], ...]
-    start: tuple[int, ...]
-    blocks: tuple[list[int], ...]
-    sample: tuple[bool, ...]
-    prompt_logprobs: tuple[int | None, ...]
-    prompt_targets: tuple[tuple[int, ...], ...]
-    masked: tuple[bool, ...]
-    pool: tuple[PooledRow | None, ...]
-    first_block: tuple[int, ...]
+    first: int
+    blocks: list[int]
+
+
+class PromptTargets(NamedTuple):
+    """A row's ``prompt_logprobs`` and ``prompt_targets``."""
+
+    top: int
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """The rows of a step by columns, which is how they travel: a step has hundreds, and most only
+    continue a sequence by a token. A list of numbers takes a fraction of the time of as many rows
+    to decode, and kernels need lists.
+
+    ``tokens`` are those of all rows, one row after the other, of which each has its ``count``. What
+    few rows have is in dicts, by the number of the row. ``masked`` are sequences.
+    """
+
+    sequence_id: list[int]
+    start: list[int]
+    sample: list[bool]
+    count: list[int]
+    tokens: list[int]
+    blocks: dict[int, NewBlocks]
+    prompt_logprobs: dict[int, PromptTargets]
+    pool: dict[int, PooledRow]
+    masked: list[int]
 
     @classmethod
-    def of(cls, rows: Sequence[SequenceStep]) -> StepColumns:
-        """The columns of rows, of which there is at least one."""
-        return cls(*zip(*rows, strict=True))
+    def of(cls, rows: Iterable[SequenceStep]) -> StepColumns:
+        columns = [*zip(*rows, strict=True)]
+        if not columns:
+            return cls([], [], [], [], [], {}, {}, {}, [])
+        keys, tokens, starts, blocks, samples, tops, targets, masked, pools, firsts = columns
+        return cls(
+            [*keys],
+            [*starts],
+            [*samples],
+            [*map(len, tokens)],
+            [*chain.from_iterable(tokens)],
+            {row: NewBlocks(firsts[row], each) for row, each in enumerate(blocks) if each},
+            {
+                row: PromptTargets(top, targets[row])
+                for row, top in enumerate(tops)
+                if top is not None
+            },
+            {row: each for row, each in enumerate(pools) if each is not None},
+            [*compress(keys, masked)],
+        )
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.start)
+
+    @property
+    def rows(self) -> list[SequenceStep]:
+        """The rows one by one. Those without new blocks have no ``first_block``."""
+        tokens, masked = iter(self.tokens), set(self.masked)
+        rows = []
+        for row, key in enumerate(self.sequence_id):
+            first, blocks = self.blocks.get(row, (0, []))
+            top, targets = self.prompt_logprobs.get(row, (None, ()))
+            rows.append(
+                SequenceStep(
+                    key,
+                    [*islice(tokens, self.count[row])],
+                    self.start[row],
+                    blocks,
+                    self.sample[row],
+                    top,
+                    targets,
+                    key in masked,
+                    self.pool.get(row),
+                    first,
+                )
+            )
+        return rows
 
     @property
     def only_decode(self) -> bool:
         """True if each row is one token that is followed by a draw."""
-        return (
-            all(self.sample)
-            and max(map(len, self.tokens)) == 1
-            and self.prompt_logprobs.count(None) == len(self.sample)
-        )
+        return all(self.sample) and len(self.tokens) == len(self.start) and not self.prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +229,27 @@ class StepPlan:
     """
 
     step: int
-    sequences: list[SequenceStep]
+    columns: StepColumns
     added: list[SamplerSpec] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     ahead: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        rows: Iterable[SequenceStep],
+        added: Iterable[SamplerSpec] = (),
+        removed: Iterable[int] = (),
+        *,
+        ahead: bool = False,
+    ) -> StepPlan:
+        return cls(step, StepColumns.of(rows), [*added], [*removed], ahead)
+
     @property
-    def masked(self) -> bool:
-        """True if a draw of the step waits for a mask."""
-        return any(row.masked for row in self.sequences)
+    def sequences(self) -> list[SequenceStep]:
+        """The rows one by one, made anew."""
+        return self.columns.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,25 +277,18 @@ class PositionLogprobs:
         return unpack_logprobs(self.packed_top)
 
 
-class Sampled(NamedTuple):
-    """The tokens drawn for one sequence, with their logprobs if requested."""
-
-    sequence_id: int
-    tokens: list[int]
-    logprobs: tuple[PositionLogprobs, ...] = ()
-
-
 @dataclass(slots=True)
 class StepResult:
-    """The output of a step: sampled tokens, prompt logprobs by sequence, seconds of the forward
-    pass.
+    """The output of a step by sequence, and the seconds of its forward pass.
 
-    ``failed`` maps sequences whose logits were not finite to the reason. ``hidden`` has one vector
-    for each row with ``hidden``, as packed float32.
+    ``sampled`` are the drawn tokens, ``logprobs`` those of the sequences that ask for their
+    logprobs. ``failed`` maps sequences whose logits were not finite to the reason. ``hidden`` has
+    one vector for each row with ``hidden``, as packed float32.
     """
 
     step: int
-    sampled: list[Sampled]
+    sampled: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0

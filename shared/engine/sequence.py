@@ -173,7 +173,7 @@ class StepOutput:
     started_at: float = 0.0
     finish_reason: FinishReason | None = None
 
-    def add_logprobs(self, logprobs: tuple[PositionLogprobs, ...]) -> None:
+    def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:
         """Add the logprobs of the drawn tokens, without those after the end."""
         count = len(self.tokens)
         self.logprobs.extend(logprobs[:count])

@@ -22,7 +22,7 @@ from tandem.decode_node.transfers import PrefillSource, Transfers
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
-from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.plan import StepResult
 from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
@@ -210,7 +210,7 @@ async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
     scheduler = world.node.scheduler
     scheduler.add(Sequence(0, list(range(33)), Generate(SamplingParams(max_tokens=1))))
     while (plan := scheduler.schedule()) is not None and plan.sequences:
-        scheduler.apply(StepResult(plan.step, [Sampled(0, [5])]))
+        scheduler.apply(StepResult(plan.step, {0: [5]}))
     source = await world.run(A)
     assert (world.sequence.cached, world.sequence.received) == (32, 67)
     assert source == PrefillSource(node="a", cached=cached)
@@ -221,7 +221,7 @@ def run_here(world: TransferWorld) -> None:
     scheduler = world.node.scheduler
     world.sequence.work = Generate(SamplingParams(max_tokens=1))
     while (plan := scheduler.schedule()) is not None:
-        sampled = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+        sampled = {row.sequence_id: [5] for row in plan.sequences if row.sample}
         scheduler.apply(StepResult(plan.step, sampled))
 
 

@@ -158,7 +158,7 @@ def run(runner: ModelRunner, rows: Rows) -> None:
     if len(rows) % 3 == 0:
         sequences[0] = sequences[0]._replace(masked=True)
         runner.masks.put(TokenMasks(1, {0: bytes(-(-runner.model.spec.vocab_size // 8))}))
-    runner.launch(StepPlan(1, sequences, specs, list(range(len(rows)))))
+    runner.launch(StepPlan.of(1, sequences, specs, list(range(len(rows)))))
 
 
 def hand_over(runner: ModelRunner, keys: list[str]) -> None:

@@ -101,15 +101,14 @@ def test_a_model_gives_the_same_with_batched_decode(
         tables = [[1, 40, 2], list(range(3, 13)), [50, 20, 30, 21, 22]]
         parts = zip(prompts, tables, strict=True)
         first = [SequenceStep(i, p, 0, t, True) for i, (p, t) in enumerate(parts)]
-        samples = runner.execute(StepPlan(0, first, specs)).sampled
+        samples = runner.execute(StepPlan.of(0, first, specs)).sampled
         # One goes on with a chunk, the others decode.
         second = [
-            s._replace(tokens=d.tokens, start=len(s.tokens))
-            for s, d in zip(first, samples, strict=True)
+            each._replace(tokens=samples[each.sequence_id], start=len(each.tokens))
+            for each in first
         ]
-        second[1] = second[1]._replace(tokens=[samples[1].tokens[0], 1, 2])
-        samples += runner.execute(StepPlan(1, second)).sampled
-        outputs.append([each.tokens[0] for each in samples])
+        second[1] = second[1]._replace(tokens=[*samples[1], 1, 2])
+        outputs.append((samples, runner.execute(StepPlan.of(1, second)).sampled))
     assert outputs[0] == outputs[1]
     assert {len(call.args[3].rows) for call in kernel.call_args_list} == {2}
 
@@ -166,9 +165,9 @@ def test_a_layer_without_a_kernel_leaves_it_to_the_others(tmp_path: Path, kernel
         )
         specs = [SamplerSpec(0, RankSampling(temperature=0.0), 0)]
         prompt = SequenceStep(0, list(range(9)), 0, [3, 1, 2], True)
-        first = runner.execute(StepPlan(0, [prompt], specs)).sampled[0].tokens
+        first = runner.execute(StepPlan.of(0, [prompt], specs)).sampled[0]
         second = SequenceStep(0, first, 9, [3, 1, 2], True)
-        outputs.append(first + runner.execute(StepPlan(1, [second])).sampled[0].tokens)
+        outputs.append(first + runner.execute(StepPlan.of(1, [second])).sampled[0])
     assert outputs[0] == outputs[1]
     batched = [getattr(layer.attention, "batched_decode", None) for layer in runner.model.layers]
     windows = [layer.attention.params.window for layer in runner.model.layers]  # type: ignore[union-attr]

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tandem.shared.engine.plan import Sampled
+from tandem.shared.engine.plan import PositionLogprobs
 from tandem.shared.engine.rank.sampler import Sampler
 
 if TYPE_CHECKING:
     from tandem.shared.engine.rank.gpu_sampler import GpuSampler
+
+
+class Sampled(NamedTuple):
+    """What was drawn for one sequence."""
+
+    sequence_id: int
+    tokens: list[int]
+    logprobs: list[PositionLogprobs]
 
 
 def last_tokens(slots: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -31,4 +39,9 @@ def draw(
     draws = sampler.draw(slots_R, slots, logits.clone().to(sampler.device), masks)
     if sampler.device.type == "cuda":
         torch.cuda.synchronize()
-    return draws.collect()
+    drawn = draws.collect()
+    assert drawn.sampled.keys() >= drawn.logprobs.keys()
+    samples = [
+        Sampled(key, tokens, drawn.logprobs.get(key, [])) for key, tokens in drawn.sampled.items()
+    ]
+    return samples, drawn.failed

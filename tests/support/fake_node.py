@@ -14,7 +14,7 @@ from typing import Any, cast
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.executor import MultiprocessExecutor
 from tandem.shared.engine.messages import KVSending
-from tandem.shared.engine.plan import Sampled, StepPlan, StepResult, TokenMasks
+from tandem.shared.engine.plan import StepPlan, StepResult, TokenMasks
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.start import NodeEngine, NodeIdentity
@@ -98,7 +98,7 @@ class FakeRanks:
         sampled_rows = [row for row in plan.sequences if row.sample and self.says is not None]
         return StepResult(
             plan.step,
-            [Sampled(row.sequence_id, [self.says or 0]) for row in sampled_rows],
+            {row.sequence_id: [self.says or 0] for row in sampled_rows},
             failed={row.sequence_id: self.fails for row in rows},
             hidden={
                 row.sequence_id: HIDDEN[:4] if row.pool.classify else HIDDEN

@@ -190,7 +190,7 @@ class InTurn:
     def submit(self, plan: StepPlan, sending: list[KVSending]) -> None:
         self._plan = plan
         self._may_run.clear()
-        if not plan.masked:
+        if not plan.columns.masked:
             self._may_run.set()
 
     def send_masks(self, masks: TokenMasks) -> None:
@@ -236,7 +236,7 @@ class Expected:
             loop.cancel()
             await asyncio.gather(loop, return_exceptions=True)
         # The ranks have not heard that it ended.
-        self.runner.launch(StepPlan(0, [], [], [1]))
+        self.runner.launch(StepPlan.of(0, [], [], [1]))
         return answer
 
     def compute_prompt(self, request: Request) -> list[int]:
@@ -244,8 +244,8 @@ class Expected:
         prompt = request.prompt[:-1]
         blocks = list(range(-(-len(prompt) // self.runner.cache.block_size)))
         row = SequenceStep(1, prompt, 0, blocks, False)
-        self.runner.execute(StepPlan(0, [row], [], []))
-        self.runner.launch(StepPlan(0, [], [], [1]))
+        self.runner.execute(StepPlan.of(0, [row], [], []))
+        self.runner.launch(StepPlan.of(0, [], [], [1]))
         return blocks
 
 
@@ -532,7 +532,7 @@ class LateEngine:
         if not self.scheduler.in_flight:
             return False
         plan = self.scheduler.in_flight.oldest.plan
-        return plan.masked and plan.step not in self.executor.masked
+        return bool(plan.columns.masked) and plan.step not in self.executor.masked
 
     def _submitted(self, plan: StepPlan, sending: list[KVSending]) -> None:
         by_id = {one.sequence_id: one for one in self.requests}

@@ -75,7 +75,7 @@ def paddings_of(runner: ModelRunner) -> list[int]:
     fill, paddings = runner.inputs.fill, list[int]()
 
     def noted(rows: StepColumns, static: StaticInputs, size: int) -> DrawingSlots:
-        paddings.append(size - len(rows.sample))
+        paddings.append(size - len(rows))
         return fill(rows, static, size)
 
     runner.inputs.fill = noted  # type: ignore[method-assign]

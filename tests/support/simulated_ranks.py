@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.shared.engine.plan import Sampled, SamplerSpec, SequenceStep, StepPlan, StepResult
+from tandem.shared.engine.plan import SamplerSpec, SequenceStep, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence
 from tandem.shared.engine.work import Generate
@@ -66,7 +66,7 @@ class SimulatedRanks:
         self.failed = bool(self.poison & {row.sequence_id for row in plan.sequences})
         if self.failed:
             return None
-        result = StepResult(plan.step, [])
+        result = StepResult(plan.step)
         for row in plan.sequences:
             self._compute(row, result)
         return result
@@ -80,7 +80,9 @@ class SimulatedRanks:
     def _compute(self, row: SequenceStep, result: StepResult) -> None:
         key = row.sequence_id
         table = self.tables.setdefault(key, [])
-        assert row.first_block == len(table), "the blocks before these are missing, or sent twice"
+        assert not row.blocks or row.first_block == len(table), (
+            "the blocks before these are missing, or sent twice"
+        )
         table += row.blocks
         tokens = self.samples[key][-1:] or [0] if row.placeholder else row.tokens
         history = [*self._read(row), *tokens]
@@ -92,7 +94,7 @@ class SimulatedRanks:
             outputs = spec.outputs + self.samples[key]
             assert history[len(history) - len(outputs) :] == outputs, "a token was lost"
             self.samples[key].append(draw(history, spec.seed))
-            result.sampled.append(Sampled(key, self.samples[key][-1:]))
+            result.sampled[key] = self.samples[key][-1:]
 
     def _read(self, row: SequenceStep) -> list[int]:
         """The tokens before the row, each of whose slots must hold what led to it."""

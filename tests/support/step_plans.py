@@ -62,7 +62,7 @@ class Streams:
             new = [self._new() for _ in range(min(room, self.random.choice((0, 0, 0, 0, 1, 3))))]
             rows = [self._row(each, prompt=each in new) for each in self.lengths]
             specs = [SamplerSpec(each, self.params[each % len(self.params)], each) for each in new]
-            yield StepPlan(self.step, rows, specs, removed, ahead=self.step > 1)
+            yield StepPlan.of(self.step, rows, specs, removed, ahead=self.step > 1)
 
     def _new(self) -> int:
         self.last_id += 1
@@ -83,7 +83,7 @@ class Streams:
 
 def drawn(result: StepResult) -> dict[int, int]:
     assert not result.failed
-    return {each.sequence_id: each.tokens[0] for each in result.sampled}
+    return {each: token for each, [token] in result.sampled.items()}
 
 
 def drawn_late(runner: ModelRunner, plans: Iterable[StepPlan]) -> list[dict[int, int]]:

@@ -10,9 +10,8 @@ R rows, S slots, V vocabulary, A rows that ask for logprobs, L tokens that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from types import MappingProxyType
 
 import numpy as np
@@ -20,9 +19,9 @@ import torch
 
 from ....kernels.gpu import sampling, sampling_table
 from ....kernels.streams import to_host
-from ..plan import PositionLogprobs, Sampled, SamplerSpec
+from ..plan import SamplerSpec
 from .device_logprobs import DrawnLogprobs, raw_logprobs
-from .sampler import NOT_FINITE_MESSAGE
+from .sampler import NOT_FINITE_MESSAGE, HostDraws
 from .sampling_slots import columns_of, edits, filters, mask_words
 from .table_upload import Value, send_changes
 
@@ -32,24 +31,24 @@ class DeviceDraws:
     """``Draws`` on their way to the host. ``tokens_host`` is complete after the step's event; token
     -1: the logits are not finite."""
 
-    specs: list[SamplerSpec]
+    sequence_ids: list[int]
     tokens_host: torch.Tensor
     logprobs: DrawnLogprobs | None
 
-    def collect(self) -> tuple[list[Sampled], dict[int, str]]:
+    def collect(self) -> HostDraws:
         """See ``Draws.collect``."""
-        tokens: list[int] = self.tokens_host.tolist()[: len(self.specs)]
-        sequence_ids = [spec.sequence_id for spec in self.specs]
-        logprobs: Iterable[tuple[PositionLogprobs, ...]] = repeat(())
+        sequence_ids = self.sequence_ids
+        tokens: list[int] = self.tokens_host.tolist()[: len(sequence_ids)]
+        sampled = {each: [token] for each, token in zip(sequence_ids, tokens, strict=True)}
+        logprobs = {}
         if self.logprobs is not None:
-            listed = dict(self.logprobs.collect(tokens))
-            logprobs = [(listed[row],) if row in listed else () for row in range(len(tokens))]
-        columns = zip(sequence_ids, [[token] for token in tokens], logprobs, strict=False)
-        sampled = [*map(Sampled._make, columns)]  # in half of the time of calls with arguments
-        if min(tokens, default=0) >= 0:
-            return sampled, {}
-        failed = {one.sequence_id: NOT_FINITE_MESSAGE for one in sampled if one.tokens[0] < 0}
-        return [one for one in sampled if one.tokens[0] >= 0], failed
+            asked = self.logprobs.collect(tokens)
+            logprobs = {sequence_ids[row]: [one] for row, one in asked if tokens[row] >= 0}
+        failed = {}
+        if min(tokens, default=0) < 0:
+            failed = {each: NOT_FINITE_MESSAGE for each, (token,) in sampled.items() if token < 0}
+            sampled = {each: drawn for each, drawn in sampled.items() if each not in failed}
+        return HostDraws(sampled, logprobs, failed)
 
 
 class GpuSampler:
@@ -104,11 +103,11 @@ class GpuSampler:
         ``slots_R`` are the slots on the device, int32; rows of padding may follow, of slot -1.
         ``masks`` has the tokens that may be drawn, for some of ``slots``.
         """
-        specs = [*map(self._specs.__getitem__, slots)]
+        sequence_ids = [self._specs[slot].sequence_id for slot in slots]
         raw = None
         if _meet(self._asking, slots):
             asking = [row for row, slot in enumerate(slots) if slot in self._asking]
-            params = [specs[row].params for row in asking]
+            params = [self._specs[slots[row]].params for row in asking]
             listed = _rectangle([each.logprob_token_ids for each in params])
             rows_A, listed_AL = self._upload(masks, np.array(asking, np.int64), listed)
             raw = raw_logprobs(logits_RV, asking, params, rows_A, listed_AL)
@@ -123,7 +122,7 @@ class GpuSampler:
             filtered=_meet(self._filtered, slots),
         )
         logprobs = None if raw is None else raw.of_draws(tokens_R)
-        return DeviceDraws(specs, to_host(tokens_R), logprobs)
+        return DeviceDraws(sequence_ids, to_host(tokens_R), logprobs)
 
     def _upload(self, masks: Mapping[int, bytes], *others: np.ndarray) -> list[torch.Tensor]:
         """Send new columns, the masks of this step, and arrays of int64, which are returned."""

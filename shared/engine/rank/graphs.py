@@ -60,11 +60,11 @@ class DecodeGraphs:
 
     def takes(self, rows: StepColumns) -> bool:
         """True if a graph has as many rows as these, which ``only_decode``."""
-        return len(rows.sample) <= self._sizes[-1]
+        return len(rows) <= self._sizes[-1]
 
     def forward(self, rows: StepColumns) -> tuple[torch.Tensor, DrawingSlots]:
         """The normalised hidden states of the rows, valid until the next call, and their slots."""
-        count = len(rows.sample)
+        count = len(rows)
         size = self._sizes[bisect_left(self._sizes, count)]
         drawing = self._inputs.fill(rows, self._static, size)
         replay, hidden = self._graphs[size]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...models.parallel import TensorParallel
-from ..plan import StepPlan
+from ..plan import PLACEHOLDER, StepPlan
 
 
 class StepVoidError(Exception):
@@ -31,7 +31,7 @@ class LastDraws:
         # On the ranks' CPUs, so that none waits for a device.
         if self._tp.agree([failed])[0]:
             raise StepVoidError("the step before failed")
-        if self._tp.size > 1 and any(row.placeholder for row in plan.sequences):
+        if self._tp.size > 1 and PLACEHOLDER in plan.columns.tokens:
             self._tp.broadcast(self._last_tokens)
 
     def end(self) -> None:

@@ -204,7 +204,7 @@ class RankProcess:
         """Launch a step, to which the collector replies."""
         plan = request.plan
         if self._backing is not None:
-            self._backing.reach_all(row.blocks for row in plan.sequences)
+            self._backing.reach_all(new.blocks for new in plan.columns.blocks.values())
         hand_over = self._layer_hook(request)
 
         def computed(layer: int) -> None:
@@ -237,19 +237,26 @@ class RankProcess:
         if not request.sending or plane is None:
             return None
         transfers = {each.sequence_id: each for each in request.sending}
-        rows = [row for row in request.plan.sequences if row.sequence_id in transfers]
+        columns = request.plan.columns
+        rows = [
+            (transfers[each], start, start + count)
+            for each, start, count in zip(
+                columns.sequence_id, columns.start, columns.count, strict=True
+            )
+            if each in transfers
+        ]
 
         def computed(layer: int) -> None:
             ready = [
                 LayerReady(
-                    transfer_id=transfers[row.sequence_id].transfer_id,
-                    attempt=transfers[row.sequence_id].attempt,
+                    transfer_id=transfer.transfer_id,
+                    attempt=transfer.attempt,
                     first_layer=layer,
                     end_layer=layer + 1,
-                    first_token=row.start,
-                    end_token=row.start + len(row.tokens),
+                    first_token=start,
+                    end_token=end,
                 )
-                for row in rows
+                for transfer, start, end in rows
             ]
             if computed_layers is not None:
                 computed_layers.announce(ready)

@@ -115,7 +115,7 @@ class ModelRunner:
         start = time.perf_counter()
         self._last_draws.begin(plan)
         self._update_slots(plan)
-        outputs = self._run(plan, on_layer) if plan.sequences else []
+        outputs = self._run(plan, on_layer) if plan.columns else []
         mark = self.cache.mark
         computed = None if mark is None else mark()
         self._last_draws.end()
@@ -126,7 +126,7 @@ class ModelRunner:
         reuses blocks once it has them. Steps are collected in their order, by any one thread."""
         if step.computed is not None:
             step.computed()
-        result = StepResult(step.step, [])
+        result = StepResult(step.step)
         for enter in step.outputs:
             enter(result)
         end = time.perf_counter()
@@ -190,7 +190,7 @@ class ModelRunner:
                 sampler.add(slot, spec)
 
     def _run(self, plan: StepPlan, on_layer: Callable[[int], None] | None) -> list[Output]:
-        columns = StepColumns.of(plan.sequences)
+        columns = plan.columns
         if columns.only_decode:
             logits, drawing = self._decode(columns, on_layer)
             return self._sample(plan.step, columns, drawing, logits)
@@ -241,12 +241,12 @@ class ModelRunner:
         """Draw from logits, on rank 0."""
         if logits is None or self.sampler is None:
             return []
-        masks = self.masks.take(step) if any(rows.masked) else {}
+        masks = self.masks.take(step) if rows.masked else {}
         slot_masks = {self.slots[each]: mask for each, mask in masks.items()}
         draws = self.sampler.draw(drawing.on_device, drawing.on_host, logits, slot_masks)
 
         def enter(result: StepResult) -> None:
-            result.sampled, failed = draws.collect()
+            result.sampled, result.logprobs, failed = draws.collect()
             result.failed.update(failed)
 
         return [enter]

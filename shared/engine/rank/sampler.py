@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from ....kernels.reference.token_mask import TokenMask
 from ....proto.packed_logprobs import ENTRY_BYTES
-from ..plan import PositionLogprobs, RankSampling, Sampled, SamplerSpec
+from ..plan import PositionLogprobs, RankSampling, SamplerSpec
 from .logprobs import logprobs_of, position_logprobs
 
 _MASK = (1 << 64) - 1
@@ -84,24 +84,25 @@ class _State:
         return bool(edited) or self.counts is not None or self.blocked
 
 
+class HostDraws(NamedTuple):
+    """The draws of one step by sequence, in the order of rows, as ``StepResult`` has them: tokens,
+    the logprobs of those that ask, and why the logits of others were not finite."""
+
+    sampled: dict[int, list[int]]
+    logprobs: dict[int, list[PositionLogprobs]]
+    failed: dict[int, str]
+
+    def collect(self) -> HostDraws:
+        """See ``Draws.collect``."""
+        return self
+
+
 class Draws(Protocol):
     """The draws of one step, which may be on their way to the host."""
 
-    def collect(self) -> tuple[list[Sampled], dict[int, str]]:
-        """The tokens in the order of the rows, after the step's event, and the sequences whose
-        logits were not finite, with the reason."""
+    def collect(self) -> HostDraws:
+        """The draws, after the step's event."""
         ...
-
-
-class HostDraws(NamedTuple):
-    """``Draws`` that the host knows."""
-
-    sampled: list[Sampled]
-    failed: dict[int, str]
-
-    def collect(self) -> tuple[list[Sampled], dict[int, str]]:
-        """See ``Draws.collect``."""
-        return self.sampled, self.failed
 
 
 class Sampler:
@@ -169,16 +170,16 @@ class Sampler:
             self._mask(logits, slots, masks)
         tokens = self._draw(logits, states)
         self._set_last_tokens(slots, tokens)
-        listed = _logprobs(raw, asking, tokens, states)
-        sampled = []
-        for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
+        for state, token in zip(states, tokens, strict=True):
             state.draws += 1
             if state.counts is not None:
                 state.counts[token] += 1
             if state.params.bad_words:
                 state.recent.append(token)
-            sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, ())))
-        return HostDraws(sampled, failed)
+        sampled = {
+            state.spec.sequence_id: [token] for state, token in zip(states, tokens, strict=True)
+        }
+        return HostDraws(sampled, _logprobs(raw, asking, tokens, states), failed)
 
     def _set_last_tokens(self, slots: Sequence[int], tokens: list[int]) -> None:
         if self._on_cpu:
@@ -221,22 +222,22 @@ class Sampler:
 
 def _logprobs(
     raw: torch.Tensor, rows: list[int], tokens: list[int], states: list[_State]
-) -> dict[int, tuple[PositionLogprobs]]:
-    """Logprobs of the ``rows`` that request them, from their ``raw`` logits. All at once, because
-    each call synchronises a GPU."""
+) -> dict[int, list[PositionLogprobs]]:
+    """Logprobs of the ``rows`` that request them, by sequence, from their ``raw`` logits. All at
+    once, because each call synchronises a GPU."""
     if not rows:
         return {}
     counts = [states[row].params.logprobs or 0 for row in rows]
     positions = position_logprobs(raw, [tokens[row] for row in rows], max(counts))
     cut = [
-        (replace(one, packed_top=one.packed_top[: count * ENTRY_BYTES]),)
+        replace(one, packed_top=one.packed_top[: count * ENTRY_BYTES])
         for one, count in zip(positions, counts, strict=True)
     ]
     for number, row in enumerate(rows):
         if ids := states[row].params.logprob_token_ids:
             listed = logprobs_of(raw[number], list(dict.fromkeys((tokens[row], *ids))))
-            cut[number] = (replace(positions[number], packed_top=listed),)
-    return dict(zip(rows, cut, strict=True))
+            cut[number] = replace(positions[number], packed_top=listed)
+    return {states[row].spec.sequence_id: [one] for row, one in zip(rows, cut, strict=True)}
 
 
 def _completing(state: _State) -> list[int]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....kernels.gpu.trials import passes, triton_problem
-from ..plan import RankSampling, Sampled, SamplerSpec
-from .sampler import Sampler
+from ..plan import RankSampling, SamplerSpec
+from .sampler import HostDraws, Sampler
 
 if TYPE_CHECKING:
     from .gpu_sampler import GpuSampler
@@ -74,22 +74,22 @@ def first_difference(vocab_size: int, device: torch.device) -> str:
             continue
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-        drawn, failed = draws.collect()
-        if failed:
+        drawn = draws.collect()
+        if drawn.failed:
             return f"step {step}: finite logits were reported as not finite"
         expected = _draws(specs[:count], logits, masks)
-        for row, (one, other) in enumerate(zip(drawn, expected, strict=True)):
-            (token,), (right,) = one.tokens, other.tokens
+        for row in range(count):
+            [token], [right] = drawn.sampled[row], expected.sampled[row]
             if token != right:
                 only, mask_of_row = specs[row], {row: masks[row]} if row in masks else {}
                 low, high = (
-                    _draws([only], logits[row : row + 1], mask_of_row, nudge)[0].tokens[0]
+                    _draws([only], logits[row : row + 1], mask_of_row, nudge).sampled[row][0]
                     for nudge in (-_ROUNDING, _ROUNDING)
                 )
                 if not low <= token <= high:
                     rounded = f", nor from {low} to {high}" if low < high else ""
                     return f"step {step}: {only.params} drew {token}, not {right}{rounded}"
-            elif [each.rank for each in one.logprobs] != [each.rank for each in other.logprobs]:
+            elif _ranks(drawn, row) != _ranks(expected, row):
                 return f"step {step}: {specs[row].params} has other logprobs"
             specs[row] = replace(specs[row], outputs=[*specs[row].outputs, token])
     return ""
@@ -97,10 +97,14 @@ def first_difference(vocab_size: int, device: torch.device) -> str:
 
 def _draws(
     specs: list[SamplerSpec], logits: torch.Tensor, masks: Mapping[int, bytes], nudge: float = 0.0
-) -> list[Sampled]:
+) -> HostDraws:
     """Draws on a CPU."""
     slots_R = torch.arange(len(specs), dtype=torch.int32)
     sampler = Sampler(logits.shape[1], torch.zeros_like(slots_R), nudge=nudge)
     for slot, spec in enumerate(specs):
         sampler.add(slot, spec)
-    return sampler.draw(slots_R, range(len(specs)), logits.clone(), masks).sampled
+    return sampler.draw(slots_R, range(len(specs)), logits.clone(), masks)
+
+
+def _ranks(draws: HostDraws, sequence_id: int) -> list[int]:
+    return [one.rank for one in draws.logprobs.get(sequence_id, ())]

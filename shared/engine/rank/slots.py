@@ -7,7 +7,6 @@ finds the rest on the device. N slots, B blocks of a table.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import compress
 
 import numpy as np
 import torch
@@ -68,8 +67,7 @@ class Slots:
             slots = [*map(self._by_sequence.__getitem__, rows.sequence_id)]
         except KeyError:  # some begin
             slots = [*map(self.assign, rows.sequence_id)]
-        entries = zip(slots, rows.first_block, rows.blocks, strict=True)
-        changes = [*compress(entries, rows.blocks)]
+        changes = [(slots[row], first, blocks) for row, (first, blocks) in rows.blocks.items()]
         limit = self.host_tables.shape[1]
         for slot, first, blocks in changes:
             end = first + len(blocks)

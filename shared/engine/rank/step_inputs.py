@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -56,18 +56,17 @@ class HostRows(NamedTuple):
 
 def host_rows(rows: StepColumns, row_slots: list[int], slots: Slots, block_size: int) -> HostRows:
     """Flatten the sequences of a plan, which have these slots."""
-    listed = [*chain.from_iterable(rows.tokens)]
-    if len(listed) == len(row_slots) <= _FEW:
-        return _few_decodes(listed, rows.start, row_slots, slots, block_size)
+    if len(rows.tokens) == len(row_slots) <= _FEW:
+        return _few_decodes(rows.tokens, rows.start, row_slots, slots, block_size)
     # In half of the time of np.array.
-    tokens = np.fromiter(listed, np.int64, len(listed))
+    tokens = np.fromiter(rows.tokens, np.int64, len(rows.tokens))
     starts = np.fromiter(rows.start, np.int64, len(row_slots))
     owners = np.fromiter(row_slots, np.int64, len(row_slots))
     if len(tokens) == len(starts):
         positions, sequence_slots = starts, owners
         decodes, chunks = _columns(np.arange(len(starts)), owners, starts + 1), _NO_CHUNKS
     else:
-        sizes = np.array([*map(len, rows.tokens)])
+        sizes = np.array(rows.count)
         firsts = np.cumsum(sizes) - sizes
         positions = np.arange(len(tokens)) + np.repeat(starts - firsts, sizes)
         sequence_slots = np.repeat(owners, sizes)
@@ -101,15 +100,17 @@ def _few_decodes(
 
 def segments_of(rows: StepColumns, host: HostRows) -> np.ndarray | None:
     """0 for the rows of first texts and 1 for those of second ones; ``None`` without these."""
-    if not any(rows.pool):
-        return None
-    seconds = [0 if pool is None else pool.second_text for pool in rows.pool]
-    if not any(seconds):
+    seconds = {row: pool.second_text for row, pool in rows.pool.items() if pool.second_text}
+    if not seconds:
         return None
     never = np.iinfo(np.int64).max
-    counts = [*map(len, rows.tokens)]
-    borders = np.repeat([second or never for second in seconds], counts)
+    borders = np.repeat([seconds.get(row, never) for row in range(len(rows))], rows.count)
     return (host.positions >= borders).astype(np.int64)
+
+
+def _targets(rows: StepColumns) -> list[int]:
+    """The tokens whose logprobs are asked for."""
+    return [token for row in rows.prompt_logprobs.values() for token in row.targets]
 
 
 def _columns(*columns: np.ndarray) -> np.ndarray:
@@ -222,9 +223,9 @@ class StepInputs:
             needs_logits,
             None if segments is None else as_tensor(segments),
         )
-        targets = _NO_TOKENS
-        if any(rows.prompt_targets):
-            targets = torch.tensor([*chain.from_iterable(rows.prompt_targets)])
+        targets = (
+            torch.tensor(_targets(rows), dtype=torch.int64) if rows.prompt_logprobs else _NO_TOKENS
+        )
         return StepBatch(forward, DrawingSlots(drawing_slots, _NO_SLOTS), targets)
 
     def _on_gpu(
@@ -244,7 +245,7 @@ class StepInputs:
             host.chunks,
             nothing if outputs is None else outputs,
             np.array(drawing_slots),
-            np.array([*chain.from_iterable(rows.prompt_targets)]),
+            np.array(_targets(rows)),
             nothing if segments is None else segments,
         ]
         uploaded = self._upload(parts)

@@ -188,7 +188,7 @@ def largest_steps(
             for row in planned
             if row.sample
         ]
-        yield StepPlan(step, planned, added, removed)
+        yield StepPlan.of(step, planned, added, removed)
 
 
 def _row(

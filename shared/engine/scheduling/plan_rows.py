@@ -25,18 +25,15 @@ def sequence_step(sequence: Sequence, tokens: int, first: int) -> SequenceStep:
     )
     match work := sequence.work:
         case Generate():
-            place = len(sequence.outputs) + sequence.placeholders  # of the draw
-            masked = last and work.constraint is not None and work.constraint.restricts(place)
-            if not sequence.wants_prompt_logprobs:
-                return SequenceStep(*row, sample=last, first_block=first, masked=masked)
-            return SequenceStep(
-                *row,
-                sample=last,
-                first_block=first,
-                masked=masked,
-                prompt_logprobs=work.params.prompt_logprobs,
-                prompt_targets=tuple(sequence.prompt[start + 1 : end + 1]),
-            )
+            masked = False
+            if last and work.constraint is not None:
+                place = len(sequence.outputs) + sequence.placeholders  # of the draw
+                masked = work.constraint.restricts(place)
+            asked: tuple[int | None, tuple[int, ...]] = None, ()
+            if sequence.wants_prompt_logprobs:
+                targets = tuple(sequence.prompt[start + 1 : end + 1])
+                asked = work.params.prompt_logprobs, targets
+            return SequenceStep(*row, last, *asked, masked, None, first)
         case Compute():
             return SequenceStep(*row, sample=False, first_block=first)
         case Pool():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
-from ..plan import PRIVATE_SEQS, Sampled, SequenceStep, StepPlan, StepResult
+from ..plan import PRIVATE_SEQS, SequenceStep, StepPlan, StepResult
 from ..sampling_params import SamplingParams
 from ..sequence import FinishReason, Phase, Sequence, StepOutput
 from ..work import Generate
@@ -264,7 +264,7 @@ class Scheduler:
             sent[sequence] = len(sequence.block_table)
         removed, self._removed = self._removed, []
         self._step += 1
-        plan = StepPlan(self._step, list(rows.values()), added, removed, bool(self.in_flight))
+        plan = StepPlan.of(self._step, rows.values(), added, removed, ahead=bool(self.in_flight))
         self.in_flight.begin(StepInFlight(plan, rows, prompt_limit))
         return plan
 
@@ -275,7 +275,6 @@ class Scheduler:
         has not ended in the meantime."""
         step = self.in_flight.end()
         self._memory_limit = min(self._memory_limit + _LIMIT_GROWTH, self._max_tokens)
-        sampled = {draw.sequence_id: draw for draw in result.sampled}
         outputs = []
         for sequence, row in step.rows.items():
             self._account_kv(sequence, row, result.failed.get(sequence.sequence_id, ""))
@@ -285,7 +284,7 @@ class Scheduler:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.sequence_id, ())
                 if row.pool is not None and row.pool.hidden is not None:
                     sequence.hidden.append(result.hidden[sequence.sequence_id])
-                outputs.append(self._output(sequence, row, sampled))
+                outputs.append(self._output(sequence, row, result))
         return outputs
 
     def _account_kv(self, sequence: Sequence, row: SequenceStep, failure: str) -> None:
@@ -300,9 +299,7 @@ class Scheduler:
             sequence.computed = min(row.start + len(row.tokens), sequence.length)
             self.tables.publish(sequence)
 
-    def _output(
-        self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
-    ) -> StepOutput:
+    def _output(self, sequence: Sequence, row: SequenceStep, result: StepResult) -> StepOutput:
         output, work = StepOutput(sequence, []), sequence.work
         if isinstance(work, Generate) and work.constraint is not None and not sequence.error:
             sequence.error = work.constraint.failure
@@ -310,12 +307,13 @@ class Scheduler:
         if sequence.error:
             self._finish(sequence, FinishReason.ERROR)
         elif row.sample:
-            draw = sampled[sequence.sequence_id]
-            if sequence.in_flight and len(draw.tokens) != 1:
+            tokens = result.sampled[sequence.sequence_id]
+            if sequence.in_flight and len(tokens) != 1:
                 raise RuntimeError("the step planned on top of this one expects one token")
             output.prompt_done = not sequence.has_drawn
-            self._append(sequence, draw.tokens, output)
-            output.add_logprobs(draw.logprobs)
+            self._append(sequence, tokens, output)
+            if logprobs := result.logprobs.get(sequence.sequence_id):
+                output.add_logprobs(logprobs)
         elif not isinstance(work, Generate) and sequence.computed == sequence.target:
             self._finish(sequence, FinishReason.COMPUTED)
         output.finish_reason = sequence.finish_reason

@@ -36,10 +36,10 @@ class StepMasks:
     def begin(self, plan: StepPlan, sequences: Iterable[Sequence]) -> None:
         """Compute the masks of a step for its ``sequences``, whose earlier tokens must be known.
         No-op for a step that was begun before, or without constrained rows."""
-        if plan.step <= self._last_step or not plan.masked:
+        if plan.step <= self._last_step or not plan.columns.masked:
             return
         self._last_step = plan.step
-        masked = {row.sequence_id for row in plan.sequences if row.masked}
+        masked = set(plan.columns.masked)
         rows = [
             _Row(one.sequence_id, constraint, constraint.take(one.outputs))
             for one in sequences
@@ -53,7 +53,7 @@ class StepMasks:
     def skip(self, plan: StepPlan) -> None:
         """Let a step whose draws are void go on: the rank may already wait for its masks. No-op
         like ``begin``."""
-        if plan.step > self._last_step and plan.masked:
+        if plan.step > self._last_step and plan.columns.masked:
             self._last_step = plan.step
             self._send(TokenMasks(plan.step, {}))
 

@@ -37,9 +37,10 @@ READS = """
 import time
 from tandem.shared.engine.rank.runner import ModelRunner
 run = ModelRunner._run
-def slowly(self, sequences, *rest):
-    run(self, sequences, *rest)
-    time.sleep(sum(len(row.tokens) for row in sequences) / RATE)
+def slowly(self, plan, *rest):
+    launched = run(self, plan, *rest)
+    time.sleep(sum(plan.columns.count) / RATE)
+    return launched
 ModelRunner._run = slowly
 """
 

@@ -151,7 +151,7 @@ def test_only_rows_that_count_return_hidden_states(
         assert row.pool is not None
         hidden_states.append(row.pool.hidden)
         hidden = {} if row.pool.hidden is None else {1: b"\0\0\0\0"}
-        scheduler.apply(StepResult(plan.step, [], hidden=hidden))
+        scheduler.apply(StepResult(plan.step, hidden=hidden))
     assert hidden_states == expected and one.finish_reason is FinishReason.COMPUTED
     assert len(one.hidden) == sum(each is not None for each in expected)
 
@@ -161,7 +161,7 @@ def test_a_preempted_prompt_starts_its_hidden_states_anew() -> None:
     scheduler.add(one := pooled(40, "mean"))
     plan = scheduler.schedule()
     assert plan is not None
-    scheduler.apply(StepResult(plan.step, [], hidden={1: b"\0\0\0\0"}))
+    scheduler.apply(StepResult(plan.step, hidden={1: b"\0\0\0\0"}))
     scheduler._preemption._preempt(one)
     assert one.hidden == [] and one.computed == 0
     plan = scheduler.schedule()

@@ -247,7 +247,7 @@ async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it_and_
     try:
         (rank,) = ranks(engine)
         rank.suspend()
-        engine.ranks.submit(StepPlan(1, []), [])
+        engine.ranks.submit(StepPlan.of(1, []), [])
         with pytest.raises(ExecutorLostError, match="rank 0 gave no sign of life"):
             await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "no sign of life" in lost.result()
@@ -272,7 +272,7 @@ async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
-        engine.ranks.submit(StepPlan(1, []), [])
+        engine.ranks.submit(StepPlan.of(1, []), [])
         with pytest.raises(
             ExecutorLostError, match="rank 0 replies to pings, but has computed no layer"
         ):

@@ -44,9 +44,10 @@ from tandem.shared.engine.messages import (
     StepDone,
 )
 from tandem.shared.engine.plan import (
+    PLACEHOLDER,
+    PooledRow,
     PositionLogprobs,
     RankSampling,
-    Sampled,
     SamplerSpec,
     SequenceStep,
     SlotLimits,
@@ -80,7 +81,7 @@ SETTINGS = RankSettings(
     log=LogSettings(rank="1"),
 )
 SAMPLING = RankSampling(temperature=0, logit_bias={3: -1.5, 4: 2.0}, logprobs=2)
-PLAN = StepPlan(
+PLAN = StepPlan.of(
     9,
     [
         SequenceStep(1, [5], 31, [4, 2], True),
@@ -90,7 +91,9 @@ PLAN = StepPlan(
     [11, 12],
 )
 LOGPROBS = PositionLogprobs(5, -0.5, 1, pack_logprobs([(5, -0.5), (6, -1.25)]))
-RESULT = StepResult(9, [Sampled(1, [5, 6], (LOGPROBS,) * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
+RESULT = StepResult(
+    9, {1: [5, 6], 4: [7]}, {1: [LOGPROBS] * 2}, {2: [LOGPROBS]}, {3: "broken"}, 0.25
+)
 SECRETS = JoinSecrets(tokens=("a", "b"), certificate=b"PEM", key=b"\xff\0", name="tandem")
 HOST = HostJoins(
     node_rank=1,
@@ -162,6 +165,46 @@ def test_every_command_and_event_of_a_data_plane_arrives_as_it_was_sent(
     assert CODEC.encode(again) == data
 
 
+NUMBER = st.integers(0, 9)
+FEW = st.lists(NUMBER, max_size=2)
+DECODES = st.builds(
+    lambda key, start: SequenceStep(key, [PLACEHOLDER], start, [], True), NUMBER, NUMBER
+)
+ROWS = st.builds(
+    SequenceStep,
+    NUMBER,
+    st.lists(NUMBER, min_size=1, max_size=2),
+    NUMBER,
+    FEW,
+    st.booleans(),
+    st.none() | NUMBER,
+    FEW.map(tuple),
+    st.booleans(),
+    st.none() | st.builds(PooledRow, st.sampled_from(["sum", None]), second_text=NUMBER),
+    NUMBER,
+).map(
+    lambda row: row._replace(
+        prompt_targets=() if row.prompt_logprobs is None else row.prompt_targets,
+        first_block=row.first_block if row.blocks else 0,
+    )
+)
+
+
+@pytest.mark.parametrize("kinds", [DECODES, DECODES | ROWS])
+@given(data=st.data())
+def test_rows_arrive_as_they_were_planned(
+    kinds: st.SearchStrategy[SequenceStep], data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(kinds, max_size=4, unique_by=lambda row: row.sequence_id))
+    message = CODEC.decode(CODEC.encode(ExecuteStep(StepPlan.of(1, rows), [])))
+    assert isinstance(message, ExecuteStep)
+    columns = message.plan.columns
+    assert message.plan.sequences == rows and len(columns) == len(rows)
+    assert columns.only_decode == all(
+        row.sample and len(row.tokens) == 1 and row.prompt_logprobs is None for row in rows
+    )
+
+
 @given(st.binary(max_size=100))
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(CodecError):
@@ -176,8 +219,8 @@ def test_a_side_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.parametrize("block", [0.5, "1", None])
 def test_blocks_that_no_table_can_have_are_refused(block: Any) -> None:
-    data = CODEC.encode(ExecuteStep(StepPlan(1, [SequenceStep(1, [5], 0, [block], True)]), []))
-    with pytest.raises(CodecError, match=r"sequences\[0\]\[3\]"):
+    data = CODEC.encode(ExecuteStep(StepPlan.of(1, [SequenceStep(1, [5], 0, [block], True)]), []))
+    with pytest.raises(CodecError, match=r"columns.blocks\[...\]\[1\]\[0\]"):
         CODEC.decode(data)
 
 

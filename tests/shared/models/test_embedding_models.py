@@ -138,7 +138,7 @@ def ours(folder: Path, prompt_name: str | None) -> np.ndarray[Any, Any]:
         SequenceStep(n, prompt, 0, list(range(16 * n, 16 * n + 16)), sample=False, pool=pool)
         for n, prompt in enumerate(prompts)
     ]
-    result = runner.execute(StepPlan(0, steps)).hidden
+    result = runner.execute(StepPlan.of(0, steps)).hidden
     vectors = np.stack([np.frombuffer(result[n], np.float32) for n in range(len(TEXTS))])
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 

@@ -169,7 +169,7 @@ def test_scores_are_those_of_transformers(name: str, labels: int, tmp_path: Path
         )
         for index, (prompt, second) in enumerate(pairs)
     ]  # fmt: skip
-    result = runner.execute(StepPlan(0, steps)).hidden
+    result = runner.execute(StepPlan.of(0, steps)).hidden
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     for index, (prompt, second) in enumerate(pairs):
         segments = [int(0 < second <= place) for place in range(len(prompt))]

@@ -75,8 +75,8 @@ def greedy_tokens(runner: ModelRunner) -> list[list[int]]:
             whole = computed[i] + len(part) == len(values)
             rows.append(SequenceStep(i, part, computed[i], tables[i], whole))
             computed[i] += len(part)
-        for sample in runner.execute(StepPlan(step, rows, specs)).sampled:
-            tokens[sample.sequence_id].extend(sample.tokens)
+        for key, more in runner.execute(StepPlan.of(step, rows, specs)).sampled.items():
+            tokens[key].extend(more)
         specs, step = [], step + 1
     ends = zip(tokens, PROMPTS, strict=True)
     return [values[len(p) : len(p) + STEPS] for values, p in ends]

@@ -103,14 +103,14 @@ def greedy(
     for start in range(0, len(prompt), chunk):
         part = prompt[start : start + chunk]
         last = start + len(part) == len(prompt)
-        plan = StepPlan(0, [SequenceStep(1, part, start, table, last)], specs)
+        plan = StepPlan.of(0, [SequenceStep(1, part, start, table, last)], specs)
         specs = []
-        tokens += [s.tokens[0] for s in runner.execute(plan).sampled]
+        tokens += runner.execute(plan).sampled.get(1, [])
     while len(tokens) < STEPS:
         start = len(prompt) + len(tokens) - 1
-        plan = StepPlan(0, [SequenceStep(1, tokens[-1:], start, table, True)])
-        tokens += [s.tokens[0] for s in runner.execute(plan).sampled]
-    runner.execute(StepPlan(0, [], removed=[1]))
+        plan = StepPlan.of(0, [SequenceStep(1, tokens[-1:], start, table, True)])
+        tokens += runner.execute(plan).sampled[1]
+    runner.execute(StepPlan.of(0, [], removed=[1]))
     return tokens
 
 
@@ -194,8 +194,8 @@ def check_mixed_batch(folder: Path, operators: Operators) -> None:
             last = done[i] + len(tokens) == len(values)
             sequences.append(SequenceStep(i, tokens, done[i], tables[i], last))
             done[i] += len(tokens)
-        for sample in runner.execute(StepPlan(step, sequences, specs)).sampled:
-            outputs[sample.sequence_id].extend(sample.tokens)
+        for key, drawn in runner.execute(StepPlan.of(step, sequences, specs)).sampled.items():
+            outputs[key].extend(drawn)
     assert outputs == {i: reference_run(folder, n, SEEDS[n])[0] for i, n in lengths.items()}
 
 

@@ -142,12 +142,12 @@ def test_work_of_a_whole_step(
             )
         params = RankSampling(temperature=0.8)
         specs = [SamplerSpec(row, params, row) for row in range(17)]
-        runner.launch(StepPlan(0, sequences_of([(39, 1)] * 17), specs, []))
+        runner.launch(StepPlan.of(0, sequences_of([(39, 1)] * 17), specs, []))
         counted = list[DeviceWork]()
         for number, rows in enumerate(([(40, 1)] * 4, [(5000, 1)] * 4, [(41, 1)] * 17), 1):
             work.clear()
             with Uploads(work), Recorder(work):
-                runner.launch(StepPlan(number, sequences_of(rows), [], []))
+                runner.launch(StepPlan.of(number, sequences_of(rows), [], []))
             counted.append(replace(work, kernels=[*work.kernels]))
     assert counted == [work] * 3
     assert work.uploads == work.downloads == 1
@@ -342,7 +342,7 @@ def test_logprobs_of_prompts_bring_no_wait_and_no_upload(
                 rows.append(SequenceStep(number, prompt, 0, blocks, True, top, targets))
             work.uploads = 0
             with Uploads(work), Recorder(work):
-                launched = runner.launch(StepPlan(1, rows, specs, [0, 1, 2]))
+                launched = runner.launch(StepPlan.of(1, rows, specs, [0, 1, 2]))
             uploads.append(work.uploads)
     assert uploads[0] == uploads[1]
     logprobs = runner.collect(launched).prompt_logprobs

@@ -30,7 +30,7 @@ class Device:
         assert self.computes.acquire(timeout=20)
         if step.step in self.broken:
             raise RuntimeError("an illegal address")
-        return StepResult(step.step, [])
+        return StepResult(step.step)
 
     def reply(self, outcome: Outcome, collectives: Collectives) -> None:
         if isinstance(outcome, StepResult) and outcome.step in self.unsendable:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec, SequenceStep
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
 from tandem.shared.engine.rank import sampler_choice, table_upload
 from tandem.shared.engine.rank.device_logprobs import PromptLogprobs, prompt_entries
 from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import Sampler
-from tandem.tests.support.draws import draw, last_tokens
+from tandem.tests.support.draws import Sampled, draw, last_tokens
 
 pytest.importorskip("triton")
 
@@ -160,7 +160,7 @@ def test_a_draw_depends_on_its_row_alone_and_padding_draws_nothing() -> None:
             draws = sampler.draw(slots_R, slots, torch.cat([logits, padding]).to(DEVICE))
             if DEVICE.type == "cuda":
                 torch.cuda.synchronize()
-            together.append([one.tokens for one in draws.collect()[0]])
+            together.append([*draws.collect().sampled.values()])
         alone = [
             compare([spec], [x[row : row + 1] for x in steps]) for row, spec in enumerate(specs)
         ]
@@ -218,7 +218,7 @@ def test_logprobs_of_prompts_are_those_of_the_cpu(top: int) -> None:
     collected = PromptLogprobs(asks, entries.cpu()).collect()
     for mine, rows, one in zip(collected.values(), logits.split((40, 30)), asks, strict=True):
         expected = position_logprobs(rows, one.prompt_targets, one.prompt_logprobs or 0)
-        assert_same_logprobs(Sampled(0, [], tuple(mine)), Sampled(0, [], tuple(expected)))
+        assert_same_logprobs(Sampled(0, [], mine), Sampled(0, [], expected))
 
 
 def test_a_token_that_is_certain_has_a_logprob_of_0_without_a_sign() -> None:

@@ -148,8 +148,8 @@ def test_a_step_without_memory_leaves_nothing_behind(
 ) -> None:
     """Its sequences are sent again, as the head does, and draw what they would have drawn."""
     spec = SamplerSpec(1, RankSampling(repetition_penalty=1.3, top_p=0.9, logprobs=2), 3, [5, 6])
-    first = StepPlan(1, [SequenceStep(1, [5, 6], 0, [0], True)], [spec])
-    second = StepPlan(2, [SequenceStep(1, [7], 2, [], True)])
+    first = StepPlan.of(1, [SequenceStep(1, [5, 6], 0, [0], True)], [spec])
+    second = StepPlan.of(2, [SequenceStep(1, [7], 2, [], True)])
     failing = runner_of(folder)
     expected = [drawn(failing.execute(plan)) for plan in (first, second)]
     again = replace(first, removed=[1])
@@ -175,7 +175,7 @@ def test_a_replay_announces_every_layer(folder: Path) -> None:
     runner.capture_graphs(emulated_capture, graph_sizes(1))
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0)
     layers: list[int] = []
-    runner.execute(StepPlan(1, [SequenceStep(1, [5], 0, [0], True)], [spec]), layers.append)
+    runner.execute(StepPlan.of(1, [SequenceStep(1, [5], 0, [0], True)], [spec]), layers.append)
     assert layers == list(range(len(runner.model.layers)))
 
 

@@ -45,15 +45,15 @@ def spec_of(sequence_id: int, **params: Any) -> SamplerSpec:
 
 
 def test_a_step_without_sequences(runner: ModelRunner) -> None:
-    result = runner.execute(StepPlan(5, [], [spec_of(1)], [7]))
-    assert (result.step, result.sampled, result.failed) == (5, [], {})
+    result = runner.execute(StepPlan.of(5, [], [spec_of(1)], [7]))
+    assert (result.step, result.sampled, result.failed) == (5, {}, {})
 
 
 def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
     prompt = torch.randint(0, 512, (90,), generator=torch.Generator().manual_seed(1)).tolist()
     table = list(range(23))
     whole = SequenceStep(1, prompt, 0, table, True, 2, tuple(prompt[1:]))
-    expected = runner.execute(StepPlan(0, [whole], [spec_of(1)])).prompt_logprobs[1]
+    expected = runner.execute(StepPlan.of(0, [whole], [spec_of(1)])).prompt_logprobs[1]
     assert [row.token for row in expected] == prompt[1:]
     assert all(row.logprob < 0 and len(row.top) == 2 and row.rank >= 1 for row in expected)
     logprobs = []
@@ -62,8 +62,8 @@ def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
         targets = tuple(prompt[start + 1 : start + 14])
         step = SequenceStep(2, part, start, table, False, 2, targets)
         beside = SequenceStep(3, prompt[:3], 0, [30], True)
-        result = runner.execute(StepPlan(0, [step, beside], [spec_of(3)]))
-        assert [s.sequence_id for s in result.sampled] == [3]
+        result = runner.execute(StepPlan.of(0, [step, beside], [spec_of(3)]))
+        assert [*result.sampled] == [3]
         logprobs += result.prompt_logprobs[2]
     assert [row.token for row in logprobs] == prompt[1:]
     for one, other in zip(expected, logprobs, strict=True):
@@ -98,7 +98,7 @@ def test_ranks_gather_the_same_rows_and_only_the_first_has_a_sampler(folder: Pat
         tp = _Rank(rank)
         runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32, tp=tp)
         assert (runner.sampler is None) == bool(rank)
-        results.append(runner.execute(StepPlan(0, rows, [spec_of(0), spec_of(1)])))
+        results.append(runner.execute(StepPlan.of(0, rows, [spec_of(0), spec_of(1)])))
         shapes.append(vars(tp)["shapes"])
     assert shapes[0] == shapes[1]
     assert [shape[0] for shape in shapes[0]] == [2, 64, 6]
@@ -110,8 +110,8 @@ def test_ranks_gather_the_same_rows_and_only_the_first_has_a_sampler(folder: Pat
 def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner) -> None:
     first = SequenceStep(1, [1, 2], 0, [4], True)
     penalised = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
-    one = runner.execute(StepPlan(0, [first], [spec_of(1, **penalised)])).sampled
-    again = runner.execute(StepPlan(1, [first], [spec_of(1, **penalised)], [1])).sampled
+    one = runner.execute(StepPlan.of(0, [first], [spec_of(1, **penalised)])).sampled
+    again = runner.execute(StepPlan.of(1, [first], [spec_of(1, **penalised)], [1])).sampled
     assert one == again
 
 
@@ -119,16 +119,16 @@ def test_a_step_planned_on_top_of_one_that_failed_is_void(runner: ModelRunner) -
     """Nothing of it is computed, and no layer is announced to a transfer."""
     good = SequenceStep(1, [5], 0, [4], True)
     layers: list[int] = []
-    runner.execute(StepPlan(1, [good], [spec_of(1)]))
+    runner.execute(StepPlan.of(1, [good], [spec_of(1)]))
     with pytest.raises(RuntimeError, match="block table"):
-        runner.execute(StepPlan(2, [good._replace(first_block=1000)], ahead=True))
+        runner.execute(StepPlan.of(2, [good._replace(first_block=1000)], ahead=True))
     for step in (3, 4):
         with pytest.raises(StepVoidError):
-            runner.launch(StepPlan(step, [good], [], [1], ahead=True), layers.append)
+            runner.launch(StepPlan.of(step, [good], [], [1], ahead=True), layers.append)
     assert 1 in runner.slots and not layers
-    assert runner.execute(StepPlan(5, [good], [spec_of(1)], [1]), layers.append).sampled
+    assert runner.execute(StepPlan.of(5, [good], [spec_of(1)], [1]), layers.append).sampled
     assert layers
-    assert runner.execute(StepPlan(6, [good._replace(start=1)], ahead=True)).sampled
+    assert runner.execute(StepPlan.of(6, [good._replace(start=1)], ahead=True)).sampled
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -138,9 +138,9 @@ def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, a
     bad = SequenceStep(1, [8, 9, 8, 8], 0, [0], False)
     good = SequenceStep(2, [8, 7, 8, 8], 0, [1], False)
     sampling = [] if alone else [SequenceStep(3, [8], 0, [2], True)]
-    result = runner.execute(StepPlan(0, [bad, *sampling, good], [spec_of(3)]))
+    result = runner.execute(StepPlan.of(0, [bad, *sampling, good], [spec_of(3)]))
     assert list(result.failed) == [1] and "not finite" in result.failed[1]
-    assert [s.sequence_id for s in result.sampled] == ([] if alone else [3])
+    assert [*result.sampled] == ([] if alone else [3])
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_vectors_of_all_sequences_are_copied_at_once(
         SequenceStep(number, [number] * count, 0, [number], False, pool=PooledRow("sum"))
         for number, count in ((1, 3), (2, 1), (3, 4))
     ]
-    alone = [runner.execute(StepPlan(0, [row], removed=[1, 2, 3])).hidden for row in rows]
+    alone = [runner.execute(StepPlan.of(0, [row], removed=[1, 2, 3])).hidden for row in rows]
     monkeypatch.setattr(output_rows, "to_host", copy)
-    together = runner.execute(StepPlan(1, rows, removed=[1, 2, 3]))
+    together = runner.execute(StepPlan.of(1, rows, removed=[1, 2, 3]))
     assert copy.call_count == 2, "the vectors, and whether the last rows are finite"
     for one in alone:
         for key, expected in one.items():
@@ -179,13 +179,13 @@ def test_vectors_of_all_sequences_are_copied_at_once(
 def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
     embeddings(runner.model)[9].fill_(math.nan)
-    plan = StepPlan(
+    plan = StepPlan.of(
         0,
         [SequenceStep(1, [9], 0, [0], True), SequenceStep(2, [8], 0, [1], True)],
         [spec_of(1), spec_of(2)],
     )
     result = runner.execute(plan)
-    assert [s.sequence_id for s in result.sampled] == [2]
+    assert [*result.sampled] == [2]
     assert list(result.failed) == [1]
 
 

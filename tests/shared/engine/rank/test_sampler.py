@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec
+from tandem.shared.engine.plan import RankSampling, SamplerSpec
 from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import NOT_FINITE_MESSAGE, Sampler, uniform
-from tandem.tests.support.draws import draw, last_tokens
+from tandem.tests.support.draws import Sampled, draw, last_tokens
 
 VOCAB, SLOTS = 50, 9
 
@@ -237,10 +237,10 @@ def test_each_row_lists_the_requested_number_of_logprobs() -> None:
     samples, _ = draw(sampler_of(500, *specs), range(5), logits)
     for row, (one, count) in enumerate(zip(samples, counts, strict=True)):
         if count is None:
-            assert one.logprobs == ()
+            assert one.logprobs == []
         else:
             expected = position_logprobs(logits[row : row + 1], one.tokens, count)
-            assert list(one.logprobs) == expected
+            assert one.logprobs == expected
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
@@ -253,7 +253,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert entry.rank == 1 + int((logits > logits[11]).sum())
     assert [token for token, _ in entry.top] == raw.topk(3).indices.tolist()
     assert len(draw_one(logits, spec_of(logprobs=0)).logprobs) == 1
-    assert draw_one(logits, spec_of()).logprobs == ()
+    assert draw_one(logits, spec_of()).logprobs == []
 
 
 def test_ties_among_the_top_are_listed_by_id() -> None:

@@ -100,7 +100,7 @@ def any_step(random: Random, tokens: int, sequences: int) -> StepPlan:
     cuts = sorted(random.sample(range(1, total), count - 1))
     if random.random() < 0.5:
         cuts = [*range(1, count)]
-    plan = StepPlan(0, [], [], list(range(sequences)))
+    rows, specs = list[SequenceStep](), list[SamplerSpec]()
     for number, (begin, end) in enumerate(pairwise([0, *cuts, total])):
         size = end - begin
         start = random.randint(0, LENGTH - size)
@@ -114,11 +114,11 @@ def any_step(random: Random, tokens: int, sequences: int) -> StepPlan:
             MAX_LOGPROBS if asks else None,
             (0,) * (size - 1) if asks else (),
         )
-        plan.sequences.append(row)
+        rows.append(row)
         if row.sample:
             params = ASKS_MUCH if random.random() < 0.9 else RankSampling()
-            plan.added.append(SamplerSpec(number, params, number, [0]))
-    return plan
+            specs.append(SamplerSpec(number, params, number, [0]))
+    return StepPlan.of(0, rows, specs, range(sequences))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from tandem.shared.engine.plan import PooledRow, RankSampling, SequenceStep, StepPlan, StepResult
+from tandem.shared.engine.plan import (
+    PooledRow,
+    RankSampling,
+    SequenceStep,
+    StepColumns,
+    StepPlan,
+    StepResult,
+)
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.step_plans import NUM_BLOCKS, Streams
@@ -87,7 +94,7 @@ def plans() -> list[StepPlan]:
         for row in planned[1].sequences
     ]
     pooled = SequenceStep(99, [5, 6], 0, [NUM_BLOCKS], False, pool=PooledRow("sum"))
-    planned[1] = replace(planned[1], sequences=[*rows, pooled])
+    planned[1] = replace(planned[1], columns=StepColumns.of([*rows, pooled]))
     return planned
 
 
@@ -116,7 +123,7 @@ def test_every_access_of_a_step_is_ordered(runner: ModelRunner, order: StreamOrd
     results = run(runner, order)
     assert order.races == []
     assert [len(each.sampled) for each in results] == [1, 2, 2, 1, 1]
-    assert results[1].prompt_logprobs and results[1].hidden and results[1].sampled[1].logprobs
+    assert results[1].prompt_logprobs and results[1].hidden and results[1].logprobs
 
 
 def test_results_that_are_read_before_they_are_there_are_found(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.plan import StepPlan, StepResult
 from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
@@ -35,7 +35,7 @@ def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, lis
     plan = scheduler.schedule()
     if plan is None:
         return None, []
-    samples = [Sampled(row.sequence_id, [token]) for row in plan.sequences if row.sample]
+    samples = {row.sequence_id: [token] for row in plan.sequences if row.sample}
     outputs = scheduler.apply(StepResult(plan.step, samples))
     scheduler.pool.check()
     return plan, outputs

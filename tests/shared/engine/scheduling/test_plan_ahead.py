@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tandem.shared.engine.plan import PLACEHOLDER, Sampled, StepPlan, StepResult
+from tandem.shared.engine.plan import PLACEHOLDER, StepPlan, StepResult
 from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.queues import POLICIES
@@ -209,9 +209,7 @@ def next_plan(scheduler: Scheduler) -> StepPlan:
 
 
 def result(plan: StepPlan, token: int = 5) -> StepResult:
-    return StepResult(
-        plan.step, [Sampled(row.sequence_id, [token]) for row in plan.sequences if row.sample]
-    )
+    return StepResult(plan.step, {row.sequence_id: [token] for row in plan.sequences if row.sample})
 
 
 def test_the_token_of_the_step_in_flight_is_a_placeholder() -> None:
@@ -227,7 +225,7 @@ def test_the_token_of_the_step_in_flight_is_a_placeholder() -> None:
     [row] = next_plan(scheduler).sequences
     assert row.placeholder and row.tokens == [PLACEHOLDER] and row.start == 20 and row.sample
     scheduler.apply(result(second))
-    [output] = scheduler.apply(StepResult(3, [Sampled(1, [6])]))
+    [output] = scheduler.apply(StepResult(3, {1: [6]}))
     assert output.sequence.outputs == [5, 6]
 
 
@@ -264,7 +262,7 @@ def test_kv_that_was_not_finite_stays_out_of_the_index_in_later_steps_too() -> N
     scheduler = make(max_num_batched_tokens=8)
     scheduler.add(sequence(1, 17, max_tokens=1))
     first, second = next_plan(scheduler), next_plan(scheduler)
-    [output] = scheduler.apply(StepResult(first.step, [], failed={1: "not finite"}))
+    [output] = scheduler.apply(StepResult(first.step, failed={1: "not finite"}))
     assert output.finish_reason is FinishReason.ERROR
     assert scheduler.apply(result(second)) == []
     assert scheduler.pool.counts().free == 32 and scheduler.idle
@@ -311,7 +309,7 @@ def test_several_tokens_of_a_step_that_was_planned_on_are_an_error() -> None:
     scheduler.add(sequence(1, 4))
     first, _ = next_plan(scheduler), next_plan(scheduler)
     with pytest.raises(RuntimeError, match="expects one token"):
-        scheduler.apply(StepResult(first.step, [Sampled(1, [5, 6])]))
+        scheduler.apply(StepResult(first.step, {1: [5, 6]}))
 
 
 PlannedAhead.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.shared.engine.counters import PrefillRate
-from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.plan import StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.prefill_pacer import (
     MAX_SKIPPED,
@@ -68,7 +68,7 @@ class PacedNode:
         self.clock += duration
         self.longest = max(self.longest, duration)
         self.pacer.measured(duration, StepCounts.of(len(row.tokens) for row in plan.sequences))
-        samples = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
+        samples = {row.sequence_id: [7] for row in plan.sequences if row.sample}
         self.scheduler.apply(StepResult(plan.step, samples))
 
     def first_token(self, one: Sequence) -> float:

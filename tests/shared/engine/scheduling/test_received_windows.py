@@ -31,7 +31,8 @@ class WindowedLayer:
         for row in plan.sequences if plan is not None else []:
             tokens = self.sequences[row.sequence_id].tokens(0, row.start + len(row.tokens))
             table = self.tables.setdefault(row.sequence_id, [])
-            table[row.first_block :] = row.blocks
+            if row.blocks:
+                table[row.first_block :] = row.blocks
             for position in range(row.start, len(tokens)):
                 self.write(table, tokens, position)
                 for earlier in range(max(0, position - self.window + 1), position + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
-from tandem.shared.engine.plan import PositionLogprobs, Sampled, StepResult
+from tandem.shared.engine.plan import PositionLogprobs, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.plan_rows import sampler_spec
 from tandem.shared.engine.scheduling.queues import POLICIES
@@ -135,8 +135,8 @@ def test_a_prompt_that_is_preempted_has_its_logprobs_once() -> None:
             if row.sequence_id == 2:
                 end = min(row.start + len(row.tokens), 14)
                 logprobs[2] = [PositionLogprobs(at, 0.0, 1) for at in range(row.start, end)]
-        samples = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
-        scheduler.apply(StepResult(plan.step, samples, logprobs))
+        samples = {row.sequence_id: [5] for row in plan.sequences if row.sample}
+        scheduler.apply(StepResult(plan.step, samples, prompt_logprobs=logprobs))
     assert young.preemptions
     assert [each.token for each in young.prompt_logprobs] == list(range(14))
 
@@ -160,7 +160,7 @@ def test_a_prompt_that_waits_keeps_its_cached_prefix_which_may_grow() -> None:
     scheduler.add(waiting := sequence(1, 60))
     for _ in range(2):
         assert scheduler.schedule(0) is not None
-        scheduler.apply(StepResult(0, [Sampled(2, [5])]))
+        scheduler.apply(StepResult(0, {2: [5]}))
         assert (waiting.phase, waiting.computed, waiting.cached) == (Phase.WAITING, 20, 20)
     longer = sequence(1, 40, max_tokens=1)
     longer.mid_stream = True
@@ -276,7 +276,7 @@ def test_cancel_during_a_step_keeps_the_blocks_until_it_ends() -> None:
     assert plan is not None
     scheduler.cancel(one)
     assert scheduler.pool.counts().owned == 2
-    scheduler.apply(StepResult(plan.step, [Sampled(1, [5])]))
+    scheduler.apply(StepResult(plan.step, {1: [5]}))
     assert scheduler.pool.counts().owned == 0 and scheduler.idle
 
 
@@ -290,7 +290,7 @@ def test_a_prompt_cancelled_during_its_last_step_holds_nothing() -> None:
     assert plan is not None
     scheduler.cancel(one)
     scheduler.release_blocks(one)
-    scheduler.apply(StepResult(plan.step, []))
+    scheduler.apply(StepResult(plan.step))
     assert scheduler.pool.counts().owned == 0 and scheduler.idle
 
 

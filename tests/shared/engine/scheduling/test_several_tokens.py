@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.shared.engine.plan import PositionLogprobs, Sampled, SequenceStep, StepResult
+from tandem.shared.engine.plan import PositionLogprobs, SequenceStep, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.tests.shared.engine.scheduling.schedulers import EOS, make, sequence
@@ -21,10 +21,9 @@ def token_at(position: int) -> int:
     return {0: STOP, 5: EOS}.get(position * 31 % 11, 100 + position)
 
 
-def sampled_tokens(row: SequenceStep, count: int) -> Sampled:
+def sampled_tokens(row: SequenceStep, count: int) -> list[int]:
     first = row.start + len(row.tokens)
-    tokens = [token_at(position) for position in range(first, first + count)]
-    return Sampled(row.sequence_id, tokens, tuple(PositionLogprobs(t, -0.5, 1) for t in tokens))
+    return [token_at(position) for position in range(first, first + count)]
 
 
 def run(one: Sequence, tokens_a_step: int, **options: Any) -> tuple[Sequence, list[StepOutput]]:
@@ -36,8 +35,13 @@ def run(one: Sequence, tokens_a_step: int, **options: Any) -> tuple[Sequence, li
     for _ in range(500):
         if (plan := scheduler.schedule()) is None:
             break
-        rows = [sampled_tokens(row, tokens_a_step) for row in plan.sequences if row.sample]
-        outputs += scheduler.apply(StepResult(plan.step, rows))
+        rows = [row for row in plan.sequences if row.sample]
+        sampled = {row.sequence_id: sampled_tokens(row, tokens_a_step) for row in rows}
+        logprobs = {
+            key: [PositionLogprobs(token, -0.5, 1) for token in tokens]
+            for key, tokens in sampled.items()
+        }
+        outputs += scheduler.apply(StepResult(plan.step, sampled, logprobs))
         scheduler.pool.check()
     assert scheduler.idle and scheduler.pool.counts().owned == 0
     return one, [output for output in outputs if output.sequence is one]
@@ -87,7 +91,7 @@ def test_other_choices_start_after_the_first_tokens_of_the_leader() -> None:
     for _ in range(20):
         if (plan := scheduler.schedule()) is None:
             break
-        rows = [Sampled(row.sequence_id, [5, 5, 5]) for row in plan.sequences if row.sample]
+        rows = {row.sequence_id: [5, 5, 5] for row in plan.sequences if row.sample}
         scheduler.apply(StepResult(plan.step, rows))
         scheduler.pool.check()
     assert leader.outputs == sibling.outputs == [5] * 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.plan import StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, StepOutput
 from tandem.shared.engine.work import Compute
@@ -21,7 +21,7 @@ def run_poisoned_step(
         assert row.sequence_id not in plan.removed or row.sequence_id in {
             spec.sequence_id for spec in plan.added
         }
-    samples = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+    samples = {row.sequence_id: [5] for row in plan.sequences if row.sample}
     return scheduler.apply(StepResult(plan.step, samples))
 
 
@@ -82,7 +82,7 @@ def test_without_memory_a_smaller_chunk_is_tried() -> None:
         if sizes[-1] > 50:
             assert not scheduler.step_failed("out of memory", memory=True)
         else:
-            samples = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+            samples = {row.sequence_id: [5] for row in plan.sequences if row.sample}
             scheduler.apply(StepResult(plan.step, samples))
     assert one.outputs == [5] and sizes[:3] == [180, 90, 45]
 
@@ -107,7 +107,7 @@ def test_kv_of_a_failed_transfer_is_never_found() -> None:
     assert scheduler.pool.peek(scheduler._queues.running[0].keys) == 4
     plan = scheduler.schedule()
     assert plan is not None
-    [output] = scheduler.apply(StepResult(plan.step, [], failed={1: "not finite"}))
+    [output] = scheduler.apply(StepResult(plan.step, failed={1: "not finite"}))
     assert output.finish_reason is FinishReason.ERROR and output.sequence.error == "not finite"
     assert scheduler.pool.counts().available == scheduler.pool.counts().free == 32
     scheduler.pool.check()
@@ -121,10 +121,10 @@ def test_a_waiting_sequence_does_not_keep_a_prefix_whose_kv_is_bad() -> None:
     waiting = sequence(3, 60)
     waiting.prompt = failing.prompt
     assert scheduler.schedule(20) is not None
-    scheduler.apply(StepResult(0, [Sampled(2, [5])]))
+    scheduler.apply(StepResult(0, {2: [5]}))
     scheduler.add(waiting)
     assert scheduler.schedule(20) is not None and waiting.computed == 20
-    scheduler.apply(StepResult(0, [Sampled(2, [5])], failed={1: "not finite"}))
+    scheduler.apply(StepResult(0, {2: [5]}, failed={1: "not finite"}))
     assert not waiting.block_table and waiting.computed == 0
     scheduler.pool.check()
 
@@ -136,6 +136,6 @@ def test_a_prefill_only_sequence_whose_numbers_are_not_finite_holds_nothing() ->
     scheduler.add(one)
     plan = scheduler.schedule()
     assert plan is not None
-    [output] = scheduler.apply(StepResult(plan.step, [], failed={1: "not finite"}))
+    [output] = scheduler.apply(StepResult(plan.step, failed={1: "not finite"}))
     assert output.finish_reason is FinishReason.ERROR
     assert scheduler.pool.counts().free == 32 and scheduler.idle

@@ -132,7 +132,7 @@ def test_an_engine_marks_each_layer_once_for_all_its_sequences() -> None:
     rank._plane = plane = Announcements()  # type: ignore[assignment]
     steps = [SequenceStep(number, [5, 6], 10 * number, [1], False) for number in (1, 2, 3)]
     sending = [KVSending(1, 7, 1), KVSending(3, 8, 2)]
-    hook = rank._layer_hook(ExecuteStep(StepPlan(1, steps), sending))
+    hook = rank._layer_hook(ExecuteStep(StepPlan.of(1, steps), sending))
     assert hook is not None
     hook(0)
     assert [type(each) for each in plane.told] == [LayerReady, LayerReady]
@@ -140,7 +140,7 @@ def test_an_engine_marks_each_layer_once_for_all_its_sequences() -> None:
     plane.told.clear()
     stream = FakeStream()
     rank._computed_layers = ComputedLayers(stream.mark, plane.submit)
-    hook = rank._layer_hook(ExecuteStep(StepPlan(2, steps), sending))
+    hook = rank._layer_hook(ExecuteStep(StepPlan.of(2, steps), sending))
     assert hook is not None
     for layer in (0, 1):
         hook(layer)
