@@ -6,11 +6,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import varlen
 
 from tandem.kernels.attention_metadata import (
     AttentionConfig,
@@ -29,10 +29,7 @@ pytest.importorskip("triton")
 from tandem.kernels.gpu import chunk_attention, chunk_trial, flash_attention, paged_decode
 from tandem.kernels.gpu.operators import GpuOperators
 
-REAL: Any = getattr(varlen, "varlen_attn_out", None)
-if REAL is None or "block_table" not in inspect.signature(REAL).parameters:
-    pytest.skip("torch has no attention over blocks", allow_module_level=True)
-
+ATTEND = "torch.nn.attention.varlen.varlen_attn_out"
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16, FP16, FLOAT = torch.bfloat16, torch.float16, torch.float32
 CONFIG = AttentionConfig(CUDA, BF16, BF16, 6, 2, 24, 7, AttentionParams(0.2))
@@ -91,11 +88,21 @@ def documented(
         out[first:end] = torch.einsum("hts,shd->thd", shares, v).to(out.dtype)
 
 
+@cache
+def real() -> Any:
+    """Torch's function. Its import takes a second, which workers without these tests save."""
+    from torch.nn.attention import varlen
+
+    return getattr(varlen, "varlen_attn_out", None)
+
+
 @pytest.fixture(autouse=True)
 def without_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was found is forgotten, and torch's function is as documented."""
+    if real() is None or "block_table" not in inspect.signature(real()).parameters:
+        pytest.skip("torch has no attention over blocks")
     torch.manual_seed(0)
-    monkeypatch.setattr(varlen, "varlen_attn_out", documented)
+    monkeypatch.setattr(ATTEND, documented)
     found = flash_attention.available, flash_attention.works
     for each in found:
         each.cache_clear()
@@ -116,7 +123,7 @@ class Machine:
         patch.setattr(torch.nn.attention, "activate_flash_attention_impl", self.activated.append)
         patch.setattr(flash_attention, "_largest_error", self._try)
         # The signature of torch's function is that of the real one.
-        patch.setattr(varlen, "varlen_attn_out", REAL)
+        patch.setattr(ATTEND, real())
 
     def _try(self, config: AttentionConfig) -> float:
         self.tried.append(config)
@@ -306,9 +313,9 @@ def test_the_reason_is_logged_once(
     machine.package = False
     assert "flash-attn-3 is not installed" in logged()
     machine.package = True
-    monkeypatch.setattr(varlen, "varlen_attn_out", lambda out, query, key, value: None)
+    monkeypatch.setattr(ATTEND, lambda out, query, key, value: None)
     assert "install torch 2.12 or later" in logged()
-    monkeypatch.delattr(varlen, "varlen_attn_out")
+    monkeypatch.delattr(ATTEND)
     assert "install torch 2.12 or later" in logged()
     assert not machine.activated and not machine.tried
 
@@ -335,12 +342,12 @@ def test_the_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         assert flash_attention._largest_error(kind) < 0.03
     monkeypatch.setattr(flash_attention, "window_size", lambda _: (-1, -1))
     assert flash_attention._largest_error(kind) > 0.1
-    monkeypatch.setattr(varlen, "varlen_attn_out", lambda *_, **__: None)
+    monkeypatch.setattr(ATTEND, lambda *_, **__: None)
     assert flash_attention._largest_error(kind) == torch.inf
 
 
 def test_torch_takes_the_arguments_that_are_passed() -> None:
-    ours, theirs = inspect.signature(documented).parameters, inspect.signature(REAL).parameters
+    ours, theirs = inspect.signature(documented).parameters, inspect.signature(real()).parameters
     assert {name: (each.kind, each.default) for name, each in ours.items()} == {
         name: (each.kind, each.default) for name, each in theirs.items() if name != "return_aux"
     }
@@ -355,6 +362,6 @@ def test_a_step_on_a_gpu_waits_for_nothing() -> None:
     keys, values = torch.empty(2, 2, 400 * 16, 64, device=meta, dtype=BF16)
     q = torch.empty(rows, 4, 64, device=meta, dtype=BF16)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(varlen, "varlen_attn_out", REAL)
+        patch.setattr(ATTEND, real())
         out = torch.empty_like(q)
         flash_attention.flash_attention(q, keys, values, chunks, AttentionParams(0.1), out)
