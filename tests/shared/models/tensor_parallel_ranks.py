@@ -25,11 +25,11 @@ def run(tp: TensorParallel, folder: str, prompt: list[int], following: list[int]
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0, list(prompt))
     first = SequenceStep(1, prompt, 0, table, True, 2, tuple(prompt[1:]))
     result = runner.execute(StepPlan.of(0, [first], [spec]))
-    generated = result.sampled[1]
+    generated = result.sampled.get(1, [])
     num_scored = sum(len(rows) for rows in result.prompt_logprobs.values())
     for index, token in enumerate(following[:-1]):
         sequence = SequenceStep(1, [token], len(prompt) + index, table, True)
-        generated += runner.execute(StepPlan.of(1, [sequence])).sampled[1]
+        generated += runner.execute(StepPlan.of(1, [sequence])).sampled.get(1, [])
     return {"drawn": generated, "scored": num_scored}
 
 
