@@ -8,7 +8,8 @@ measured through its Python API, including head process, scheduler and sampler; 
 ``llama_decode`` and an argmax over the logits. Both cache KV in float16, llama.cpp's default. Both
 sides keep the file loaded and alternate figure by figure, because the machine is shared: a figure
 is the median of its rounds, a ratio the median over the pairs. llama.cpp's threads spin while they
-wait, so it needs all of its cores. ``--share`` measures the share of matrix products in a decode
+wait, so it needs all of its cores, and each side begins after a pause in which the other's go to
+sleep. ``--share`` measures the share of matrix products in a decode
 step, in a separate process without a head, alternating between the model's products and the
 runner's steps.
 """
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ CONTEXT = 128
 # Steps of each stream, without those during which other streams start.
 STEPS = {1: 60, 8: 30, 32: 12}
 ROOM = 512
+# OpenMP's threads spin for some milliseconds after their work.
+PAUSE_SECONDS = 0.2
 # Files of at least this hidden size hold only some layers of a large model.
 LARGE = 4096
 
@@ -72,6 +75,12 @@ def prefill_rate(engine: Any, length: int, seed: int) -> float:
     start = time.perf_counter()
     engine.generate_sync([[100 + (at + seed) % 4000 for at in range(length)]], one)
     return length / (time.perf_counter() - start)
+
+
+def after_pause(rate: Callable[..., float], *arguments: object) -> float:
+    """A rate that the other side's threads no longer disturb."""
+    time.sleep(PAUSE_SECONDS)
+    return rate(*arguments)
 
 
 def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -109,7 +118,10 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             prefill_rate(engine, longest, 2000 + number)
         for length, goal in plan.prefills.items():
             pairs = [
-                (prefill_rate(engine, length, length + number), llama.rate("prefill", length))
+                (
+                    after_pause(prefill_rate, engine, length, length + number),
+                    after_pause(llama.rate, "prefill", length),
+                )
                 for number in range(options.rounds)
             ]
             results.append(_row(f"prefill of {length} tokens", file, goal, pairs))
@@ -119,8 +131,8 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             llama.rate("decode", streams, CONTEXT, 1)
             pairs = [
                 (
-                    decode_rate(engine, prompts, STEPS[streams]),
-                    llama.rate("decode", streams, CONTEXT, STEPS[streams]),
+                    after_pause(decode_rate, engine, prompts, STEPS[streams]),
+                    after_pause(llama.rate, "decode", streams, CONTEXT, STEPS[streams]),
                 )
                 for _ in range(options.rounds)
             ]
