@@ -19,9 +19,9 @@ _PROMPT_ROWS = 64
 _SORTED_BYTES = 32 * 3 * 8
 # Residual, normed and summed hidden states, and a copy.
 _HIDDEN = 4
-# Programs of decode attention on the largest GPU, two for each of its processors, and the heads of
-# one of latent attention; there are also half as many with twice the heads.
-_PROGRAMS, _LATENT_HEADS = split_rule.ROW_PROGRAMS * 160, 16
+# Programs of decode attention on the NVIDIA GPU with the most processors (RTX PRO 6000), and the
+# heads that a program of latent attention takes. Half as many programs may take twice the heads.
+_PROGRAMS, _LATENT_HEADS = split_rule.ROW_PROGRAMS * 188, 16
 _GRAPHS_AT_MOST, _ROWS_PER_GRAPH, _GRAPH_BYTES = 512, 8, 4 << 20
 
 

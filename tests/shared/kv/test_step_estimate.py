@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from tandem.kernels.attention_metadata import AttentionParams
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import StartupError
@@ -146,3 +148,24 @@ def test_partial_results_over_latents_are_bounded_by_the_gpu() -> None:
     layer = SHAPES["latents"][1].layers[0]
     few, many, most = (step_estimate._partials(layer, sequences, 1) for sequences in (1, 256, 1024))
     assert few < many == most < 128 << 20
+
+
+@pytest.mark.parametrize("heads", [16, 40, 128])
+def test_the_estimate_has_room_for_partial_results_on_gpus_of_any_size(heads: int) -> None:
+    """An RTX PRO 6000 has 188 processors, a B200 has 148."""
+    pytest.importorskip("triton")
+    from tandem.kernels.gpu import latent_decode, paged_decode, split_rule
+
+    kinds = torch.bfloat16, torch.bfloat16
+    shape = heads, LATENT.nope_dim, LATENT.rope_dim, LATENT.kv_lora_rank, 16
+    grouped = AttentionSpec(num_heads=heads, num_kv_heads=8, head_dim=128)
+    base = SHAPES["latents"][1].layers[0]
+    over_latents = replace(base, attention=replace(LATENT, num_heads=heads))
+    for processors in (132, 148, 160, 170, 188):
+        latents = latent_decode.constants(*kinds, *shape, processors).list_splits
+        bounds = latents["MAX_SPLITS"], latents["STEP_SPLITS"]
+        partials = split_rule.num_partials(256, *bounds) * heads * LATENT.kv_lora_rank
+        assert 4 * partials <= step_estimate._partials(over_latents, 256, 1)
+        paged = paged_decode.constants(*kinds, heads, 8, 128, AttentionParams(1.0), 16, processors)
+        partials = 256 * paged.attend["MAX_SPLITS"] * heads * 128
+        assert 4 * partials <= step_estimate._partials(replace(base, attention=grouped), 256, 1)
