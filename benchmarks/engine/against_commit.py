@@ -40,12 +40,12 @@ def checkout(revision: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tandem")
         path.mkdir()
-        archive = subprocess.Popen(
+        archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", revision], stdout=subprocess.PIPE
         )
-        subprocess.run(["tar", "x", "-C", str(path)], stdin=archive.stdout, check=True)
-        if archive.wait():
+        if archive.returncode:
             sys.exit(f"{revision!r} is no commit of {ROOT}; name one that git log lists")
+        subprocess.run(["tar", "x", "-C", str(path)], input=archive.stdout, check=True)
         yield path
 
 
@@ -90,7 +90,7 @@ def compare(now: Side, before: Side, line: str, rounds: int) -> tuple[float, flo
 
 def main() -> None:
     parser = benchmark_parser(__doc__, rounds=21)
-    parser.add_argument("revision", help="of git, with whose engine to compare")
+    parser.add_argument("revision", help="the commit whose engine to compare with")
     parser.add_argument("--threads", type=int, default=2, help="of each engine")
     parser.add_argument("--cpu-kernels", default="compiled")
     options = parser.parse_args()

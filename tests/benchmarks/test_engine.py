@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tandem.benchmarks.engine import against_commit
 from tandem.benchmarks.engine.__main__ import commands, startup_result
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -51,3 +52,11 @@ def test_starts_are_told_apart() -> None:
         "cold_startup_times",
         "cold_startup_percentiles",
     ]
+
+
+def test_a_revision_that_does_not_exist_is_named() -> None:
+    with (
+        pytest.raises(SystemExit, match="'no-such-revision' is no commit of"),
+        against_commit.checkout("no-such-revision"),
+    ):
+        pass
