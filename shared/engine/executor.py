@@ -230,10 +230,10 @@ class MultiprocessExecutor:
         return result
 
     async def _replies(self) -> list[StepDone]:
-        """The ranks' next replies, which are to the same step: they reply to all in their order.
+        """The ranks' replies to the oldest step, since each rank replies to steps in their order.
 
-        Once a rank has failed, the others reply soon, or hang in a collective that it left: then
-        their replies are missing.
+        Once a rank has failed, the others reply soon, or hang in a collective that it left; the
+        replies of those that hang are missing.
         """
         if len(self._ranks) == 1:
             return [await self._reply(self._ranks[0], StepDone, STEP_SECONDS)]

@@ -150,8 +150,8 @@ class StepColumns:
     continue a sequence by a token. A list of numbers takes a fraction of the time of as many rows
     to decode, and kernels need lists.
 
-    ``tokens`` are those of all rows, one row after the other, of which each has its ``count``. What
-    few rows have is in dicts, by the number of the row. ``masked`` are sequences.
+    ``tokens`` has those of all rows, one row after the other, and ``count`` the number of each
+    row's. What only few rows have is in dicts, by row number; ``masked`` lists sequence ids.
     """
 
     sequence_id: list[int]
@@ -248,7 +248,7 @@ class StepPlan:
 
     @property
     def sequences(self) -> list[SequenceStep]:
-        """The rows one by one, made anew."""
+        """The rows one by one, built anew at each call."""
         return self.columns.rows
 
 

@@ -39,15 +39,15 @@ class DeviceDraws:
         """See ``Draws.collect``."""
         sequence_ids = self.sequence_ids
         tokens: list[int] = self.tokens_host.tolist()[: len(sequence_ids)]
-        sampled = {each: [token] for each, token in zip(sequence_ids, tokens, strict=True)}
+        sampled = {key: [token] for key, token in zip(sequence_ids, tokens, strict=True)}
         logprobs = {}
         if self.logprobs is not None:
-            asked = self.logprobs.collect(tokens)
-            logprobs = {sequence_ids[row]: [one] for row, one in asked if tokens[row] >= 0}
+            rows = self.logprobs.collect(tokens)
+            logprobs = {sequence_ids[row]: [one] for row, one in rows if tokens[row] >= 0}
         failed = {}
         if min(tokens, default=0) < 0:
-            failed = {each: NOT_FINITE_MESSAGE for each, (token,) in sampled.items() if token < 0}
-            sampled = {each: drawn for each, drawn in sampled.items() if each not in failed}
+            failed = {key: NOT_FINITE_MESSAGE for key, [token] in sampled.items() if token < 0}
+            sampled = {key: drawn for key, drawn in sampled.items() if key not in failed}
         return HostDraws(sampled, logprobs, failed)
 
 

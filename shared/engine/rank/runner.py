@@ -52,14 +52,14 @@ _LACKS_MEMORY = (
 _PROMPT_ROWS = 64
 
 
-# Enters a part of a step's results, once the device has computed it.
+# Adds its part to a step's result, once the device has computed the step.
 Output = Callable[[StepResult], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that a GPU may still compute. Once ``computed`` has returned, ``outputs`` may enter
-    its results; ``None`` if the device had computed it when the launch returned."""
+    """A step that a GPU may still be computing. ``computed`` waits for its end, after which
+    ``outputs`` may be called; it is ``None`` on a CPU, which computes a step in its launch."""
 
     step: int
     ahead: bool

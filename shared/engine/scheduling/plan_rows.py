@@ -29,11 +29,12 @@ def sequence_step(sequence: Sequence, tokens: int, first: int) -> SequenceStep:
             if last and work.constraint is not None:
                 place = len(sequence.outputs) + sequence.placeholders  # of the draw
                 masked = work.constraint.restricts(place)
-            asked: tuple[int | None, tuple[int, ...]] = None, ()
+            top: int | None = None
+            targets: tuple[int, ...] = ()
             if sequence.wants_prompt_logprobs:
+                top = work.params.prompt_logprobs
                 targets = tuple(sequence.prompt[start + 1 : end + 1])
-                asked = work.params.prompt_logprobs, targets
-            return SequenceStep(*row, last, *asked, masked, None, first)
+            return SequenceStep(*row, last, top, targets, masked, first_block=first)
         case Compute():
             return SequenceStep(*row, sample=False, first_block=first)
         case Pool():
