@@ -12,10 +12,10 @@ would read 2 MB for 64 splits of 16 heads, while the others are idle.
 
 Grids and workspaces depend on the numbers of rows and heads, the width of block tables and the GPU.
 Lengths and block tables are read on the GPU only, so that a CUDA graph of the launches can be
-replayed with others. How a row is split depends on its own length, and on the tokens of the step if
-those would take more splits than the GPU needs to be busy (``split_rule.py``): each has a partial
-result with as many numbers for each head as a latent. How splits are merged depends on their
-number, so that a row's result is the same whoever is first.
+replayed with others. How a row is split depends on its own length, and in steps of many tokens also
+on their number: there are no more splits than keep the GPU busy (``split_rule.py``), since each has
+a partial result with as many numbers for each head as a latent. How splits are merged depends only
+on their number, so that a row's result is the same whichever program is first.
 
 Scores, sums and partial results are fp32; products are in the cache's dtype, or in q's if the cache
 has one byte a value. int8, and fp8 where the GPU converts it, are widened to fp16, which is exact.
@@ -50,8 +50,8 @@ from .launch import cached_for_gpu, cdiv, direct, next_power_of_2
 from .paged_decode import processors
 from .row_splits import list_constants, list_entry, split_list
 
-# About as many tokens as a split has, unless those of the step are many. More leave a GPU idle in
-# small batches.
+# About as many tokens as a split has, unless the step has many. More leave a GPU idle in small
+# batches.
 MIN_SPLIT = 512
 # Warps of all programs of a processor, as many as its registers hold at once.
 _WARPS = 8

@@ -1,8 +1,8 @@
 """The splits of decoding rows, listed on the GPU for kernels whose programs take turns with them.
 
 A row's tokens are split into parts of about as many tokens, and the splits of all rows are listed,
-the longest first. How a row is split depends only on its own length, or, with a bound for the
-splits of a step, on the tokens of the step too once they are many. Rows of length 0 have none.
+the longest first. How a row is split depends only on its own length; with a limit on the splits of
+a step, also on the tokens of the step once they are many. Rows of length 0 have none.
 
 R decoding rows, S most splits of a row, L = R * S.
 """
@@ -29,9 +29,13 @@ _BLOCK_OTHERS = 128
 def list_constants(
     window: int | None, min_split: int, max_splits: int, counters: int, step_splits: int = 0
 ) -> dict[str, Any]:
-    """Compile-time constants of the list, for splits of about ``min_split`` tokens, and so many
-    counters for each row. With ``step_splits``, splits are longer in steps that would have more of
-    them, partial results have places by need, and there are as many counters for each."""
+    """Compile-time constants of the list, for splits of about ``min_split`` tokens and ``counters``
+    of each row.
+
+    ``step_splits`` is an approximate limit on the splits of a step: a step that would have more has
+    longer ones. Partial results are then numbered through the step instead of by row, and
+    ``counters`` are those of each partial result.
+    """
     return {
         "WINDOW": window or 0,
         "MIN_SPLIT": min_split,
@@ -48,14 +52,14 @@ def list_constants(
 def split_list(
     decodes: DecodeMetadata, constants: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The splits of all rows, int32 [L, 6], and their number, int32 [1]; the rest is undefined. And
-    counters, int32, those of the rows zero: programs count in them what they have finished, and set
-    them back.
+    """The splits of all rows, int32 [L, 6], undefined behind the last; their number, int32 [1]; and
+    counters, int32, in which programs count what they have finished. Those that rows use are zero,
+    and programs set them back to zero.
 
     A split has its row in the step, the row of its block table, its first token, its end, the
     number of its row's splits, and S times its row's place plus its number. A row's place is its
-    own number, or that of its first partial result if the step's splits are bounded. All layers of
-    a step with the same constants share one list.
+    own number, or with a limit for the step the number of its first partial result. All layers of a
+    step with the same constants share one list.
     """
     key = ("splits", *constants.values())
     if key not in decodes.derived:
