@@ -35,7 +35,7 @@ class FileReads:
 
     def __exit__(self, *exc: object) -> None:
         if self._threads is not None:
-            self._threads.shutdown()
+            self._threads.shutdown(cancel_futures=True)  # of a tensor that has failed
             self._threads = None
         for file in (self._open or {}).values():
             os.close(file)

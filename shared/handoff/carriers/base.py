@@ -186,7 +186,7 @@ class Carrier:
         raise NotImplementedError
 
     def tick(self) -> None:
-        """Called in each round of the loop."""
+        """Called ten times a second, or more often."""
 
     def close(self) -> None:
         """Free resources. All connections are already closed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
 from tandem.shared.engine.device import operators_for
+from tandem.shared.errors import ModelError
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights import file_reads
 from tandem.shared.weights.footprint import parameter_sizes
@@ -102,6 +104,26 @@ def test_threads_read_a_tensor_in_the_order_of_the_file(
             reads.rows(path, 7, into, "numbers")
         assert into.numpy().tobytes() == data[7 : 7 + size]
         assert sorted(begins) == [7 + 100 * piece for piece in range(pieces)]
+
+
+def test_a_tensor_is_not_read_further_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing disk may take seconds for each piece."""
+    monkeypatch.setattr(file_reads, "_PIECE", 100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    path, begins = tmp_path / "file", []
+    path.touch()
+
+    def failing(fd: int, begin: int, *_: Any) -> None:
+        begins.append(begin)
+        time.sleep(0.01 if begin else 0)
+        raise ModelError(f"no bytes at {begin}")
+
+    monkeypatch.setattr(file_reads, "_fill", failing)
+    with pytest.raises(ModelError, match="no bytes at 0"), file_reads.FileReads() as reads:
+        reads.rows(path, 0, torch.zeros(10_000, dtype=torch.uint8), "numbers")
+    assert len(begins) < 50
 
 
 def test_weights_without_a_kernel_are_named(

@@ -9,7 +9,14 @@ import pytest
 
 from tandem.shared.handoff.plane.messages import Expecting, PeerLost, Received, SendFinished
 from tandem.tests.shared.handoff.support.by_hand import HandRank, World
-from tandem.tests.shared.handoff.support.plane_pair import BLOCK, BLOCKS, LAYERS, expect
+from tandem.tests.shared.handoff.support.plane_pair import (
+    BLOCK,
+    BLOCKS,
+    LAYERS,
+    PATIENT,
+    WAIT_SECONDS,
+    expect,
+)
 from tandem.tests.support.layers_ready import layer_ready
 
 SPAN = {"first_token": 0, "end_token": BLOCK}  # of one frame
@@ -19,8 +26,10 @@ class Pair:
     """Two ranks that have met for transfer 1, and the turns that they have taken since."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.prefill = world.rank("p", seed=1)
-        self.decode = world.rank("d", listen_host=None)
+        # A busy machine may keep acknowledgements for longer than a tick.
+        monkeypatch.setattr("tandem.shared.handoff.plane.loop.TICK_SECONDS", WAIT_SECONDS)
+        self.prefill = world.rank("p", seed=1, timing=PATIENT)
+        self.decode = world.rank("d", listen_host=None, timing=PATIENT)
         self.ranks = (self.prefill, self.decode)
         for rank in self.ranks:
             rank.plane._commands.open()
@@ -39,7 +48,6 @@ class Pair:
             turn()
 
         monkeypatch.setattr(rank.loop, "turn", counted)
-        rank.loop._next_tick = float("inf")
 
     def send(self, attempt: int = 1) -> None:
         self.prefill.open(self.decode, 1, BLOCKS, attempt=attempt, **SPAN)
