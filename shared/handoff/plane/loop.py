@@ -170,11 +170,10 @@ class PlaneLoop:
 
     def turn(self) -> None:
         """Do a bounded amount of everything."""
-        self._same_sockets = False
         self._take_commands()
         now = self._clock()
-        self._take_control(self._listener, self._sender.on_control, now)
-        self._take_control(self._dialer, self._receiver.on_control, now)
+        self._handle_control(self._listener.receive_control(now), self._sender.on_control)
+        self._handle_control(self._dialer.receive_control(now), self._receiver.on_control)
         count = self._receive(now)
         more = self._sender.pump(FRAMES_A_ROUND)
         self._busy = more or count == FRAMES_A_ROUND
@@ -240,7 +239,6 @@ class PlaneLoop:
     def _take_commands(self) -> None:
         for command in self._commands.take():
             if isinstance(command, (Expect, OpenSend)):
-                self._same_sockets = False
                 # An unreported loss concerns earlier attempts only.
                 self._take_notices(self._clock())
             self._handlers[type(command)](command)
@@ -262,14 +260,6 @@ class PlaneLoop:
                 reason=reason,
             )
         )
-
-    def _take_control(
-        self,
-        end: TransportEnd,
-        handle: Callable[[PeerKey, Header, memoryview], None],
-        now: float,
-    ) -> None:
-        self._handle_control(end.receive_control(now), handle)
 
     def _handle_control(
         self,
@@ -303,6 +293,7 @@ class PlaneLoop:
         return FRAMES_A_ROUND
 
     def _take_notices(self, now: float) -> None:
+        self._same_sockets = False  # peers may have come or gone
         for notice in self._listener.notices(now):
             if isinstance(notice, Lost):
                 self._sender.on_lost(notice.peer, notice.reason)
@@ -366,7 +357,7 @@ class PlaneLoop:
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
             now = self._clock()
-            self._take_control(self._listener, self._sender.on_control, now)
+            self._handle_control(self._listener.receive_control(now), self._sender.on_control)
             self._take_notices(now)
             time.sleep(POLL_SECONDS)
 

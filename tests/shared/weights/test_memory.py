@@ -81,7 +81,7 @@ def test_the_size_of_the_weights_is_logged(
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
 
 
-def test_threads_read_a_tensor_in_the_order_of_the_file(
+def test_threads_read_each_piece_of_a_tensor_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_reads, "_PIECE", 100)
