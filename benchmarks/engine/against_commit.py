@@ -4,7 +4,8 @@
 
 Both checkouts keep an engine of the same model in a process of their own and take turns, figure by
 figure, in alternating order: a ratio is the median over the pairs. The built-in model's short steps
-show the cost of head, messages and sampler; 42 million random weights show the kernels.
+show the cost of head, messages and sampler; 42 million random weights show the kernels. HEAD as the
+revision shows the machine's noise, which on two shared cores is about the goal's 5%.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def main() -> None:
                             "metric": f"{figure}, {name}, {options.threads} threads",
                             "value": new,
                             "unit": "tok/s",
-                            "goal": ">=1",
+                            "goal": ">=0.95",
                             "against": f"{options.revision} ({old:.0f} tok/s)",
                             "ratio": ratio,
                         }
