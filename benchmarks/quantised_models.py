@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.benchmarks.support.decode_rate import decode_rate
+from tandem.benchmarks.support.engine_rates import decode_rate, prefill_rate
 from tandem.benchmarks.support.llama_process import LlamaProcess
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.models.registry import spec_of
@@ -65,16 +65,6 @@ def plan_of(file: str) -> Plan:
     if spec.dtype != QUANTIZED:
         return Plan(ahead, dict.fromkeys(PREFILLS, ">1.0"))
     return Plan({1: ">=0.9", 8: ">=1.6", 32: ">=2.0"}, dict.fromkeys(PREFILLS, ">=2.0"))
-
-
-def prefill_rate(engine: Any, length: int, seed: int) -> float:
-    """Tokens a second of a prompt that shares no prefix with others."""
-    from tandem import SamplingParams
-
-    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    start = time.perf_counter()
-    engine.generate_sync([[100 + (at + seed) % 4000 for at in range(length)]], one)
-    return length / (time.perf_counter() - start)
 
 
 def after_pause(rate: Callable[..., float], *arguments: object) -> float:

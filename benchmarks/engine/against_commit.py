@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.benchmarks.support.rate_process import RateProcess
 from tandem.benchmarks.support.report import benchmark_parser, publish
 
 ROOT = Path(__file__).parents[2]
@@ -50,40 +51,26 @@ def checkout(revision: str) -> Iterator[Path]:
         yield path
 
 
-class Side:
+def side(root: Path, model: str, threads: int, kernels: str) -> RateProcess:
     """An engine of one checkout (``support/engine_side.py``)."""
-
-    def __init__(self, root: Path, model: str, threads: int, kernels: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(SCRIPT), model, str(threads), kernels],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(root.parent)},
-        )
-
-    def __call__(self, line: str) -> float:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+    return RateProcess(
+        [sys.executable, "-P", str(SCRIPT), model, str(threads), kernels],
+        environment=os.environ | {"PYTHONPATH": str(root.parent)},
+    )
 
 
-def compare(now: Side, before: Side, line: str, rounds: int) -> tuple[float, float, float]:
+def compare(
+    now: RateProcess, before: RateProcess, line: str, rounds: int
+) -> tuple[float, float, float]:
     """Medians of both sides' tokens a second, and of their ratio."""
-    now(line), before(line)
+    now.rate(line), before.rate(line)
     pairs = []
     for number in range(rounds):
         if number % 2:
-            pairs.append((now(line), before(line)))
+            pairs.append((now.rate(line), before.rate(line)))
         else:
-            earlier = before(line)
-            pairs.append((now(line), earlier))
+            earlier = before.rate(line)
+            pairs.append((now.rate(line), earlier))
     ratio = statistics.median(new / old for new, old in pairs)
     new, old = (statistics.median(side) for side in zip(*pairs, strict=True))
     return new, old, ratio
@@ -106,7 +93,7 @@ def main() -> None:
         for name, model in models.items():
             with ExitStack() as sides:
                 now, before = (
-                    Side(root, model, options.threads, options.cpu_kernels)
+                    side(root, model, options.threads, options.cpu_kernels)
                     for root in (link, earlier)
                 )
                 sides.callback(now.close)

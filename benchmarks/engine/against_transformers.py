@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tandem.benchmarks.support.decode_rate import decode_rate
+from tandem.benchmarks.support.engine_rates import decode_rate
 from tandem.benchmarks.support.report import publish
 
 THREADS = 2

@@ -8,26 +8,15 @@ from __future__ import annotations
 
 import runpy
 import sys
-import time
-from itertools import count
 from pathlib import Path
-from typing import Any
 
-from tandem import Engine, EngineConfig, SamplingParams
+from tandem import Engine, EngineConfig
 
 MAX_STREAMS = 64
-# This file's own measure, not the checkout's.
-decode_rate = runpy.run_path(str(Path(__file__).with_name("decode_rate.py")))["decode_rate"]
-_seeds = count()
-
-
-def prefill_rate(engine: Any, length: int) -> float:
-    """Tokens a second of a prompt that shares no prefix with others."""
-    seed = next(_seeds)
-    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    start = time.perf_counter()
-    engine.generate_sync([[1 + (at + seed) % 100 for at in range(length)]], one)
-    return length / (time.perf_counter() - start)
+# Prompts' tokens, of the smallest vocabulary.
+VOCAB = 100
+# This checkout's measures for both.
+rates = runpy.run_path(str(Path(__file__).with_name("engine_rates.py")))
 
 
 def main() -> None:
@@ -43,14 +32,14 @@ def main() -> None:
         itl_target=0,  # streams of a batch start together
     )
     with Engine(config) as engine:
-        for line in sys.stdin:
+        for number, line in enumerate(sys.stdin):
             work, *numbers = line.split()
             if work == "prefill":
-                rate = prefill_rate(engine, int(numbers[0]))
+                rate = rates["prefill_rate"](engine, int(numbers[0]), number, vocab=VOCAB)
             else:
                 streams, context, steps = map(int, numbers[:3])
                 prompts = [[1 + stream, *range(1, context)] for stream in range(streams)]
-                rate = decode_rate(engine, prompts, steps, float(numbers[3]))
+                rate = rates["decode_rate"](engine, prompts, steps, float(numbers[3]))
             print(rate, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Decode rate of concurrent streams, through the Python API."""
+"""Rates of an engine, through the Python API."""
 
 from __future__ import annotations
 
@@ -31,3 +31,13 @@ def decode_rate(
         thread.join()
     start, end = max(t[0] for t in times), min(t[-1] for t in times)
     return sum(start < t <= end for stream in times for t in stream) / (end - start)
+
+
+def prefill_rate(engine: Any, length: int, seed: int, *, vocab: int = 4000) -> float:
+    """Tokens a second of a prompt that shares no prefix with those of other seeds."""
+    from tandem import SamplingParams
+
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    start = time.perf_counter()
+    engine.generate_sync([[100 + (at + seed) % vocab for at in range(length)]], one)
+    return length / (time.perf_counter() - start)
