@@ -206,8 +206,8 @@ def sampled(load: FusedLoad) -> Iterator[Figure]:
         for row in everyone:
             sampler.add(row, SamplerSpec(row, params, row))
         whole = seconds(partial(sampler.draw, rows, everyone, logits))
-        options = {"edited": False, "filtered": name != "greedy"}
-        draw = partial(sampling.draw_tokens, sampler._table_SC, rows, logits, last, **options)
+        state = (sampler._table_SC, rows, logits, last)
+        draw = partial(sampling.draw_tokens, *state, filtered=name != "greedy")
         duration = graph_seconds([draw])
         share = logits.nbytes / duration / limits().copy
         yield figure(SAMPLING.format(name), duration * 1e3, "ms", share)

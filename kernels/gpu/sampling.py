@@ -10,11 +10,11 @@ A draw is that of ``shared/engine/rank/sampler.py``: the inverse of the cumulati
 splitmix64 of the seed and the number of the output. Filters are thresholds on logits, the *floors*.
 Sums are taken by blocks of V in a fixed order, so a draw does not depend on its batch.
 
-    edit     applies biases, penalties and restrictions (sampling_edits.py)
-    measure  finds the maximum of each block, and its mass
-    floors   finds the floors of rows, and the masses of blocks without what is below
-             (sampling_floors.py)
-    draw     chooses a block by these, and a token in it
+    measure  edits each block (sampling_edits.py), and finds its maximum and its mass
+    narrow   sums what reaches some pivots, which leaves a smaller range to the floor; several times
+    gather   lists the logits of this range, and sums those above it
+    draw     finds the floor among those listed (sampling_floors.py), and the masses of blocks
+             without what is below; chooses a block by these, and a token in it
 
 R rows, S slots, V vocabulary, B blocks of a row. A token's mass is its probability divided by that
 of the row's best token.
@@ -27,8 +27,15 @@ import triton
 import triton.language as tl
 
 from .launch import cdiv, direct, next_power_of_2
-from .sampling_edits import LAST_RESORT, edit_logits
-from .sampling_floors import FARTHEST, find_floors
+from .sampling_edits import EDITED_TILE, ITEMS, LAST_RESORT, edit_block
+from .sampling_floors import (
+    FARTHEST,
+    LIMIT,
+    LISTED,
+    find_floor,
+    is_filtered,
+    list_candidates,
+)
 from .sampling_table import (
     COUNTS,
     EDITED,
@@ -46,7 +53,8 @@ from .sampling_table import (
 # Tokens of a block.
 BLOCK = 4096
 
-_OPTIONS = {"num_warps": 8}
+# Also for draws without filters, since the order of their sums depends on it.
+_OPTIONS = {"num_warps": 16}
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 
 
@@ -56,14 +64,13 @@ def draw_tokens(
     logits_RV: torch.Tensor,
     last_tokens_S: torch.Tensor,
     *,
-    edited: bool = True,
     filtered: bool = True,
 ) -> torch.Tensor:
     """Draw a token for each row of fp32 logits, which are changed; int32, -1 if a row's logits are
     not finite.
 
     Adds the token to its slot's history and sets ``last_tokens`` (0 if not finite). Rows of padding
-    stay undefined. Kernels are left out unless some rows may be ``edited`` or ``filtered``.
+    stay undefined. Kernels are left out unless some rows may be ``filtered``.
     """
     rows, vocab = logits_RV.shape
     assert logits_RV.dtype == torch.float32 and logits_RV.is_contiguous()
@@ -76,22 +83,21 @@ def draw_tokens(
     # Each on its own, so that all are aligned alike.
     maxima_RB, sums_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
     firsts_RB = slots_R.new_empty(rows, blocks)
-    floors_R = logits_RV.new_empty(rows)
-    # Never written without filters.
-    distances_RB, squares_RB, arrived_R = sums_RB, sums_RB, tokens_R
+    distances_RB, squares_RB, arrived_R = sums_RB, sums_RB, tokens_R  # of no use without filters
     if filtered:
         distances_RB, squares_RB = (logits_RV.new_empty(rows, blocks) for _ in range(2))
         arrived_R = slots_R.new_empty(rows)
-    state, stats = (table_SC, slots_R, logits_RV), (maxima_RB, sums_RB)
-    if edited:
-        edit_logits(*state)
-    measured = (*stats, firsts_RB, floors_R, distances_RB, squares_RB, arrived_R)
-    _measure[(rows, blocks)](*state, *measured, vocab, BLOCK=BLOCK, FILTERED=filtered, **_OPTIONS)
+    moments = (sums_RB, distances_RB, squares_RB)
+    state = (table_SC, slots_R, logits_RV)
+    measured = (maxima_RB, *moments, firsts_RB, arrived_R)
+    edits = {"BLOCK": BLOCK, "TILE": EDITED_TILE, "ITEMS": ITEMS}
+    _measure[(rows, blocks)](*state, *measured, vocab, **edits, **_OPTIONS)
+    candidates = (maxima_RB, firsts_RB, maxima_RB)  # never read without filters
     if filtered:
-        moments = (sums_RB, distances_RB, squares_RB)
-        find_floors(*state, maxima_RB, moments, floors_R, arrived_R, sizes)
-    drawn = (tokens_R, last_tokens_S)
-    _draw[(rows,)](*state, *stats, firsts_RB, floors_R, *drawn, vocab, **sizes, **_OPTIONS)
+        candidates = list_candidates(*state, maxima_RB, moments, arrived_R, sizes)
+    results = (maxima_RB, sums_RB, firsts_RB, *candidates, tokens_R, last_tokens_S)
+    options = {"LIMIT": LIMIT, "WIDTH": LISTED, "FILTERED": filtered}
+    _draw[(rows,)](*state, *results, vocab, **sizes, **options, **_OPTIONS)
     return tokens_R
 
 
@@ -103,32 +109,35 @@ def _measure(
     logits: tl.tensor,
     maxima: tl.tensor,
     sums: tl.tensor,
-    firsts: tl.tensor,
-    floors: tl.tensor,
     distances: tl.tensor,
     squares: tl.tensor,
+    firsts: tl.tensor,
     arrived: tl.tensor,
     vocab: tl.tensor,
     BLOCK: tl.constexpr,
-    FILTERED: tl.constexpr,
+    TILE: tl.constexpr,
+    ITEMS: tl.constexpr,
 ) -> None:
-    """The maximum of a block, inf if it is not finite. For a row that takes the best token, the
-    first one that has it; for others the block's mass relative to it, and the sums of distances
-    from it in twofold steps, and of their squares, by mass. Clears what the next kernels fill."""
+    """Edit a block; then its maximum, inf if it was not finite. For a row that takes the best
+    token, the first one that has it; for others the block's mass relative to it; and for rows with
+    filters the sums of distances from it in twofold steps, and of their squares, by mass. Clears
+    what the next kernel counts."""
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     if tl.load(slots + row) < 0:
         return
     slot = slot_of(table, slots)
     if block == 0:
-        tl.store(floors + row, float("-inf"))
-        if FILTERED:
-            tl.store(arrived + row, 0)
+        tl.store(arrived + row, 0)
+    logits += row * vocab
     token = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
-    edited = (tl.load(slot + MASK) != 0) | (tl.load(slot + EDITED) != 0)
-    lowest = tl.where(edited, float("-inf"), -3.4028234e38)
-    valid = (x < float("inf")) & ((x >= lowest) | (token >= vocab))
-    best = tl.max(tl.where(valid, x, float("inf")), 0)
+    x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+    finite = (tl.abs(x) < float("inf")) | (token >= vocab)
+    best = tl.max(tl.where(finite, x, float("inf")), 0)
+    if (tl.load(slot + MASK) != 0) | (tl.load(slot + EDITED) != 0):
+        edit_block(slot, logits, block * BLOCK, vocab, BLOCK, TILE, ITEMS)
+        x = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+        left = tl.max(tl.where(x < float("inf"), x, float("inf")), 0)
+        best = tl.where(best < float("inf"), left, best)
     at = row * blocks + block
     tl.store(maxima + at, best)
     scale = number_in(slot + SCALE)
@@ -138,7 +147,7 @@ def _measure(
         above = (x - best) * scale
         mass = tl.exp2(above)
         tl.store(sums + at, tl.sum(mass, 0))
-        if FILTERED:
+        if is_filtered(slots, slot):
             distance = tl.minimum(-above, FARTHEST)  # a number also without a mass
             tl.store(distances + at, tl.sum(mass * distance, 0))
             tl.store(squares + at, tl.sum(mass * distance * distance, 0))
@@ -183,12 +192,17 @@ def _draw(
     maxima: tl.tensor,
     sums: tl.tensor,
     firsts: tl.tensor,
-    floors: tl.tensor,
+    ranges: tl.tensor,
+    counts: tl.tensor,
+    lists: tl.tensor,
     tokens: tl.tensor,
     last_tokens: tl.tensor,
     vocab: tl.tensor,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FILTERED: tl.constexpr,
 ) -> None:
     """Draw a token for a row, and add it to its slot."""
     row = tl.program_id(0).to(tl.int64)
@@ -206,11 +220,15 @@ def _draw(
     elif tl.abs(best) < float("inf"):
         some = highest > float("-inf")
         masses = tl.load(sums + at, mask=there & some, other=0.0)
-        floor = tl.load(floors + row)
-        if floor == float("-inf"):
-            masses *= tl.exp2(tl.where(some, highest - best, 0.0) * scale)
-        masses = masses.to(tl.float64)
-        upto = tl.cumsum(masses, 0)
+        masses *= tl.exp2(tl.where(some, highest - best, 0.0) * scale)
+        floor = float("-inf")
+        if FILTERED:  # noqa: SIM102  # decided when it is compiled
+            if is_filtered(slots, slot):
+                floor, masses = find_floor(
+                    slot, logits, best, ranges, sums, counts, lists, vocab,
+                    LIMIT, WIDTH, BLOCK, BLOCKS,
+                )  # fmt: skip
+        upto = tl.cumsum(masses.to(tl.float64), 0)
         total = tl.max(upto, 0)
         point = _uniform(slot) * total
         chosen = _first_above(upto, total, point)

@@ -1,15 +1,10 @@
-"""The Triton kernel that edits logits before a draw: biases, penalties and restrictions.
-
-R rows, S slots, C columns, V vocabulary.
-"""
+"""How Triton's draws edit logits: biases, penalties and restrictions."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from .launch import cdiv, direct
 from .sampling_table import (
     ALLOWED,
     ALLOWED_COUNT,
@@ -34,53 +29,42 @@ from .sampling_table import (
     count_in,
     list_in,
     number_in,
-    slot_of,
 )
 
-# Tokens that a program edits, and the items of a list that it reads at a time.
-EDITED_BLOCK = 1024
+# Tokens that are edited at a time, and items of a list.
+EDITED_TILE = 1024
 ITEMS = 128
 # Allowed by a grammar, but forbidden otherwise: drawn if nothing else may be.
 LAST_RESORT = tl.constexpr(-1e30)
 
 
-def edit_logits(table_SC: torch.Tensor, slots_R: torch.Tensor, logits_RV: torch.Tensor) -> None:
-    """Edit the rows whose slots ask for it; NaN in a block that is not finite."""
-    rows, vocab = logits_RV.shape
-    grid, options = (rows, cdiv(vocab, EDITED_BLOCK)), {"BLOCK": EDITED_BLOCK, "ITEMS": ITEMS}
-    _edit[grid](table_SC, slots_R, logits_RV, vocab, **options, num_warps=8)
-
-
-@direct
 @triton.jit
-def _edit(
-    table: tl.tensor,
-    slots: tl.tensor,
+def edit_block(
+    slot: tl.tensor,
     logits: tl.tensor,
+    first: tl.tensor,
     vocab: tl.tensor,
     BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
     ITEMS: tl.constexpr,
 ) -> None:
-    """Edit a block; NaN if it is not finite, since edited logits may be -inf."""
-    if tl.load(slots + tl.program_id(0)) < 0:
-        return
-    slot = slot_of(table, slots)
+    """Edit a block of a row, from the token ``first`` on, in memory, where only this program reads
+    and writes it."""
     masked, edited = tl.load(slot + MASK) != 0, tl.load(slot + EDITED) != 0
-    if not (masked | edited):
-        return
-    logits += tl.program_id(0).to(tl.int64) * vocab
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocab
-    x = tl.load(logits + token, mask=inside, other=0.0)
-    wrong = tl.max((~(tl.abs(x) < float("inf"))).to(tl.int32), 0)
+    tl.debug_barrier()  # other threads have read it
     if edited:
-        _edit_listed(slot, logits, tl.program_id(1) * BLOCK, BLOCK, ITEMS)
+        _edit_listed(slot, logits, first, BLOCK, ITEMS)
+    for start in range(first, tl.minimum(first + BLOCK, vocab), TILE):
+        token = start + tl.arange(0, TILE)
+        inside = token < vocab
         x = tl.load(logits + token, mask=inside, other=0.0)
-        x = _edited(slot, x, token, inside)
-    if masked:
-        allowed = allows(slot + MASK, token, inside)
-        x = tl.where(allowed, tl.maximum(x, LAST_RESORT), float("-inf"))
-    tl.store(logits + token, tl.where(wrong > 0, float("nan"), x), mask=inside)
+        if edited:
+            x = _edited(slot, x, token, inside)
+        if masked:
+            allowed = allows(slot + MASK, token, inside)
+            x = tl.where(allowed, tl.maximum(x, LAST_RESORT), float("-inf"))
+        tl.store(logits + token, x, mask=inside)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -91,8 +75,7 @@ def _edit_listed(
     BLOCK: tl.constexpr,
     ITEMS: tl.constexpr,
 ) -> None:
-    """Apply lists of tokens to a block in memory, where only this program reads and writes it."""
-    tl.debug_barrier()  # other threads have read it
+    """Apply lists of tokens to a block."""
     count, ids = count_in(slot + BIAS_COUNT), list_in(slot + BIASES)
     for start in range(0, count, ITEMS):
         item = start + tl.arange(0, ITEMS)

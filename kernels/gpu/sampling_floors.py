@@ -1,8 +1,9 @@
-"""Triton kernels that find the floor of each row of logits: what is below it is not drawn.
+"""Triton kernels that find the floor of a row of logits: what is below it is not drawn.
 
     narrow   sums what reaches some pivots, which leaves a smaller range to the floor; several times
     gather   lists the logits of this range, and sums those above it
-    keep     finds the floor among those listed, and the masses of blocks without what is below it
+
+The draw finds the floor among those listed (``find_floor``).
 
 R rows, S slots, V vocabulary, B blocks of a row, P parts of it, N pivots. A token's mass is its
 probability divided by that of the row's best token.
@@ -34,7 +35,7 @@ PASSES = 3
 # Logits of a block that are listed. If a range has more in the end, the row itself is searched.
 LIMIT = 1024
 # Listed tokens that a block compares at a time.
-LISTED = 64
+LISTED = 32
 
 _OPTIONS = {"num_warps": 8}
 # Columns of a row's range.
@@ -50,18 +51,18 @@ _PIVOTS = tl.constexpr(8)
 FARTHEST = tl.constexpr(150.0)
 
 
-def find_floors(
+def list_candidates(
     table_SC: torch.Tensor,
     slots_R: torch.Tensor,
     logits_RV: torch.Tensor,
     maxima_RB: torch.Tensor,
-    moments: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    floors_R: torch.Tensor,
+    moments: tuple[torch.Tensor, ...],
     arrived_R: torch.Tensor,
     sizes: dict[str, int],
-) -> None:
-    """The floors of rows with filters, and the masses of their blocks relative to the row's best,
-    without what is below."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ranges of the floors of rows with filters; how many logits of each block are in them, and
+    these logits. Of ``moments``, the sums become those of what is above, relative to the row's
+    best."""
     rows, vocab = logits_RV.shape
     state, (sums_RB, *_) = (table_SC, slots_R, logits_RV, maxima_RB), moments
     ranges_RC = logits_RV.new_empty(rows, _RANGE.value)
@@ -79,8 +80,7 @@ def find_floors(
     listed = (ranges_RC, sums_RB, counts_RB, lists_RBL)
     grid = sums_RB.shape
     _gather[grid](*state, *listed, vocab, LIMIT=LIMIT, WIDTH=TILE, **sizes, **_OPTIONS)
-    keep = {"LIMIT": LIMIT, "WIDTH": LISTED, **sizes}
-    _keep[(rows,)](*state, *listed, floors_R, vocab, **keep, num_warps=16)
+    return ranges_RC, counts_RB, lists_RBL
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def _mass(x: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _filtered(slots: tl.tensor, slot: tl.tensor) -> tl.tensor:
+def is_filtered(slots: tl.tensor, slot: tl.tensor) -> tl.tensor:
     """True unless this row keeps all tokens, takes the best one, or is padding."""
     some = (count_in(slot + TOP_K) > 0) | (number_in(slot + TOP_P) < 1.0)
     some |= number_in(slot + SPAN) > float("-inf")
@@ -210,7 +210,7 @@ def _narrow(
         if tl.load(bounds + _OPEN) == 0.0:
             return
     best = _maximum(maxima, vocab, BLOCK, BLOCKS)
-    if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
+    if not (is_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
         return
     scale, k, share = number_in(slot + SCALE), count_in(slot + TOP_K), number_in(slot + TOP_P)
     pivot = tl.arange(0, _PIVOTS)
@@ -301,7 +301,7 @@ def _gather(
     row, block, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     slot, at = slot_of(table, slots), row * blocks + block
     best = _maximum(maxima, vocab, BLOCK, BLOCKS)
-    if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
+    if not (is_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
         return
     low, high = _listed_range(ranges + row * _RANGE, slot)
     # Columns are counted together, so that few numbers are added up across threads.
@@ -406,30 +406,24 @@ def _kept_masses(
     return tl.sum(mass, 1)
 
 
-@direct
 @triton.jit
-def _keep(
-    table: tl.tensor,
-    slots: tl.tensor,
+def find_floor(
+    slot: tl.tensor,
     logits: tl.tensor,
-    maxima: tl.tensor,
+    best: tl.tensor,
     ranges: tl.tensor,
     sums: tl.tensor,
     counts: tl.tensor,
     lists: tl.tensor,
-    floors: tl.tensor,
     vocab: tl.tensor,
     LIMIT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
-) -> None:
-    """The floor of a row: the highest of min-p's, top-k's, and that of top-p among what these keep;
-    and the masses of its blocks without what is below."""
-    row, slot = tl.program_id(0).to(tl.int64), slot_of(table, slots)
-    best = _maximum(maxima, vocab, BLOCK, BLOCKS)
-    if not (_filtered(slots, slot) & (tl.abs(best) < float("inf"))):
-        return
+) -> tl.tensor:
+    """The floor of this row: the highest of min-p's, top-k's, and that of top-p among what these
+    keep; and the masses of its blocks without what is below, relative to the row's best."""
+    row = tl.program_id(0).to(tl.int64)
     scale, k, share = number_in(slot + SCALE), count_in(slot + TOP_K), number_in(slot + TOP_P)
     bounds = ranges + row * _RANGE
     low, high = _listed_range(bounds, slot)
@@ -459,5 +453,4 @@ def _keep(
             lists_B, count, floor, high, best, scale, tl.sum(above, 0), target, True, WIDTH, BLOCKS
         )
     kept = _kept_masses(lists_B, count, floor, high, best, scale, WIDTH, BLOCKS)
-    tl.store(sums + at, above + kept, mask=there)
-    tl.store(floors + row, floor)
+    return floor, tl.where(there, above + kept, 0.0)

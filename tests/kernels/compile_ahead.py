@@ -125,11 +125,9 @@ PROGRAMS = {
     "_attend_latent_chunks": 2,
     "_store_latents": 8,
     "_set": 8,
-    "_edit": 8,
     "_measure": 8,
     "_narrow": 5,
     "_gather": 6,
-    "_keep": 4,
     "_draw": 6,
 }
 # Those whose loops take the tensor cores longer than memory.
@@ -139,8 +137,8 @@ VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # Those whose programs read in whole vectors.
 WIDE = {"_measure", "_gather", "_multiply_skinny"}
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
-# that are converted, for products, whose tiles are as wide as registers allow, and for lists of
-# edits.
+# that are converted, for products, whose tiles are as wide as registers allow, and by the
+# oldest Triton for draws.
 SMALL_STACK = 16
 # Queries of latents take most registers while latents of a byte are widened.
 LATENT_STACK = 96
@@ -586,7 +584,7 @@ def sampling_rows(vocab: int) -> Case:
         logits = torch.empty(4, vocab, device=META)
         sampling_table.set_columns(table, torch.empty(9, 2, dtype=torch.int64, device=META))
         sampling.draw_tokens(table, slots, logits, slots.new_empty(9))
-        sampling.draw_tokens(table, slots, logits, slots.new_empty(9), edited=False, filtered=False)
+        sampling.draw_tokens(table, slots, logits, slots.new_empty(9), filtered=False)
 
     block = 4.0 * sampling.BLOCK
     moved = {"_measure": block, "_narrow": 4.0 * sampling_floors.TILE, "_gather": block}
@@ -848,7 +846,8 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     elif usage.kernel == "_attend_latent_chunks" and words & {"int8", "fp8"}:
         max_stack = LATENT_CHUNKS_STACK if generation >= 100 or OLDEST else SMALL_STACK
     else:
-        small = words & {"float32", "int8", "fp8"} or usage.kernel in ("_multiply", "_edit")
+        small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
+        small = small or (OLDEST and usage.kernel in ("_measure", "_draw"))
         max_stack = SMALL_STACK * SHUFFLED if small else 0
     if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")

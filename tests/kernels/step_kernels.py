@@ -81,7 +81,7 @@ TRIALS = (
 # same: groups have two heads instead of four; rows of logits have fewer blocks.
 ALIKE = {
     QWEN: {"_attend", "_attend_chunks"},
-    LLAMA: {"_draw", "_measure", "_narrow", "_gather", "_keep"},
+    LLAMA: {"_draw", "_measure", "_narrow", "_gather"},
 }
 # What rows draw by, in turn.
 SAMPLING = (

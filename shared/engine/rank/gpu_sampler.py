@@ -22,7 +22,7 @@ from ....kernels.streams import to_host
 from ..plan import SamplerSpec
 from .device_logprobs import DrawnLogprobs, raw_logprobs
 from .sampler import NOT_FINITE_MESSAGE, HostDraws
-from .sampling_slots import columns_of, edits, filters, mask_words
+from .sampling_slots import columns_of, filters, mask_words
 from .table_upload import Value, send_changes
 
 
@@ -67,7 +67,6 @@ class GpuSampler:
         self._added: set[int] = set()  # slots whose columns are not on the device yet
         # Slots that ask for logprobs, whose logits are edited, or whose tokens are filtered.
         self._asking: set[int] = set()
-        self._edited: set[int] = set()
         self._filtered: set[int] = set()
         self._lists: dict[int, torch.Tensor] = {}  # the memory to which a slot's columns point
         self._uploaded: torch.Tensor | None = None  # by the last step
@@ -79,8 +78,6 @@ class GpuSampler:
         self._added.add(slot)
         if spec.params.logprobs is not None:
             self._asking.add(slot)
-        if edits(spec):
-            self._edited.add(slot)
         if filters(spec.params, self.vocab_size):
             self._filtered.add(slot)
 
@@ -88,7 +85,7 @@ class GpuSampler:
         """Forget the sequence in a slot. No-op if there is none."""
         self._specs.pop(slot, None)
         self._lists.pop(slot, None)
-        for slots in (self._added, self._asking, self._edited, self._filtered):
+        for slots in (self._added, self._asking, self._filtered):
             slots.discard(slot)
 
     def draw(
@@ -104,6 +101,8 @@ class GpuSampler:
         ``masks`` has the tokens that may be drawn, for some of ``slots``.
         """
         sequence_ids = [self._specs[slot].sequence_id for slot in slots]
+        if masks:  # a slot that does not draw would keep the address of its mask
+            masks = {slot: masks[slot] for slot in slots if slot in masks}
         raw = None
         if _meet(self._asking, slots):
             asking = [row for row, slot in enumerate(slots) if slot in self._asking]
@@ -118,7 +117,6 @@ class GpuSampler:
             slots_R,
             logits_RV.contiguous(),
             self._last_tokens_S,
-            edited=bool(masks) or _meet(self._edited, slots),
             filtered=_meet(self._filtered, slots),
         )
         logprobs = None if raw is None else raw.of_draws(tokens_R)

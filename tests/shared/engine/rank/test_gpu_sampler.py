@@ -26,7 +26,7 @@ from tandem.shared.engine.rank.gpu_sampler import GpuSampler
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS = 20
 # So that rows and lists have several blocks, and a list of candidates may be too short.
-SMALL = {"BLOCK": 64, "EDITED_BLOCK": 64, "ITEMS": 8, "PART": 128, "TILE": 32, "LISTED": 16}
+SMALL = {"BLOCK": 64, "EDITED_TILE": 32, "ITEMS": 8, "PART": 128, "TILE": 32, "LISTED": 16}
 
 
 @contextmanager
