@@ -19,7 +19,7 @@ import torch
 
 from ....kernels.streams import to_host
 from ....proto.packed_logprobs import ENTRY_BYTES, pack_logprobs
-from ..plan import PositionLogprobs, RankSampling, SequenceStep
+from ..plan import PositionLogprobs, PromptTargets, RankSampling
 
 # Rows whose best tokens are searched at a time: each has copies of twice its logits, a few of which
 # a CPU's cache holds.
@@ -74,18 +74,18 @@ class DrawnLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of the prompt targets of a step's rows, on their way to the host."""
+    """Logprobs of prompt targets by sequence, on their way to the host."""
 
-    asks: list[SequenceStep]
+    asks: dict[int, PromptTargets]
     entries_host: torch.Tensor
 
     def collect(self) -> dict[int, list[PositionLogprobs]]:
-        """The logprobs of each row, by sequence."""
-        tokens = [token for ask in self.asks for token in ask.prompt_targets]
-        tops = [ask.prompt_logprobs or 0 for ask in self.asks for _ in ask.prompt_targets]
+        tokens = [token for ask in self.asks.values() for token in ask.targets]
+        tops = [ask.top for ask in self.asks.values() for _ in ask.targets]
         positions = iter(_positions(self.entries_host, tokens, tops))
         return {
-            ask.sequence_id: list(islice(positions, len(ask.prompt_targets))) for ask in self.asks
+            sequence_id: list(islice(positions, len(ask.targets)))
+            for sequence_id, ask in self.asks.items()
         }
 
 

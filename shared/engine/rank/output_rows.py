@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
+from itertools import accumulate, chain, compress
 from typing import NamedTuple
 
 import torch
 
 from ....kernels.streams import to_host
-from ..plan import HiddenStates, SequenceStep
+from ..plan import HiddenStates, StepColumns
 from .sampler import NOT_FINITE_MESSAGE
 
 
 class SequenceRows(NamedTuple):
-    """Rows of one sequence."""
+    """Rows of one sequence, whose row in the step's columns is ``number``."""
 
-    sequence: SequenceStep
+    number: int
     rows: range
 
 
@@ -46,23 +46,27 @@ class OutputRows(NamedTuple):
         return hidden.split_with_sizes([len(self.drawn), *counts])
 
 
-def output_rows(sequences: list[SequenceStep]) -> OutputRows:
-    uses = OutputRows([], [], [], [])
-    first = 0
-    for one in sequences:
-        end = first + len(one.tokens)
-        if one.sample:
-            uses.drawn.append(end - 1)
-        else:
-            uses.others.append(SequenceRows(one, range(end - 1, end)))
-        if one.prompt_logprobs is not None and one.prompt_targets:
-            rows = range(first, first + len(one.prompt_targets))
-            uses.prompts.append(SequenceRows(one, rows))
-        if one.pool is not None and one.pool.hidden is not None:
-            rows = _pooled_rows(one.pool.hidden, first, end)
-            uses.pooled.append(SequenceRows(one, rows))
-        first = end
-    return uses
+def output_rows(columns: StepColumns) -> OutputRows:
+    ends = [*accumulate(columns.count)]
+    prompts, pooled = [], []
+    for number, (_, targets) in columns.prompt_logprobs.items():
+        if targets:
+            first = ends[number] - columns.count[number]
+            prompts.append(SequenceRows(number, range(first, first + len(targets))))
+    for number, pool in columns.pool.items():
+        if pool.hidden is not None:
+            first = ends[number] - columns.count[number]
+            pooled.append(SequenceRows(number, _pooled_rows(pool.hidden, first, ends[number])))
+    return OutputRows(
+        [end - 1 for end in compress(ends, columns.sample)],
+        prompts,
+        [
+            SequenceRows(number, range(ends[number] - 1, ends[number]))
+            for number, samples in enumerate(columns.sample)
+            if not samples
+        ],
+        pooled,
+    )
 
 
 def _pooled_rows(hidden: HiddenStates, first: int, end: int) -> range:
@@ -73,6 +77,7 @@ def _pooled_rows(hidden: HiddenStates, first: int, end: int) -> range:
 
 
 def pooled_states(
+    columns: StepColumns,
     pooled: list[SequenceRows],
     hidden: torch.Tensor,
     projected: Callable[[torch.Tensor], torch.Tensor],
@@ -81,30 +86,26 @@ def pooled_states(
     """Each sequence's vector, on its way to the host in one copy: ``projected`` of the sum of its
     pooled rows, or ``scores`` of their mean. Scores are missing if they are on another rank."""
     states = hidden.split_with_sizes([len(rows) for _, rows in pooled])
-    parts = [(one, part) for (one, _), part in zip(pooled, states, strict=True)]
-    vectors = [
-        (one, projected(part.sum(0, dtype=torch.float32)))
-        for one, part in parts
-        if not _classifies(one)
-    ]
-    scored = [(one, _mean(part)) for one, part in parts if _classifies(one)]
-    logits = scores(torch.cat([row for _, row in scored])) if scored else None
+    vectors, scored = {}, {}
+    for (number, _), part in zip(pooled, states, strict=True):
+        sequence_id = columns.sequence_id[number]
+        if columns.pool[number].classify:
+            scored[sequence_id] = _mean(part)
+        else:
+            vectors[sequence_id] = projected(part.sum(0, dtype=torch.float32))
+    logits = scores(torch.cat([*scored.values()])) if scored else None
     if logits is not None:
-        vectors += zip((one for one, _ in scored), logits, strict=True)
+        vectors |= zip(scored, logits, strict=True)
     if not vectors:
         return {}
-    host = to_host(torch.cat([vector for _, vector in vectors]))
-    each = host.split_with_sizes([len(vector) for _, vector in vectors])
-    return {one.sequence_id: vector for (one, _), vector in zip(vectors, each, strict=True)}
+    host = to_host(torch.cat([*vectors.values()]))
+    each = host.split_with_sizes([len(vector) for vector in vectors.values()])
+    return dict(zip(vectors, each, strict=True))
 
 
 def packed(vectors: dict[int, torch.Tensor]) -> dict[int, bytes]:
     """Vectors of float32 that have arrived on the host, as bytes."""
     return {sequence_id: vector.numpy().tobytes() for sequence_id, vector in vectors.items()}
-
-
-def _classifies(sequence: SequenceStep) -> bool:
-    return sequence.pool is not None and sequence.pool.classify
 
 
 def _mean(rows: torch.Tensor) -> torch.Tensor:
@@ -116,11 +117,13 @@ def finite_rows(hidden: torch.Tensor) -> torch.Tensor:
     return to_host(hidden.sum(dim=-1, dtype=torch.float32).isfinite())
 
 
-def not_finite(others: list[SequenceRows], finite: torch.Tensor) -> dict[int, str]:
+def not_finite(
+    columns: StepColumns, others: list[SequenceRows], finite: torch.Tensor
+) -> dict[int, str]:
     """Failures of sequences that do not sample, by ``finite_rows`` of their last rows, which attend
     to all KV."""
     return {
-        one.sequence_id: NOT_FINITE_MESSAGE
-        for (one, _), good in zip(others, finite.tolist(), strict=True)
+        columns.sequence_id[number]: NOT_FINITE_MESSAGE
+        for (number, _), good in zip(others, finite.tolist(), strict=True)
         if not good
     }

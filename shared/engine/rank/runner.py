@@ -20,7 +20,7 @@ from ..plan import (
     COMPUTATION,
     OUT_OF_MEMORY,
     VOID,
-    SequenceStep,
+    PromptTargets,
     SlotLimits,
     StepColumns,
     StepPlan,
@@ -194,7 +194,7 @@ class ModelRunner:
         if columns.only_decode:
             logits, drawing = self._decode(columns, on_layer)
             return self._sample(plan.step, columns, drawing, logits)
-        rows = output_rows(plan.sequences)
+        rows = output_rows(columns)
         batch = self.inputs.batch(columns, rows.all, needs_logits=rows.needs_logits)
         hidden = self.model.forward(batch.forward, self.cache.kv, on_layer)
         drawn, prompts, others, pooled = rows.split(hidden)
@@ -203,15 +203,22 @@ class ModelRunner:
             logits = self.model.logits(drawn)
             outputs += self._sample(plan.step, columns, batch.drawing, logits)
         if rows.prompts:
-            asks = [one for one, _ in rows.prompts]
+            asks = {
+                columns.sequence_id[number]: columns.prompt_logprobs[number]
+                for number, _ in rows.prompts
+            }
             outputs += self._prompt_logprobs(asks, prompts, batch.prompt_targets)
         if rows.others and self.tp.rank == 0:
             finite = finite_rows(others)
-            outputs.append(lambda result: result.failed.update(not_finite(rows.others, finite)))
+            outputs.append(
+                lambda result: result.failed.update(not_finite(columns, rows.others, finite))
+            )
         if rows.pooled:
             model = self.model
             # On all ranks, since scores may need logits of which each rank has a part.
-            states = pooled_states(rows.pooled, pooled, model.project_vectors, model.scores)
+            states = pooled_states(
+                columns, rows.pooled, pooled, model.project_vectors, model.scores
+            )
             if self.tp.rank == 0:
                 outputs.append(lambda result: result.hidden.update(packed(states)))
         return outputs
@@ -252,10 +259,10 @@ class ModelRunner:
         return [enter]
 
     def _prompt_logprobs(
-        self, asks: list[SequenceStep], hidden: torch.Tensor, targets: torch.Tensor
+        self, asks: dict[int, PromptTargets], hidden: torch.Tensor, targets: torch.Tensor
     ) -> list[Output]:
         """Launch the logprobs of targets on rank 0; the others compute parts of the logits."""
-        top = max(one.prompt_logprobs or 0 for one in asks)
+        top = max(ask.top for ask in asks.values())
         entries = []
         for part, tokens in zip(
             hidden.split(_PROMPT_ROWS), targets.split(_PROMPT_ROWS), strict=True

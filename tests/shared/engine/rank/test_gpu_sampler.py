@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
+from tandem.shared.engine.plan import PromptTargets, RankSampling, SamplerSpec
 from tandem.shared.engine.rank import sampler_choice, table_upload
 from tandem.shared.engine.rank.device_logprobs import PromptLogprobs, prompt_entries
 from tandem.shared.engine.rank.logprobs import position_logprobs
@@ -210,20 +210,22 @@ def test_logprobs_of_prompts_are_those_of_the_cpu(top: int) -> None:
     random = torch.Generator().manual_seed(5)
     logits = torch.randn(70, 150, generator=random).mul_(2).round_()
     tokens = torch.randint(150, (70,), generator=random)
-    asks = [
-        SequenceStep(0, [], 0, [], False, top, tuple(tokens[:40].tolist())),
-        SequenceStep(1, [], 0, [], False, 0, tuple(tokens[40:].tolist())),
-    ]
+    asks = {
+        0: PromptTargets(top, tuple(tokens[:40].tolist())),
+        1: PromptTargets(0, tuple(tokens[40:].tolist())),
+    }
     entries = prompt_entries(logits.to(DEVICE), tokens.to(DEVICE), top)
     collected = PromptLogprobs(asks, entries.cpu()).collect()
-    for mine, rows, one in zip(collected.values(), logits.split((40, 30)), asks, strict=True):
-        expected = position_logprobs(rows, one.prompt_targets, one.prompt_logprobs or 0)
+    for mine, rows, one in zip(
+        collected.values(), logits.split((40, 30)), asks.values(), strict=True
+    ):
+        expected = position_logprobs(rows, one.targets, one.top)
         assert_same_logprobs(Sampled(0, [], mine), Sampled(0, [], expected))
 
 
 def test_a_token_that_is_certain_has_a_logprob_of_0_without_a_sign() -> None:
     entries = prompt_entries(torch.tensor([[0.0, 200.0]]), torch.tensor([1]), 2)
-    (one,) = PromptLogprobs([SequenceStep(0, [], 0, [], False, 2, (1,))], entries).collect()[0]
+    (one,) = PromptLogprobs({0: PromptTargets(2, (1,))}, entries).collect()[0]
     assert str((one.logprob, *one.top)) == "(0.0, (1, 0.0), (0, -200.0))"
 
 
