@@ -202,9 +202,9 @@ def _row(
     blocks = [0] * -(-(start + count) // model.block_size)
     if not generates:
         return SequenceStep(number, [0] * count, start, blocks, False, pool=PooledRow("sum"))
-    asked = MAX_LOGPROBS if count > 1 else None
+    top = MAX_LOGPROBS if count > 1 else None
     targets = (0,) * (count - 1)
-    return SequenceStep(number, [0] * count, start, blocks, True, asked, targets)
+    return SequenceStep(number, [0] * count, start, blocks, True, top, targets)
 
 
 def graph_bytes(
