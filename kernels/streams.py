@@ -7,12 +7,22 @@ plane copies KV in one of low priority, whose programs run where the first leave
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-# Sleeps until a GPU has passed a mark, without holding the GIL. From any thread, any number of
-# times.
-Wait = Callable[[], None]
+
+class Wait(Protocol):
+    """The wait for a mark. Any thread may use it, any number of times."""
+
+    def __call__(self) -> None:
+        """Sleep until the GPU has passed the mark, without holding the GIL."""
+
+    def is_over(self) -> bool:
+        """True if the GPU has passed the mark. Never waits."""
+
+
 # Marks the current point of what the calling thread has launched.
 Mark = Callable[[], Wait]
 
@@ -42,6 +52,19 @@ def _use(stream: torch.cuda.Stream) -> None:
     torch.cuda.set_stream(stream)
 
 
+@dataclass(frozen=True, slots=True)
+class EventWait:
+    """A ``Wait`` for an event."""
+
+    event: torch.cuda.Event
+
+    def __call__(self) -> None:
+        self.event.synchronize()
+
+    def is_over(self) -> bool:
+        return self.event.query()
+
+
 def marker(device: torch.device) -> Mark | None:
     """The marks of a device; ``None`` if operators are over when they return."""
     if device.type != "cuda":
@@ -50,7 +73,7 @@ def marker(device: torch.device) -> Mark | None:
     def mark() -> Wait:
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
-        return event.synchronize
+        return EventWait(event)
 
     return mark
 

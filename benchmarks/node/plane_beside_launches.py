@@ -42,7 +42,8 @@ from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES
 from tandem.shared.handoff.plane.computed_layers import ComputedLayers
 from tandem.shared.handoff.plane.messages import LayerReady, Received, SendFinished
 from tandem.shared.handoff.wire.head_parts import HeadRun
-from tandem.shared.kv.copying import Copying
+from tandem.shared.kv.copying import Copying, finished
+from tandem.shared.process.garbage import collect_rarely
 from tandem.tests.shared.handoff.support.fake_driver import FakeDevice, FakeDriver
 from tandem.tests.shared.handoff.support.memory_cache import layer_of
 from tandem.tests.shared.handoff.support.plane_pair import PlaneRank
@@ -56,6 +57,8 @@ LAYERS, HEADS, HEAD_BYTES, BLOCK = 32, 8, 256, 16
 CHUNK = DEVICE_SLOT_BYTES // (2 * HEADS * HEAD_BYTES)
 # From the announcement to the first layer.
 _LEAD_SECONDS = 0.1
+# Until a frame is packed, which a thread of its own waits for if nothing else comes.
+_PACK_SECONDS = 0.0001
 # Share of the frames that must have moved when the last layer is computed.
 _ON_TIME = 0.95
 _SUMS = bytes(8 * rows_of(DEVICE_SLOT_BYTES))
@@ -66,6 +69,19 @@ class NoBytes(FakeDriver):
 
     def copy(self, into: int, source: int, length: int) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A ``Wait`` for a time."""
+
+    at: float
+
+    def __call__(self) -> None:
+        _sleep_until(self.at)
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.at
 
 
 class LaunchingCache:
@@ -80,10 +96,11 @@ class LaunchingCache:
 
     def pack_frame(self, *_: Any) -> Copying:
         torch.add(self._x, 1)
-        return Copying(lambda: None, lambda: _SUMS)
+        return Copying(Until(time.monotonic() + _PACK_SECONDS), lambda: _SUMS)
 
     def scatter_frame(self, *_: Any) -> Copying:
-        return self.pack_frame()
+        torch.add(self._x, 1)
+        return finished(lambda: _SUMS)
 
 
 def rank_of(name: str, epoch: int) -> PlaneRank:
@@ -145,7 +162,7 @@ class Rank:
         self.own.open(self._peer, prompt.number, prompt.table, **prompt.part)
         for frame in range(prompt.frames):
             chunk, layer = divmod(frame, LAYERS)
-            self._wait = wait or partial(_sleep_until, prompt.computed_at(frame))
+            self._wait = wait or Until(prompt.computed_at(frame))
             ready = LayerReady(
                 transfer_id=prompt.number,
                 attempt=1,
@@ -170,6 +187,7 @@ def other_rank(pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.nice(19)
     with rank_of("other", 2) as own, contextlib.suppress(EOFError):
+        collect_rarely()  # as a rank
         rank = Rank(own, pipe)
         while True:
             prompt, sends = pipe.recv()
@@ -284,6 +302,7 @@ def measure(rounds: int, seconds: float) -> list[dict[str, Any]]:
     peer = multiprocessing.get_context("spawn").Process(target=other_rank, args=(other,))
     peer.start()
     with rank_of("own", 1) as own:
+        collect_rarely()  # as a rank
         beside = Beside(Rank(own, pipe), pipe, seconds)
         variants: dict[str, Callable[[], AbstractContextManager[float]]] = {
             "alone": beside.alone,

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...kernels.streams import Wait
+
+
+class _Over:
+    """A ``Wait`` for nothing."""
+
+    def __call__(self) -> None:
+        pass
+
+    def is_over(self) -> bool:
+        return True
 
 
 @dataclass(slots=True)
 class Copying:
     """A copy of a frame.
 
-    ``wait`` sleeps until the copy is over, without holding the GIL; any thread may call it, any
-    number of times. ``sums`` are then the frame's row sums (``kernels/row_sums.py``), if they were
-    computed on the way. ``is_over`` is only set for copies that need no waiting, and by whoever has
-    waited.
+    After ``wait``, ``sums`` are the frame's row sums (``kernels/row_sums.py``), if they were
+    computed on the way.
     """
 
-    wait: Callable[[], None]
+    wait: Wait
     sums: Callable[[], bytes] | None = None
-    is_over: bool = False
 
 
 def finished(sums: Callable[[], bytes] | None = None) -> Copying:
     """A copy that is over."""
-    return Copying(lambda: None, sums, is_over=True)
+    return Copying(_Over(), sums)

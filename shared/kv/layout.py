@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..config.kv_dtypes import BYTES, SCALED_AS_A_WHOLE, SCALES
 from ..errors import PeerRefusedError
@@ -39,7 +40,7 @@ class KVComponent:
         return self.dim * BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerLayout:
     """What one layer keeps of a token on one rank: the components of each of its heads, which are
     numbered in the whole model."""
@@ -57,7 +58,7 @@ class LayerLayout:
         """Bytes of one head and token."""
         return sum(component.bytes for component in self.components)
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of all heads of one token."""
         return len(self.heads) * self.head_bytes

@@ -56,13 +56,20 @@ def test_a_mark_sleeps_until_the_current_stream_has_passed_it(
 
     def event(*, blocking: bool) -> SimpleNamespace:
         assert blocking  # otherwise a core would spin
-        return SimpleNamespace(record=recorded.append, synchronize=lambda: recorded.append("over"))
+        return SimpleNamespace(
+            record=recorded.append,
+            synchronize=lambda: recorded.append("over"),
+            query=lambda: "over" in recorded,
+        )
 
     monkeypatch.setattr(torch.cuda, "Event", event)
     mark = marker(GPU)
     assert mark is not None
     use_compute_stream(GPU)
-    mark()()
+    wait = mark()
+    assert not wait.is_over()
+    wait()
+    assert wait.is_over()
     assert recorded == [used[-1], "over"]
 
 

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,6 +37,20 @@ PLACES = ("start", "layer", "end", "device")
 _NAME = "late rank"
 
 
+@dataclass(frozen=True)
+class LateWait:
+    """See ``streams.Wait``."""
+
+    device: LateDevice
+    number: int
+
+    def __call__(self) -> None:
+        self.device.wait_until(self.number)
+
+    def is_over(self) -> bool:
+        return self.device.has_reached(self.number)
+
+
 class LateDevice:
     """Marks that the device reaches when the test says so, and copies that wait for them."""
 
@@ -52,16 +67,17 @@ class LateDevice:
         self._copies.append((self.marked + 1, host, x.clone()))
         return host
 
-    def mark(self) -> Callable[[], None]:
+    def mark(self) -> LateWait:
         """See ``streams.Mark``."""
         self.marked += 1
-        number = self.marked
+        return LateWait(self, self.marked)
 
-        def wait() -> None:
-            with self._changed:
-                assert self._changed.wait_for(lambda: self._reached >= number, SECONDS)
+    def has_reached(self, number: int) -> bool:
+        return self._reached >= number
 
-        return wait
+    def wait_until(self, number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.has_reached(number), SECONDS)
 
     def advance(self) -> None:
         """Compute up to the next mark."""

@@ -9,7 +9,7 @@ them a write, is a race, whatever the results are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,29 @@ class _Grain:
 
     written: tuple[str, int, str] | None = None
     read: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class OrderedWait:
+    """A ``Wait`` in place of ``kernels.streams.EventWait``. It is over when somebody has waited, or
+    skipped the wait, in which case nobody learns what happened before the mark."""
+
+    order: StreamOrder
+    marked: dict[str, int]
+    waited: bool = False
+    skipped: bool = False
+
+    def __call__(self) -> None:
+        self.waited = True
+        self.order.passed(self.marked)
+
+    def is_over(self) -> bool:
+        if self.waited:
+            self.order.passed(self.marked)
+        return self.waited or self.skipped
+
+    def skip(self) -> None:
+        self.skipped = True
 
 
 class StreamOrder(TorchDispatchMode):
@@ -62,10 +85,13 @@ class StreamOrder(TorchDispatchMode):
         """A message between threads: what the first knows, the other knows from now on."""
         self._join(other, self._clock(thread))
 
-    def mark(self) -> Callable[[], None]:
+    def mark(self) -> OrderedWait:
         """A ``Mark`` in the current stream, in place of ``kernels.streams.marker``."""
-        passed = dict(self._clock(self.stream))
-        return lambda: self._join(self.thread, passed)
+        return OrderedWait(self, dict(self._clock(self.stream)))
+
+    def passed(self, marked: dict[str, int]) -> None:
+        """The current thread learns that a mark was passed."""
+        self._join(self.thread, marked)
 
     def wait_stream(self, other: str) -> None:
         """Let the current stream wait for all that was launched in another."""

@@ -115,6 +115,10 @@ class Listener(TransportEnd, Protocol):
     def admit(self, keys: Iterable[str]) -> None:
         """Admit only dialers with these CURVE keys, if this end is locked."""
 
+    @property
+    def is_greeting(self) -> bool:
+        """True while a peer has begun to greet."""
+
     def loan_sockets(self) -> Iterable[Any]:
         """The ``sockets`` on which frames are given back."""
 

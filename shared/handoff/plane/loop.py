@@ -38,7 +38,7 @@ from .messages import (
 )
 from .part_layout import PartLayouts
 from .receiver import Receiver
-from .sender import Sender
+from .sender import Awaits, Sender
 from .settings import DataPlaneConfig
 from .stats import DataPlaneStats
 from .transfer_end import PlaneEnd
@@ -49,6 +49,8 @@ POLL_SECONDS = 0.001
 # ZeroMQ does not tell when a slot is free, but acknowledgements, which wake this thread, come after
 # it, so that looking in between is rarely of use.
 SLOT_POLL_SECONDS = 0.01
+# The longest time that a packed frame waits for the next layer, to leave in the same round.
+PACKED_SECONDS = 0.005
 FRAMES_A_ROUND = 8
 # Limit of the wait at the end for receivers to give back loans.
 FAREWELL_SECONDS = 2.0
@@ -123,11 +125,12 @@ class PlaneLoop:
             AdmitKeys: self._admit,
         }
         self._polled: list[Any] = []
+        self._wake = -1  # the descriptor of the commands
         # Of the polled sockets: bulk sockets, those of acknowledgements, and both with commands.
         self._bulk: frozenset[Any] = frozenset()
         self._replies: frozenset[Any] = frozenset()
         self._moving: frozenset[Any] = frozenset()
-        self._poller = self._poller_without_loans = zmq.Poller()
+        self._pollers = {awaits: zmq.Poller() for awaits in Awaits}
         self._same_sockets = False  # as the poller's; False if they may differ
         self._next_tick = self._next_report = 0.0
         self._last_report = DataPlaneStats()
@@ -154,19 +157,20 @@ class PlaneLoop:
 
     def _is_only_moving(self, ready: list[Any]) -> bool:
         others = self._busy or self._is_polling or self._clock() >= self._next_tick
-        return bool(ready) and self._moving.issuperset(ready) and not others
+        moves = bool(ready) or self._sender.is_packing
+        return moves and self._moving.issuperset(ready) and not others
 
     def _move(self, ready: list[Any], now: float) -> bool:
         """Handle what moves frames; False if the rest of a turn has work too."""
-        if self._commands.fileno() in ready:  # first: a frame may belong to a new attempt
+        if self._wake in ready:  # first: a frame may belong to a new attempt
             self._take_commands()
         if not self._replies.isdisjoint(ready):
             self._handle_control(self._listener.receive_replies(now), self._sender.on_control)
         count = self._receive(now) if not self._bulk.isdisjoint(ready) else None
-        only_frames = self._bulk.issuperset(ready)
-        more = False if only_frames else self._sender.pump(FRAMES_A_ROUND)
+        sends = self._sender.is_packing or not self._bulk.issuperset(ready)
+        more = self._sender.pump(FRAMES_A_ROUND) if sends else False
         self._busy = more or count == FRAMES_A_ROUND
-        return count != 0 and not any(end.has_notices for end in self._ends)
+        return count != 0 and not (self._listener.has_notices or self._dialer.has_notices)
 
     def turn(self) -> None:
         """Do a bounded amount of everything."""
@@ -197,16 +201,19 @@ class PlaneLoop:
     def _wait(self) -> list[Any]:
         """Wait for anything. Returns the sockets that are readable."""
         seconds = TICK_SECONDS
-        needs_polling = any(end.needs_polling for end in self._ends)
-        self._is_polling = needs_polling or self._sender.awaits_slots
+        needs_polling = self._listener.needs_polling or self._dialer.needs_polling
+        awaits_slots = self._sender.awaits is Awaits.SLOTS
+        self._is_polling = needs_polling or awaits_slots
         if self._busy:
             seconds = 0.0
         elif needs_polling:
             seconds = POLL_SECONDS
-        elif self._sender.awaits_slots:
+        elif self._sender.is_packing:
+            seconds = PACKED_SECONDS
+        elif awaits_slots:
             seconds = SLOT_POLL_SECONDS
         ready = [each for each, _ in self._current_poller().poll(int(seconds * 1000))]
-        if self._commands.fileno() in ready:
+        if self._wake in ready:
             self._commands.rest()
         return ready
 
@@ -215,26 +222,28 @@ class PlaneLoop:
         if not self._same_sockets:
             self._same_sockets = True
             self._update_pollers()
-        # Acknowledgements come as well, so that returned frames need not wake this thread, unless
-        # another frame waits for their slots.
-        wants_loans = self._sender.awaits_slots or self._sender.awaits_loans
-        return self._poller if wants_loans else self._poller_without_loans
+        awaits = self._sender.awaits
+        if awaits is Awaits.NOTHING and self._listener.is_greeting:
+            awaits = Awaits.REPLIES
+        return self._pollers[awaits]
 
     def _update_pollers(self) -> None:
-        polled: list[Any] = [self._commands.fileno()]
+        self._wake = self._commands.fileno()
+        polled: list[Any] = [self._wake]
         for end in self._ends:
             polled += end.sockets()
         if polled != self._polled:
-            self._polled, self._poller = polled, zmq.Poller()
-            self._poller_without_loans = zmq.Poller()
+            self._polled = polled
             loans = frozenset(self._listener.loan_sockets())
             self._bulk = frozenset(self._dialer.bulk_sockets())
             self._replies = frozenset(self._listener.reply_sockets())
-            self._moving = self._bulk | self._replies | {self._commands.fileno()}
-            for each in polled:
-                self._poller.register(each, zmq.POLLIN)
-                if each not in loans:
-                    self._poller_without_loans.register(each, zmq.POLLIN)
+            self._moving = self._bulk | self._replies | {self._wake}
+            without = {Awaits.NOTHING: self._replies, Awaits.REPLIES: loans}
+            for awaits in Awaits:
+                self._pollers[awaits] = poller = zmq.Poller()
+                for each in polled:
+                    if each not in without.get(awaits, ()):
+                        poller.register(each, zmq.POLLIN)
 
     def _take_commands(self) -> None:
         for command in self._commands.take():

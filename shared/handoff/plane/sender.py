@@ -1,8 +1,9 @@
 """The prefill rank's half of every transfer: pack, send against credits, await the confirmation.
 
 A frame is packed directly from the cache as soon as there is credit for it, so the compute thread
-never waits and nothing is copied early. On a GPU, frames are packed while earlier ones are, and
-each is sent when a thread beside this one has seen its end (``device_waits.py``). Transfers take
+never waits and nothing is copied early. On a GPU, frames are packed while earlier ones are. One
+that is packed leaves with the next layer, or a few milliseconds later, unless the transfer can only
+go on with it: then a thread beside this one waits for its end (``device_waits.py``). Transfers take
 turns frame by frame, and no peer may use more slots of the ring than are free, so that a peer that
 does not drain always leaves some for the others.
 """
@@ -10,7 +11,8 @@ does not drain always leaves some for the others.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -23,13 +25,26 @@ from ..carriers.staging import HOST_WINDOW_BYTES, Ring, RingSlot
 from ..carriers.transport import Listener, PeerGoneError
 from ..wire import frame
 from ..wire.buffer import Buffer
-from ..wire.frame import DeviceFrame, Digest, Fin, Header, Kind
+from ..wire.frame import DeviceFrame, Digest, Fin, Header, Kind, Message
 from ..wire.greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
 from .part_layout import Layout, coverage_of
 from .stats import DataPlaneStats
 from .transfer_end import ClosedAttempts, PartKey, PlaneEnd, part_of, refusal
 from .work_list import CellRange, WorkList
+
+
+class Awaits(IntEnum):
+    """What a sender waits for, apart from layers and packed frames; each includes those before it.
+
+    While frames are on their way and more may follow, nobody waits for their acknowledgements: they
+    are read with the next one that lets a frame leave, or at the next tick.
+    """
+
+    NOTHING = 0
+    REPLIES = 1  # acknowledgements, or anything while nothing is on its way
+    LOANS = 2  # frames that a peer gives back
+    SLOTS = 3  # free slots of a ring, which may come without a sign
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +66,7 @@ class Outgoing:
 
     @property
     def in_flight(self) -> int:
-        return self.packing + self.unacknowledged
+        return self.packing + self.sent - self.acknowledged
 
     @property
     def unacknowledged(self) -> int:
@@ -79,7 +94,9 @@ class Packing:
     length: int
     holder: SlotHolder
     slot: RingSlot
+    message: Message
     copying: Copying
+    is_awaited: bool = False  # by another thread
     failure: Exception | None = None
 
 
@@ -104,9 +121,7 @@ class Sender:
         # When a peer was last sent a frame, or acknowledged one, in any transfer.
         self._moved_at: dict[PeerKey, float] = {}
         self._closed = ClosedAttempts()
-        # True if the last pump could have sent more with a free slot, or with fewer frames at a
-        # peer.
-        self.awaits_slots = self.awaits_loans = False
+        self.awaits = Awaits.REPLIES  # since the last pump
 
     # ---- commands ----------------------------------------------------------------------------
 
@@ -185,7 +200,7 @@ class Sender:
         sent."""
         self._send_packed()
         self._reap()
-        self.awaits_slots = self.awaits_loans = False
+        self.awaits = Awaits.NOTHING
         frames = idle = 0
         while idle < len(self._turn) and frames < max_frames:
             self._turn.rotate(-1)
@@ -194,11 +209,21 @@ class Sender:
                 idle = 0
             else:
                 idle += 1
+        if not any(transfer.in_flight for transfer in self._transfers.values()):
+            self._await(Awaits.REPLIES)
+        if self.awaits or any(packing.transfer.work.complete for packing in self._packing):
+            self._wait_for_packed()
         return frames >= max_frames
+
+    def _await(self, what: Awaits) -> None:
+        self.awaits = max(self.awaits, what)
 
     def _advance(self, transfer: Outgoing) -> bool:
         """Begin one frame of a transfer, if credit and staging allow it."""
-        if transfer.fin_sent or not self._listener.is_live(transfer.peer):
+        if transfer.fin_sent:
+            self._await(Awaits.REPLIES)
+            return False
+        if not self._listener.is_live(transfer.peer):
             return False
         try:
             if transfer.work.empty:
@@ -226,19 +251,21 @@ class Sender:
             return False
         length = piece.cells * transfer.layout[piece.first_layer].token_bytes
         if transfer.in_flight + length > window:
+            self._await(Awaits.REPLIES)
             return False
         slots = self._slot_counts[holder]
         if slots >= self._listener.slots_for(transfer.peer):
-            self.awaits_loans = True
+            self._await(Awaits.LOANS)
             return False
         slot = ring.acquire() if slots < ring.free else None
         if slot is None:
-            self.awaits_slots = True
+            self._await(Awaits.SLOTS)
             if not slots:  # other peers use the whole ring, which is not this peer's fault
                 transfer.progress_at = self._clock()
             return False
         try:
-            copying = self._pack(transfer, piece, slot.payload[:length])
+            message = slot.message(length)
+            copying = self._pack(transfer, piece, frame.parts_of(message)[1])
         except BaseException:
             ring.release(slot)
             raise
@@ -253,13 +280,11 @@ class Sender:
             length=length,
             holder=holder,
             slot=slot,
+            message=message,
             copying=copying,
         )
         self._packing.append(packing)
-        if copying.is_over:
-            self._send_packed()
-        else:
-            self._end.waits.put(copying.wait, partial(self._packed, packing))
+        self._send_packed()
         return True
 
     def _pack(self, transfer: Outgoing, piece: CellRange, out: Buffer) -> Copying:
@@ -278,12 +303,22 @@ class Sender:
     def _packed(self, packing: Packing, failure: Exception | None) -> None:
         """Called on another thread."""
         packing.failure = failure
-        packing.copying.is_over = True
         self._end.wake()
+
+    def _wait_for_packed(self) -> None:
+        """Wake this thread when the oldest frame is packed."""
+        if self._packing and not self._packing[0].is_awaited:
+            packing = self._packing[0]
+            packing.is_awaited = True
+            self._end.waits.put(packing.copying.wait, partial(self._packed, packing))
+
+    @property
+    def is_packing(self) -> bool:
+        return bool(self._packing)
 
     def _send_packed(self) -> None:
         """Send the frames that are packed, in order."""
-        while self._packing and self._packing[0].copying.is_over:
+        while self._packing and _is_packed(self._packing[0]):
             packing = self._packing.popleft()
             transfer = packing.transfer
             transfer.packing -= packing.length
@@ -305,10 +340,10 @@ class Sender:
         ``PeerGoneError``."""
         if packing.failure is not None:
             raise packing.failure
-        transfer, slot, sums = packing.transfer, packing.slot, packing.copying.sums
-        message = slot.message(packing.length)
+        transfer, slot, message = packing.transfer, packing.slot, packing.message
+        sums = packing.copying.sums
         if sums is not None and isinstance(message, DeviceFrame):
-            message = replace(message, sums=lambda payload: sums())
+            message = DeviceFrame(message.head, message.payload, lambda payload: sums())
         checksum = frame.seal(message, self._data_header(transfer, packing.piece))
         handle = self._listener.send_bulk(transfer.peer, message, slot.offset)
         self._departing.setdefault(packing.holder, deque()).append((slot, handle))
@@ -492,3 +527,13 @@ class Sender:
         rings = self._carriers.rings
         stats.free_slots = sum(ring.free for ring in rings)
         stats.total_slots = sum(ring.total for ring in rings)
+
+
+def _is_packed(packing: Packing) -> bool:
+    """True if a frame is packed, or failed."""
+    if packing.failure is None:
+        try:
+            return packing.copying.wait.is_over()
+        except Exception as error:  # torch and drivers raise errors of many types
+            packing.failure = error
+    return True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .coverage import Coverage
 from .part_layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class CellRange:
+class CellRange(NamedTuple):
     """A rectangle of cells that travels as one frame. Its layers have the same layout."""
 
     first_layer: int

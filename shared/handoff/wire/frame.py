@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import xxhash
 
@@ -69,8 +69,7 @@ class Kind(IntEnum):
     RELEASE = 9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """The fixed part of a frame. Ranges are half open; control frames leave them empty."""
 
     kind: Kind

@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -32,9 +32,8 @@ MAX_OFFER_BYTES = (16 << 10) + 64
 MAX_FIELDS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerKey:
-    """One start of one rank's process."""
+class PeerKey(NamedTuple):
+    """One start of one rank's process. A tuple, since it is hashed several times a frame."""
 
     node_id: str
     epoch: int

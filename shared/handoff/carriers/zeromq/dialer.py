@@ -154,7 +154,8 @@ class ZmqDialer:
 
     @property
     def needs_polling(self) -> bool:
-        return any(reader.needs_polling for reader in self._readers())
+        each = self._dials.values()
+        return any(d.reader is not None and d.reader.needs_polling for d in each)
 
     def live(self) -> Counter[str]:
         return Counter(dial.carrier for dial in self._dials.values() if dial.live)

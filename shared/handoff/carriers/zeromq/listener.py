@@ -42,7 +42,8 @@ MAX_HALF_OPEN = 256
 
 @dataclass(slots=True)
 class _AcceptedPeer:
-    """A greeted connection. ``carrier`` is empty until the peer has chosen one of ``writers``."""
+    """A greeted connection. ``carrier`` and ``writer`` are empty until the peer has chosen one of
+    ``writers``."""
 
     peer: PeerKey
     control_id: bytes
@@ -51,10 +52,7 @@ class _AcceptedPeer:
     max_payload: int
     kv_scales: tuple[float, ...]
     carrier: str = ""
-
-    @property
-    def writer(self) -> FrameWriter | None:
-        return self.writers.get(self.carrier)
+    writer: FrameWriter | None = None
 
 
 @dataclass(slots=True)
@@ -164,7 +162,8 @@ class ZmqListener:
 
     @property
     def needs_polling(self) -> bool:
-        return any(writer.needs_polling for writer in self._writers())
+        each = self._by_peer.values()
+        return any(a.writer is not None and a.writer.needs_polling for a in each)
 
     def is_live(self, peer: PeerKey) -> bool:
         accepted = self._by_peer.get(peer)
@@ -216,6 +215,11 @@ class ZmqListener:
         except zmq.ZMQError:
             return False
         return True
+
+    @property
+    def is_greeting(self) -> bool:
+        settled = all(accepted.carrier for accepted in self._by_peer.values())
+        return bool(self._half_open) or not settled
 
     def loan_sockets(self) -> list[Any]:
         return [each for writer in self._writers() for each in writer.descriptors()]
@@ -280,7 +284,8 @@ class ZmqListener:
         accepted.carrier = carrier
         for name in accepted.writers.keys() - {carrier}:
             accepted.writers.pop(name).close()
-        accepted.writers[carrier].start()
+        accepted.writer = accepted.writers[carrier]
+        accepted.writer.start()
         self._notices.append(Joined(accepted.peer, carrier))
 
     def _on_greeting(
@@ -397,3 +402,4 @@ def _end(accepted: _AcceptedPeer) -> None:
     for writer in accepted.writers.values():
         writer.close()
     accepted.writers.clear()
+    accepted.writer = None

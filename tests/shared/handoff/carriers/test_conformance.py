@@ -6,7 +6,6 @@ The test steps both ends by hand; ``test_conformance_of_planes.py`` steps two da
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ class ConnectedEnds:
         self.to_dialer: list[bytes] = []
 
     def dial(self, **changes: Any) -> PeerKey:
-        peer = replace(_key(self.prefill), **changes)
+        peer = _key(self.prefill)._replace(**changes)
         self.dialer.connect(peer, self.prefill.plane.endpoints, self.world.clock())
         return peer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,7 +172,7 @@ def test_unexpected_frames_get_an_abort_and_do_no_harm(
 ) -> None:
     before = _contents(decode)
     header, payload = frame.decode(sender.data(7, 0, 0, 0, END), 1 << 20)
-    message = frame.encode(replace(header, **stale), bytes(payload))
+    message = frame.encode(header._replace(**stale), bytes(payload))
     sender.send(message, message)
     reply, _ = sender.next(Kind.ABORT)
     assert reply.transfer_id == stale.get("transfer_id", 7)

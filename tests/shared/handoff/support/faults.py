@@ -257,6 +257,10 @@ class FaultyListener(_Faulty):
     def admit(self, keys: Iterable[str]) -> None:
         self._inner.admit(keys)
 
+    @property
+    def is_greeting(self) -> bool:
+        return bool(self._inner.is_greeting)
+
     def loan_sockets(self) -> Iterable[Any]:
         return self._inner.loan_sockets()
 

@@ -199,6 +199,7 @@ class MemoryListener(_End):
     """The sending rank's end."""
 
     unknown_connections = keys_refused = 0
+    is_greeting = False
 
     def __init__(self, network: Network, me: Greeting, **of: Any) -> None:
         super().__init__(network, me, **of)
