@@ -16,8 +16,10 @@ MAX_STRUCTURE = 4096
 _QUOTES = ("'''", '"""', "'", '"')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTE = re.compile("|".join(_QUOTES))
-# The text after an opening quote.
-_STRING = {quote: re.compile(rf"(?:(?!{quote})[^\\]|\\.)*+{quote}", re.DOTALL) for quote in _QUOTES}
+# The text after an opening quote. Python 3.11.2 never matches a group that ``*+`` repeats.
+_STRING = {
+    quote: re.compile(rf"(?>(?:(?!{quote})[^\\]|\\.)*){quote}", re.DOTALL) for quote in _QUOTES
+}
 
 
 def literal_to_json(text: str) -> str:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -69,10 +70,12 @@ def read(parser: OutputParser | None, pieces: Iterable[str]) -> Parsed:
     return result
 
 
+@cache
 def parse_text(
     name: str, text: str, reasoning: str = NO_PARSER, opened: bool | None = None
 ) -> Parsed:
-    """What is found in a text, whole and character by character."""
+    """What is found in a text, whole and character by character. Many damaged texts are cut before
+    their damage."""
     tools = ToolUse(parser=name, schemas=SCHEMAS | {"f": VALUE_SCHEMA})
     whole = read(output_parser(reasoning, tools, opened=opened), [text])
     streamed = read(output_parser(reasoning, tools, opened=opened), text)
