@@ -133,7 +133,7 @@ def test_a_tensor_is_not_read_further_after_an_error(
 def test_files_are_read_ahead_of_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """Each piece once, and no further than to the end. Errors are left to the reads themselves."""
+    """Each piece once, unless it is cached. Errors are left to the reads themselves."""
     monkeypatch.setattr(file_reads, "_PIECE", 100)
     monkeypatch.setattr(file_reads, "_AHEAD", 300)
     path, ahead, preadv = tmp_path / "file", queue.Queue[int](), os.preadv
@@ -147,15 +147,22 @@ def test_files_are_read_ahead_of_a_place(
                 raise OSError("failing disk")
         return preadv(fd, buffers, begin)
 
+    def is_cached(fd: int, begin: int, end: int) -> bool:
+        ahead.put(-begin)
+        return begin == 800
+
     monkeypatch.setattr(os, "preadv", noted)
+    monkeypatch.setattr(file_reads, "_is_cached", is_cached)
     descriptors = len(os.listdir("/dev/fd"))
     with file_reads.FileReads(ahead=True) as reads:
-        for begin, pieces in ((250, (2, 3, 4, 5)), (260, ()), (20, (0, 1)), (850, (8, 9))):
+        for begin, pieces in ((250, (200, 300, 400, 500)), (260, ()), (20, (0, 100)), (850, ())):
             into = torch.zeros(10, dtype=torch.uint8)
             reads.rows(path, begin, into, "numbers")
             assert into.numpy().tobytes() == data[begin : begin + 10]
+            if begin != 260:
+                assert ahead.get(timeout=10) == -(begin // 100 * 100)
             for piece in pieces[:1] if fails else pieces:
-                assert ahead.get(timeout=10) == 100 * piece
+                assert ahead.get(timeout=10) == piece
     assert ahead.empty()
     assert len(os.listdir("/dev/fd")) == descriptors
     assert not any(each.name.startswith("read-ahead") for each in threading.enumerate())
@@ -163,6 +170,7 @@ def test_files_are_read_ahead_of_a_place(
 
 def test_reading_ahead_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_reads, "_PIECE", 100)
+    monkeypatch.setattr(file_reads, "_is_cached", lambda *_: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     path, begins, preadv = tmp_path / "file", [], os.preadv
     path.write_bytes(bytes(10_000))
@@ -179,6 +187,22 @@ def test_reading_ahead_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         reads.rows(path, 0, torch.zeros(10_001, dtype=torch.uint8), "numbers")
     assert len(begins) < 50
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 5),
+    reason="Linux 6.5 tells what is cached",
+)
+def test_it_is_known_whether_a_file_is_cached(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, 3 << 20)
+    with path.open("r+b") as file:
+        assert not file_reads._is_cached(file.fileno(), 1 << 20, 4 << 20)
+        file.write(bytes(2 << 20))
+        file.flush()
+        assert file_reads._is_cached(file.fileno(), 0, 2 << 20)
+        assert not file_reads._is_cached(file.fileno(), 0, 4 << 20)
 
 
 def test_weights_without_a_kernel_are_named(
