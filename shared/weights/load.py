@@ -57,13 +57,15 @@ def load_model(
 
     ``ignored_keys``, ``max_model_len``: see ``spec_of``; ``overrides``: see ``open_source``.
     """
-    source = open_source(path, overrides)
+    tp = tp or TensorParallel()
+    # Several ranks each read a part of the files.
+    source = open_source(path, overrides, ahead=tp.size == 1)
     spec = spec_of(source.config(), ignored_keys, max_model_len)
     device = torch.device(device)
     place = WeightPlacement(
         resolve_dtype(dtype, spec, device),
         device,
-        tp or TensorParallel(),
+        tp,
         operators or Operators(),
     )
     if load_format == "dummy":

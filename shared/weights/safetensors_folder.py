@@ -43,7 +43,12 @@ class SafetensorsFolder:
     format = "safetensors"
 
     def __init__(
-        self, path: Path, framework: str = "pt", overrides: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        framework: str = "pt",
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self.path = path
         self._overrides = overrides
@@ -52,7 +57,7 @@ class SafetensorsFolder:
         self._file_of: dict[str, str] = {}
         self._own_names: dict[str, str] = {}  # of tensors whose names in the files are not unique
         self._offsets: dict[str, dict[str, int]] = {}
-        self._reads = FileReads()
+        self._reads = FileReads(ahead=ahead)
         self._open = ExitStack()
 
     def __enter__(self) -> SafetensorsFolder:

@@ -99,12 +99,15 @@ class WeightSource(Protocol):
         contiguous CPU tensor of the same dtype and shape."""
 
 
-def open_source(path: str | Path, overrides: Mapping[str, Any] | None = None) -> WeightSource:
-    """The source at the path of a model. ``overrides`` replace keys of its configuration."""
+def open_source(
+    path: str | Path, overrides: Mapping[str, Any] | None = None, *, ahead: bool = False
+) -> WeightSource:
+    """The source at the path of a model. ``overrides`` replace keys of its configuration;
+    ``ahead``: see ``FileReads``."""
     path = Path(path)
     if is_gguf(path):
-        return GGUFFile(path, overrides)
-    folder = SafetensorsFolder(path, overrides=overrides)
+        return GGUFFile(path, overrides, ahead=ahead)
+    folder = SafetensorsFolder(path, overrides=overrides, ahead=ahead)
     if not (path / "config.json").is_file():
         return folder
     quantization = quantization_of(folder.config())

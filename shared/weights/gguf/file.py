@@ -46,10 +46,12 @@ class GGUFFile:
 
     format = "gguf"
 
-    def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, overrides: Mapping[str, Any] | None = None, *, ahead: bool = False
+    ) -> None:
         self.path = path
         self._overrides = overrides or {}
-        self._reads = FileReads()
+        self._reads = FileReads(ahead=ahead)
 
     def __enter__(self) -> GGUFFile:
         self._reads.__enter__()
