@@ -149,7 +149,7 @@ class Rank:
     def __init__(self, own: PlaneRank, pipe: Connection) -> None:
         self.own = own
         self._wait: Callable[[], Any]
-        self._computed = ComputedLayers(lambda: self._wait, own.plane.submit)
+        self._computed = ComputedLayers(lambda: self._wait, own.plane.submit, LAYERS)
         pipe.send((own.config, own.plane.endpoints))
         config, endpoints = pipe.recv()
         self._peer = SimpleNamespace(config=config, plane=SimpleNamespace(endpoints=endpoints))

@@ -192,8 +192,10 @@ class RankProcess:
             from .plane import start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
-            if (mark := self._runner.cache.mark) is not None:
-                self._computed_layers = ComputedLayers(mark, self._plane.submit)
+            cache = self._runner.cache
+            if cache.mark is not None:
+                layers = len(cache.layers)
+                self._computed_layers = ComputedLayers(cache.mark, self._plane.submit, layers)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
         bind_threads(self._settings, self._device)

@@ -50,7 +50,7 @@ def ready(number: int, layer: int) -> LayerReady:
     )
 
 
-def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
+def test_layers_leave_when_they_are_computed_and_no_later_one_with_them() -> None:
     with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
@@ -60,21 +60,41 @@ def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
             submitted.append(layer.first_layer)
             prefill.plane.submit(layer)
 
-        computed = ComputedLayers(stream.mark, submit)
+        computed = ComputedLayers(stream.mark, submit, LAYERS)
         for layer in range(LAYERS):
             computed.announce([ready(1, layer)])
-        assert not submitted
-        for layer in range(LAYERS):
-            stream.compute(layer)
-            until(lambda layer=layer: len(submitted) > layer)  # type: ignore[misc]
-            assert submitted == list(range(layer + 1))
+        assert LAYERS == 3 and len(stream.events) == 2 and not submitted
+        for mark, count in enumerate((2, 3)):
+            stream.compute(mark)
+            until(lambda count=count: len(submitted) >= count)  # type: ignore[misc]
+            assert submitted == list(range(count))
         until(lambda: bool(prefill.log.of(SendFinished)))
         assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
+def test_the_last_layer_leaves_alone() -> None:
+    for num_layers, marks in ((1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)):
+        stream = FakeStream()
+        computed = ComputedLayers(stream.mark, lambda _: None, num_layers)
+        for layer in range(num_layers):
+            computed.announce([ready(1, layer)])
+        assert len(stream.events) == marks
+
+
+def test_a_layer_of_a_step_that_failed_does_not_leave_with_the_next_step() -> None:
+    stream, submitted = FakeStream(), list[LayerReady]()
+    computed = ComputedLayers(stream.mark, submitted.append, 8)
+    computed.announce([ready(1, 0)])
+    for layer in range(2):
+        computed.announce([ready(2, layer)])
+    stream.compute(0)
+    until(lambda: len(submitted) >= 2)
+    assert submitted == [ready(2, 0), ready(2, 1)]
+
+
 def test_layers_leave_in_the_order_of_the_stream() -> None:
     stream, submitted = FakeStream(), list[LayerReady]()
-    computed = ComputedLayers(stream.mark, submitted.append)
+    computed = ComputedLayers(stream.mark, submitted.append, 2)
     for layer in range(2):
         computed.announce([ready(1, layer), ready(2, layer)])
     stream.compute(1)  # before its stream gets there
@@ -91,7 +111,7 @@ def test_announcements_for_a_cancelled_transfer_are_ignored() -> None:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
         stream = FakeStream()
-        computed = ComputedLayers(stream.mark, prefill.plane.submit)
+        computed = ComputedLayers(stream.mark, prefill.plane.submit, 1)
         computed.announce([ready(1, 0)])
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
         stream.compute(0)
@@ -109,7 +129,7 @@ def test_the_layers_after_one_that_failed_are_announced(
         raise RuntimeError("CUDA error: an illegal memory access")
 
     waits = iter([broken, lambda: None])
-    computed = ComputedLayers(lambda: next(waits), submitted.append)
+    computed = ComputedLayers(lambda: next(waits), submitted.append, 2)
     for layer in range(2):
         computed.announce([ready(1, layer)])
     until(lambda: bool(submitted))
@@ -139,7 +159,7 @@ def test_an_engine_marks_each_layer_once_for_all_its_sequences() -> None:
     at_once = list(plane.told)
     plane.told.clear()
     stream = FakeStream()
-    rank._computed_layers = ComputedLayers(stream.mark, plane.submit)
+    rank._computed_layers = ComputedLayers(stream.mark, plane.submit, 2)
     hook = rank._layer_hook(ExecuteStep(StepPlan.of(2, steps), sending))
     assert hook is not None
     for layer in (0, 1):

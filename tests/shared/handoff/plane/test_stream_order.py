@@ -166,7 +166,7 @@ class Pair:
         for rank in (self.prefill, self.decode):
             turn = rank.turn
             rank.turn = self._in(f"copies {rank.config.node_id}", turn)  # type: ignore[method-assign]
-        self.computed = ComputedLayers(order.mark, self.prefill.plane.submit)
+        self.computed = ComputedLayers(order.mark, self.prefill.plane.submit, LAYERS)
 
     def _rank(self, name: str) -> HandRank:
         cache = KVCache(SPEC, num_blocks=BLOCKS, block_size=BLOCK, dtype=torch.bfloat16)
