@@ -125,8 +125,6 @@ def pytest_collection_finish() -> None:
         poison_allocations()
     gc.freeze()
     gc.enable()
-    # As in the processes under test; by default, 700 new objects start a collection.
-    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(trylast=True)

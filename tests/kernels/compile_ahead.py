@@ -13,7 +13,6 @@ That count is exact, and no measurement: a kernel cannot be faster, but it may w
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import struct
@@ -28,8 +27,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-if __name__ == "__main__":  # nearly all that it imports and builds stays until the end
-    gc.disable()
 
 import torch
 import triton

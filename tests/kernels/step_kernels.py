@@ -11,7 +11,6 @@ launches a kernel that was not launched before it, or one of a whole model that
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import tempfile
@@ -21,8 +20,6 @@ from itertools import groupby
 from pathlib import Path
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-if __name__ == "__main__":  # nearly all that it imports and builds stays until the end
-    gc.disable()
 
 import torch
 
