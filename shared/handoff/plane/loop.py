@@ -49,7 +49,7 @@ POLL_SECONDS = 0.001
 # ZeroMQ does not tell when a slot is free, but acknowledgements, which wake this thread, come after
 # it, so that looking in between is rarely of use.
 SLOT_POLL_SECONDS = 0.01
-# The longest time that a packed frame waits for the next layer, to leave in the same round.
+# The longest time that a packed frame waits for the next layers, to leave in their round.
 PACKED_SECONDS = 0.005
 FRAMES_A_ROUND = 8
 # Limit of the wait at the end for receivers to give back loans.
@@ -125,7 +125,6 @@ class PlaneLoop:
             AdmitKeys: self._admit,
         }
         self._polled: list[Any] = []
-        self._wake = -1  # the descriptor of the commands
         # Of the polled sockets: bulk sockets, those of acknowledgements, and both with commands.
         self._bulk: frozenset[Any] = frozenset()
         self._replies: frozenset[Any] = frozenset()
@@ -162,7 +161,7 @@ class PlaneLoop:
 
     def _move(self, ready: list[Any], now: float) -> bool:
         """Handle what moves frames; False if the rest of a turn has work too."""
-        if self._wake in ready:  # first: a frame may belong to a new attempt
+        if self._commands.fileno() in ready:  # first: a frame may belong to a new attempt
             self._take_commands()
         if not self._replies.isdisjoint(ready):
             self._handle_control(self._listener.receive_replies(now), self._sender.on_control)
@@ -170,7 +169,7 @@ class PlaneLoop:
         sends = self._sender.is_packing or not self._bulk.issuperset(ready)
         more = self._sender.pump(FRAMES_A_ROUND) if sends else False
         self._busy = more or count == FRAMES_A_ROUND
-        return count != 0 and not (self._listener.has_notices or self._dialer.has_notices)
+        return count != 0 and not any(end.has_notices for end in self._ends)
 
     def turn(self) -> None:
         """Do a bounded amount of everything."""
@@ -201,7 +200,7 @@ class PlaneLoop:
     def _wait(self) -> list[Any]:
         """Wait for anything. Returns the sockets that are readable."""
         seconds = TICK_SECONDS
-        needs_polling = self._listener.needs_polling or self._dialer.needs_polling
+        needs_polling = any(end.needs_polling for end in self._ends)
         awaits_slots = self._sender.awaits is Awaits.SLOTS
         self._is_polling = needs_polling or awaits_slots
         if self._busy:
@@ -213,7 +212,7 @@ class PlaneLoop:
         elif awaits_slots:
             seconds = SLOT_POLL_SECONDS
         ready = [each for each, _ in self._current_poller().poll(int(seconds * 1000))]
-        if self._wake in ready:
+        if self._commands.fileno() in ready:
             self._commands.rest()
         return ready
 
@@ -228,8 +227,7 @@ class PlaneLoop:
         return self._pollers[awaits]
 
     def _update_pollers(self) -> None:
-        self._wake = self._commands.fileno()
-        polled: list[Any] = [self._wake]
+        polled: list[Any] = [self._commands.fileno()]
         for end in self._ends:
             polled += end.sockets()
         if polled != self._polled:
@@ -237,7 +235,7 @@ class PlaneLoop:
             loans = frozenset(self._listener.loan_sockets())
             self._bulk = frozenset(self._dialer.bulk_sockets())
             self._replies = frozenset(self._listener.reply_sockets())
-            self._moving = self._bulk | self._replies | {self._wake}
+            self._moving = self._bulk | self._replies | {self._commands.fileno()}
             without = {Awaits.NOTHING: self._replies, Awaits.REPLIES: loans}
             for awaits in Awaits:
                 self._pollers[awaits] = poller = zmq.Poller()

@@ -2,10 +2,10 @@
 
 A frame is packed directly from the cache as soon as there is credit for it, so the compute thread
 never waits and nothing is copied early. On a GPU, frames are packed while earlier ones are. One
-that is packed leaves with the next layer, or a few milliseconds later, unless the transfer can only
-go on with it: then a thread beside this one waits for its end (``device_waits.py``). Transfers take
-turns frame by frame, and no peer may use more slots of the ring than are free, so that a peer that
-does not drain always leaves some for the others.
+that is packed leaves with the next layers, or a few milliseconds later, unless the transfer can
+only go on with it: then a thread beside this one waits for its end (``device_waits.py``). Transfers
+take turns frame by frame, and no peer may use more slots of the ring than are free, so that a peer
+that does not drain always leaves some for the others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Outgoing:
 
     @property
     def in_flight(self) -> int:
-        return self.packing + self.sent - self.acknowledged
+        return self.packing + self.unacknowledged
 
     @property
     def unacknowledged(self) -> int:

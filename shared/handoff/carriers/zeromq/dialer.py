@@ -154,8 +154,7 @@ class ZmqDialer:
 
     @property
     def needs_polling(self) -> bool:
-        each = self._dials.values()
-        return any(d.reader is not None and d.reader.needs_polling for d in each)
+        return any(reader.needs_polling for reader in self._readers())
 
     def live(self) -> Counter[str]:
         return Counter(dial.carrier for dial in self._dials.values() if dial.live)

@@ -42,8 +42,7 @@ MAX_HALF_OPEN = 256
 
 @dataclass(slots=True)
 class _AcceptedPeer:
-    """A greeted connection. ``carrier`` and ``writer`` are empty until the peer has chosen one of
-    ``writers``."""
+    """A greeted connection. ``carrier`` is empty until the peer has chosen one of ``writers``."""
 
     peer: PeerKey
     control_id: bytes
@@ -52,7 +51,10 @@ class _AcceptedPeer:
     max_payload: int
     kv_scales: tuple[float, ...]
     carrier: str = ""
-    writer: FrameWriter | None = None
+
+    @property
+    def writer(self) -> FrameWriter | None:
+        return self.writers.get(self.carrier)
 
 
 @dataclass(slots=True)
@@ -162,8 +164,7 @@ class ZmqListener:
 
     @property
     def needs_polling(self) -> bool:
-        each = self._by_peer.values()
-        return any(a.writer is not None and a.writer.needs_polling for a in each)
+        return any(writer.needs_polling for writer in self._writers())
 
     def is_live(self, peer: PeerKey) -> bool:
         accepted = self._by_peer.get(peer)
@@ -284,8 +285,7 @@ class ZmqListener:
         accepted.carrier = carrier
         for name in accepted.writers.keys() - {carrier}:
             accepted.writers.pop(name).close()
-        accepted.writer = accepted.writers[carrier]
-        accepted.writer.start()
+        accepted.writers[carrier].start()
         self._notices.append(Joined(accepted.peer, carrier))
 
     def _on_greeting(
@@ -402,4 +402,3 @@ def _end(accepted: _AcceptedPeer) -> None:
     for writer in accepted.writers.values():
         writer.close()
     accepted.writers.clear()
-    accepted.writer = None
