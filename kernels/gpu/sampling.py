@@ -70,7 +70,7 @@ def draw_tokens(
     not finite.
 
     Adds the token to its slot's history and sets ``last_tokens`` (0 if not finite). Rows of padding
-    stay undefined. Kernels are left out unless some rows may be ``filtered``.
+    stay undefined. The kernels of filters are left out unless some rows may be ``filtered``.
     """
     rows, vocab = logits_RV.shape
     assert logits_RV.dtype == torch.float32 and logits_RV.is_contiguous()

@@ -56,7 +56,7 @@ def list_candidates(
     slots_R: torch.Tensor,
     logits_RV: torch.Tensor,
     maxima_RB: torch.Tensor,
-    moments: tuple[torch.Tensor, ...],
+    moments: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     arrived_R: torch.Tensor,
     sizes: dict[str, int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

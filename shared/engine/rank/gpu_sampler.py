@@ -65,7 +65,7 @@ class GpuSampler:
         self._table_SC = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._specs: dict[int, SamplerSpec] = {}
         self._added: set[int] = set()  # slots whose columns are not on the device yet
-        # Slots that ask for logprobs, whose logits are edited, or whose tokens are filtered.
+        # Slots that ask for logprobs, and those whose tokens are filtered.
         self._asking: set[int] = set()
         self._filtered: set[int] = set()
         self._lists: dict[int, torch.Tensor] = {}  # the memory to which a slot's columns point

@@ -20,7 +20,7 @@ def filters(params: RankSampling, vocab_size: int) -> bool:
     return params.temperature >= GREEDY_BELOW and limited
 
 
-def edits(spec: SamplerSpec) -> bool:
+def _edits(spec: SamplerSpec) -> bool:
     """True if logits of some draws are edited."""
     params = spec.params
     lists = params.logit_bias, params.allowed_token_ids, params.bad_words, spec.blocked_tokens
@@ -60,7 +60,7 @@ def columns_of(spec: SamplerSpec, vocab_size: int) -> list[Value]:
         _set_bad_words(columns, spec)
     if params.allowed_token_ids:
         columns[sampling_table.ALLOWED.value] = _bits(params.allowed_token_ids, vocab_size)
-    columns[sampling_table.EDITED.value] = int(edits(spec))
+    columns[sampling_table.EDITED.value] = int(_edits(spec))
     return columns
 
 
