@@ -29,6 +29,7 @@ from tandem.shared.engine.sequence import Sequence
 from tandem.shared.engine.work import Generate
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool
+from tandem.tests.support.step_rows import rows_of
 
 STEPS = 4000
 WARM_UP = 500
@@ -198,9 +199,9 @@ class OverloadedNode:
         if plan is None:
             self.counts.thin += 1
             return 1.0
-        sampled = {row.sequence_id: [7] for row in plan.sequences if row.sample}
+        sampled = {row.sequence_id: [7] for row in rows_of(plan) if row.sample}
         self._scheduler.apply(StepResult(plan.step, sampled))
-        computed = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
+        computed = sum(len(row.tokens) for row in rows_of(plan) if len(row.tokens) > 1)
         self.counts.rows += len(sampled)
         self.counts.thin += len(sampled) <= 1
         self.counts.computed += computed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from typing import Literal, NamedTuple
 
 from ...proto.packed_logprobs import unpack_logprobs
@@ -191,30 +191,6 @@ class StepColumns:
         return len(self.start)
 
     @property
-    def rows(self) -> list[SequenceStep]:
-        """The rows one by one. Those without new blocks have no ``first_block``."""
-        tokens, masked = iter(self.tokens), set(self.masked)
-        rows = []
-        for row, key in enumerate(self.sequence_id):
-            first, blocks = self.blocks.get(row, (0, []))
-            top, targets = self.prompt_logprobs.get(row, (None, ()))
-            rows.append(
-                SequenceStep(
-                    key,
-                    [*islice(tokens, self.count[row])],
-                    self.start[row],
-                    blocks,
-                    self.sample[row],
-                    top,
-                    targets,
-                    key in masked,
-                    self.pool.get(row),
-                    first,
-                )
-            )
-        return rows
-
-    @property
     def only_decode(self) -> bool:
         """True if each row is one token that is followed by a draw."""
         return all(self.sample) and len(self.tokens) == len(self.start) and not self.prompt_logprobs
@@ -245,11 +221,6 @@ class StepPlan:
         ahead: bool = False,
     ) -> StepPlan:
         return cls(step, StepColumns.of(rows), [*added], [*removed], ahead)
-
-    @property
-    def sequences(self) -> list[SequenceStep]:
-        """The rows one by one, built anew at each call."""
-        return self.columns.rows
 
 
 @dataclass(frozen=True, slots=True)

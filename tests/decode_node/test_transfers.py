@@ -31,6 +31,7 @@ from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableErr
 from tandem.tests.decode_node.fake_parts import fake_peer
 from tandem.tests.support.clock import pausing
 from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.step_rows import rows_of
 from tandem.tests.support.waiting import until
 
 A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
@@ -209,7 +210,7 @@ async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
     world.done = pb.OpenDone(cached_tokens=cached_by_peer)
     scheduler = world.node.scheduler
     scheduler.add(Sequence(0, list(range(33)), Generate(SamplingParams(max_tokens=1))))
-    while (plan := scheduler.schedule()) is not None and plan.sequences:
+    while (plan := scheduler.schedule()) is not None and rows_of(plan):
         scheduler.apply(StepResult(plan.step, {0: [5]}))
     source = await world.run(A)
     assert (world.sequence.cached, world.sequence.received) == (32, 67)
@@ -221,7 +222,7 @@ def run_here(world: TransferWorld) -> None:
     scheduler = world.node.scheduler
     world.sequence.work = Generate(SamplingParams(max_tokens=1))
     while (plan := scheduler.schedule()) is not None:
-        sampled = {row.sequence_id: [5] for row in plan.sequences if row.sample}
+        sampled = {row.sequence_id: [5] for row in rows_of(plan) if row.sample}
         scheduler.apply(StepResult(plan.step, sampled))
 
 

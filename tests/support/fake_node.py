@@ -37,6 +37,7 @@ from tandem.shared.kv.block_pool import BlockPool
 from tandem.shared.kv.planning import ResolvedEngine
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.shared.node.metrics import NodeMetrics
+from tandem.tests.support.step_rows import rows_of
 from tandem.tests.support.waiting import until
 
 RANKS, BLOCK, VOCAB = 2, 16, 512
@@ -94,15 +95,15 @@ class FakeRanks:
         plan = self._plans.popleft()
         await asyncio.sleep(0)  # other tasks run during a step
         await self.computes.wait()
-        rows = plan.sequences if self.fails else []
-        sampled_rows = [row for row in plan.sequences if row.sample and self.says is not None]
+        rows = rows_of(plan) if self.fails else []
+        sampled_rows = [row for row in rows_of(plan) if row.sample and self.says is not None]
         return StepResult(
             plan.step,
             {row.sequence_id: [self.says or 0] for row in sampled_rows},
             failed={row.sequence_id: self.fails for row in rows},
             hidden={
                 row.sequence_id: HIDDEN[:4] if row.pool.classify else HIDDEN
-                for row in plan.sequences
+                for row in rows_of(plan)
                 if row.pool is not None and row.pool.hidden
             },
         )

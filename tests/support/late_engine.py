@@ -40,6 +40,7 @@ from tandem.shared.handoff.wire.layer_windows import first_tokens
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.tests.support.late_rank import PLACES, SECONDS, LateRank, as_on_gpu
 from tandem.tests.support.packed_kv import packed_bytes
+from tandem.tests.support.step_rows import rows_of
 
 T = TypeVar("T")
 VOCAB = 512
@@ -537,7 +538,7 @@ class LateEngine:
     def _submitted(self, plan: StepPlan, sending: list[KVSending]) -> None:
         by_id = {one.sequence_id: one for one in self.requests}
         blocks = {}
-        for row in plan.sequences:
+        for row in rows_of(plan):
             count = -(-(row.start + len(row.tokens)) // self.pool.block_size)
             blocks[by_id[row.sequence_id]] = by_id[row.sequence_id].block_table[:count]
         self._in_flight.append(_InFlight(plan, blocks))

@@ -12,6 +12,7 @@ from tandem.shared.engine.plan import SamplerSpec, SequenceStep, StepPlan, StepR
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence
 from tandem.shared.engine.work import Generate
+from tandem.tests.support.step_rows import rows_of
 
 EOS, STOP = 999, 7
 FIRST_TOKEN = 100  # of those that end nothing
@@ -63,11 +64,11 @@ class SimulatedRanks:
         for spec in plan.added:
             self.specs[spec.sequence_id] = spec
             self.samples[spec.sequence_id] = []
-        self.failed = bool(self.poison & {row.sequence_id for row in plan.sequences})
+        self.failed = bool(self.poison & {row.sequence_id for row in rows_of(plan)})
         if self.failed:
             return None
         result = StepResult(plan.step)
-        for row in plan.sequences:
+        for row in rows_of(plan):
             self._compute(row, result)
         return result
 

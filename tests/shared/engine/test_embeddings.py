@@ -20,6 +20,7 @@ from tandem.shared.errors import RequestError
 from tandem.tests.shared.engine.scheduling.schedulers import make
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.extent import selected
+from tandem.tests.support.step_rows import rows_of
 
 from ..models.test_parity import prompt_of, reference
 
@@ -147,7 +148,7 @@ def test_only_rows_that_count_return_hidden_states(
     while not one.finish_reason:
         plan = scheduler.schedule()
         assert plan is not None
-        [row] = plan.sequences
+        [row] = rows_of(plan)
         assert row.pool is not None
         hidden_states.append(row.pool.hidden)
         hidden = {} if row.pool.hidden is None else {1: b"\0\0\0\0"}
@@ -165,7 +166,7 @@ def test_a_preempted_prompt_starts_its_hidden_states_anew() -> None:
     scheduler._preemption._preempt(one)
     assert one.hidden == [] and one.computed == 0
     plan = scheduler.schedule()
-    assert plan is not None and plan.sequences[0].start == 0
+    assert plan is not None and rows_of(plan)[0].start == 0
 
 
 def test_a_model_without_a_head_embeds_and_does_not_generate(folder: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ FAULTS = {
 }
 
 def poisoned(self, plan, on_layer):
-    met = [FAULTS[token] for row in plan.sequences for token in row.tokens if token in FAULTS]
+    met = [FAULTS[token] for token in plan.columns.tokens if token in FAULTS]
     mine = [(error, late) for error, ranks, late in met if self.tp.rank in ranks]
     for error, late in mine:
         if not late:
@@ -77,7 +77,7 @@ launch, met = runner.ModelRunner.launch, set()
 
 def launched(self, plan, on_layer=None):
     met.clear()
-    met.update(token for row in plan.sequences for token in row.tokens)
+    met.update(plan.columns.tokens)
     return launch(self, plan, on_layer)
 
 def full_at(token, owner, name):

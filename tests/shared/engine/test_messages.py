@@ -61,6 +61,7 @@ from tandem.shared.handoff.plane.messages import Cancelled, Command, Event
 from tandem.shared.handoff.wire.codec import CodecError
 from tandem.shared.kv.planning import RankDevice, RankMemory
 from tandem.shared.telemetry.logs import LogSettings
+from tandem.tests.support.step_rows import rows_of
 
 PLANE = DataPlaneSettings(
     node_id="d",
@@ -199,7 +200,7 @@ def test_rows_arrive_as_they_were_planned(
     message = CODEC.decode(CODEC.encode(ExecuteStep(StepPlan.of(1, rows), [])))
     assert isinstance(message, ExecuteStep)
     columns = message.plan.columns
-    assert message.plan.sequences == rows and len(columns) == len(rows)
+    assert rows_of(message.plan) == rows and len(columns) == len(rows)
     assert columns.only_decode == all(
         row.sample and len(row.tokens) == 1 and row.prompt_logprobs is None for row in rows
     )

@@ -36,6 +36,7 @@ pytest.importorskip("triton")
 
 from tandem.tests.support.emulated_gpu import emulated_runner, use_kernels
 from tandem.tests.support.graph_emulator import CapturedRank, CaptureError, emulated_capture
+from tandem.tests.support.step_rows import rows_of
 
 BLOCK = 4
 # Of up to four rows, one and three are padded, and more than ``SIZES`` have no graph.
@@ -95,7 +96,7 @@ def test_a_gpu_draws_the_tokens_of_a_cpu(folder: Path) -> None:
     plans = list(Streams(5, block_size=BLOCK, max_rows=MAX_ROWS).plans(6))
     expected = [drawn(cpu.execute(plan)) for plan in plans]
     assert [drawn(gpu.execute(plan)) for plan in plans] == expected
-    assert any(len(row.tokens) > 1 for plan in plans for row in plan.sequences)
+    assert any(len(row.tokens) > 1 for plan in plans for row in rows_of(plan))
 
 
 WINDOW = {"sliding_window": 4}
@@ -140,7 +141,7 @@ def test_replays_of_all_kinds_of_layers_draw_the_tokens_of_a_cpu(
         drawn_on_gpu = drawn_late(gpu, plans)
     assert drawn_on_gpu == [drawn(cpu.execute(plan)) for plan in plans]
     assert written_slots(gpu) == written_slots(cpu)
-    assert paddings == [1, 0, 1] and len(plans[1].sequences) == 2
+    assert paddings == [1, 0, 1] and len(rows_of(plans[1])) == 2
 
 
 def test_a_step_without_memory_leaves_nothing_behind(

@@ -24,6 +24,7 @@ from tandem.shared.engine.plan import (
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.step_plans import NUM_BLOCKS, Streams
+from tandem.tests.support.step_rows import rows_of
 from tandem.tests.support.stream_order import StreamOrder, spans_of
 
 pytest.importorskip("triton")
@@ -91,7 +92,7 @@ def plans() -> list[StepPlan]:
         row._replace(prompt_logprobs=1, prompt_targets=tuple(row.tokens[1:]))
         if len(row.tokens) > 1
         else row
-        for row in planned[1].sequences
+        for row in rows_of(planned[1])
     ]
     pooled = SequenceStep(99, [5, 6], 0, [NUM_BLOCKS], False, pool=PooledRow("sum"))
     planned[1] = replace(planned[1], columns=StepColumns.of([*rows, pooled]))

@@ -20,6 +20,7 @@ from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.load import load_model
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.step_rows import rows_of
 
 BLOCK, MIB = 4, 1 << 20
 
@@ -77,17 +78,17 @@ def test_the_largest_steps_run_and_the_peak_above_the_weights_is_returned(
     assert profile(qwen, StepLimits(40, 6, 90), memory, None) == (30 * MIB, 0)
     assert memory.releases == 3
     mixed, chunks, decodes = plans
-    assert [len(row.tokens) for row in mixed.sequences] == [35, 1, 1, 1, 1, 1]
-    ends = [row.start + len(row.tokens) for row in mixed.sequences]
+    assert [len(row.tokens) for row in rows_of(mixed)] == [35, 1, 1, 1, 1, 1]
+    ends = [row.start + len(row.tokens) for row in rows_of(mixed)]
     assert ends[:2] == [90, 90]
-    assert [len(row.tokens) for row in chunks.sequences] == [6] * 6
-    assert [len(row.tokens) for row in decodes.sequences] == [1] * 6
+    assert [len(row.tokens) for row in rows_of(chunks)] == [6] * 6
+    assert [len(row.tokens) for row in rows_of(decodes)] == [1] * 6
     for plan in plans:
-        assert all(row.sample for row in plan.sequences)
+        assert all(row.sample for row in rows_of(plan))
         for spec in plan.added:
             params = spec.params
             assert params.penalizes and params.top_p < 1 and params.logprobs == MAX_LOGPROBS
-    assert len(mixed.sequences[0].prompt_targets) == 34
+    assert len(rows_of(mixed)[0].prompt_targets) == 34
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,9 @@ def test_no_step_is_larger_than_the_head_plans(
     qwen: LoadedModel, tokens: int, sequences: int, length: int
 ) -> None:
     for plan in largest_steps(qwen, tokens, sequences, length):
-        assert 1 <= len(plan.sequences) <= sequences
-        assert sum(len(row.tokens) for row in plan.sequences) <= tokens
-        for row in plan.sequences:
+        assert 1 <= len(rows_of(plan)) <= sequences
+        assert sum(len(row.tokens) for row in rows_of(plan)) <= tokens
+        for row in rows_of(plan):
             assert row.start >= 0 and row.start + len(row.tokens) <= length
             assert len(row.blocks) * BLOCK >= row.start + len(row.tokens)
 
@@ -111,8 +112,8 @@ def test_a_chunk_is_far_into_its_sequence_only_where_that_takes_memory(
 ) -> None:
     monkeypatch.setattr(Decoder, "chunks_in_place", in_place)
     mixed, _, decodes = largest_steps(qwen, 40, 6, 4096)
-    assert [row.start for row in mixed.sequences] == [start, 4095, 1000, 1000, 1000, 1000]
-    assert [row.start for row in decodes.sequences[:3]] == [4095, 4095, 1000]
+    assert [row.start for row in rows_of(mixed)] == [start, 4095, 1000, 1000, 1000, 1000]
+    assert [row.start for row in rows_of(decodes)[:3]] == [4095, 4095, 1000]
 
 
 def test_a_model_that_only_embeds_is_profiled_with_prompts(
@@ -121,8 +122,8 @@ def test_a_model_that_only_embeds_is_profiled_with_prompts(
     model = loaded("bert", tmp_path)
     assert profile(model, StepLimits(20, 4, 50), FakeMemory(), None) == (30 * MIB, 0)
     # Alone, a whole prompt may be longer than a step.
-    assert [[len(row.tokens) for row in plan.sequences] for plan in plans] == [[50], [5] * 4]
-    assert all(row.start == 0 and row.pool for plan in plans for row in plan.sequences)
+    assert [[len(row.tokens) for row in rows_of(plan)] for plan in plans] == [[50], [5] * 4]
+    assert all(row.start == 0 and row.pool for plan in plans for row in rows_of(plan))
 
 
 @pytest.mark.parametrize("where", ["_run", "_sample", "_prompt_logprobs", "_update_slots"])

@@ -11,6 +11,7 @@ from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence, StepOutput
 from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
+from tandem.tests.support.step_rows import rows_of
 
 EOS = 999
 
@@ -35,7 +36,7 @@ def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, lis
     plan = scheduler.schedule()
     if plan is None:
         return None, []
-    samples = {row.sequence_id: [token] for row in plan.sequences if row.sample}
+    samples = {row.sequence_id: [token] for row in rows_of(plan) if row.sample}
     outputs = scheduler.apply(StepResult(plan.step, samples))
     scheduler.pool.check()
     return plan, outputs

@@ -20,6 +20,7 @@ from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 from tandem.tests.shared.engine.scheduling.schedulers import make, reserve, sequence
 from tandem.tests.support.simulated_ranks import EOS, STOP, SimulatedRanks, is_as_expected
+from tandem.tests.support.step_rows import rows_of
 
 SIZE = 4
 
@@ -209,20 +210,20 @@ def next_plan(scheduler: Scheduler) -> StepPlan:
 
 
 def result(plan: StepPlan, token: int = 5) -> StepResult:
-    return StepResult(plan.step, {row.sequence_id: [token] for row in plan.sequences if row.sample})
+    return StepResult(plan.step, {row.sequence_id: [token] for row in rows_of(plan) if row.sample})
 
 
 def test_the_token_of_the_step_in_flight_is_a_placeholder() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 20, max_tokens=3))
     first, second = next_plan(scheduler), next_plan(scheduler)
-    assert [len(plan.sequences[0].tokens) for plan in (first, second)] == [16, 4]
+    assert [len(rows_of(plan)[0].tokens) for plan in (first, second)] == [16, 4]
     assert first.added and not first.ahead and second.ahead
-    assert not second.sequences[0].placeholder
-    rows = [plan.sequences[0] for plan in (first, second)]
+    assert not rows_of(second)[0].placeholder
+    rows = [rows_of(plan)[0] for plan in (first, second)]
     assert [(row.first_block, len(row.blocks)) for row in rows] == [(0, 4), (4, 1)]
     scheduler.apply(result(first))
-    [row] = next_plan(scheduler).sequences
+    [row] = rows_of(next_plan(scheduler))
     assert row.placeholder and row.tokens == [PLACEHOLDER] and row.start == 20 and row.sample
     scheduler.apply(result(second))
     [output] = scheduler.apply(StepResult(3, {1: [6]}))
@@ -279,7 +280,7 @@ def test_a_step_that_fails_voids_the_one_planned_on_top_of_it() -> None:
     assert output.sequence is one and not one.in_flight and not one.placeholders
     plan = next_plan(scheduler)
     assert plan.removed == [1, 2] and [spec.sequence_id for spec in plan.added] == [2]
-    assert not plan.ahead and plan.sequences[0].start == 0 and two.outputs == []
+    assert not plan.ahead and rows_of(plan)[0].start == 0 and two.outputs == []
 
 
 def test_what_a_void_step_removes_is_removed_by_the_next_one() -> None:
@@ -300,7 +301,7 @@ def test_a_sequence_is_retried_alone() -> None:
         scheduler.add(sequence(number, 4))
     next_plan(scheduler)
     scheduler.step_failed("broken", memory=False)
-    assert [row.sequence_id for row in next_plan(scheduler).sequences] == [1]
+    assert [row.sequence_id for row in rows_of(next_plan(scheduler))] == [1]
     assert scheduler.schedule() is None
 
 

@@ -23,13 +23,14 @@ from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.tests.shared.engine.scheduling.schedulers import receive
+from tandem.tests.support.step_rows import rows_of
 
 WEIGHTS, TOKEN, ATTENDED, CONTEXT = 0.05, 2.2e-3, 0.9e-6, 12e-6
 
 
 def seconds(plan: StepPlan) -> float:
     duration = WEIGHTS
-    for row in plan.sequences:
+    for row in rows_of(plan):
         count = len(row.tokens)
         duration += (TOKEN if count > 1 else 0.1 * TOKEN) * count
         duration += ATTENDED * count * (row.start + count / 2)
@@ -67,8 +68,8 @@ class PacedNode:
         duration = seconds(plan)
         self.clock += duration
         self.longest = max(self.longest, duration)
-        self.pacer.measured(duration, StepCounts.of(len(row.tokens) for row in plan.sequences))
-        samples = {row.sequence_id: [7] for row in plan.sequences if row.sample}
+        self.pacer.measured(duration, StepCounts.of(len(row.tokens) for row in rows_of(plan)))
+        samples = {row.sequence_id: [7] for row in rows_of(plan) if row.sample}
         self.scheduler.apply(StepResult(plan.step, samples))
 
     def first_token(self, one: Sequence) -> float:

@@ -11,6 +11,7 @@ from tandem.shared.engine.sequence import Sequence
 from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import OutOfBlocksError
 from tandem.tests.shared.engine.scheduling.schedulers import make, reserve, run_step
+from tandem.tests.support.step_rows import rows_of
 
 SIZE = 4
 
@@ -28,7 +29,7 @@ class WindowedLayer:
     def step(self) -> bool:
         """Run one step; each row must find every token of the prefix that it attends to."""
         plan, _ = run_step(self.scheduler)
-        for row in plan.sequences if plan is not None else []:
+        for row in rows_of(plan) if plan is not None else []:
             tokens = self.sequences[row.sequence_id].tokens(0, row.start + len(row.tokens))
             table = self.tables.setdefault(row.sequence_id, [])
             if row.blocks:

@@ -16,6 +16,7 @@ from tandem.tests.shared.engine.scheduling.schedulers import (
     run_step,
     sequence,
 )
+from tandem.tests.support.step_rows import rows_of
 
 
 def test_received_prefix_leaves_one_token_to_compute() -> None:
@@ -25,8 +26,8 @@ def test_received_prefix_leaves_one_token_to_compute() -> None:
     assert scheduler.pool.counts().reserved == 3 and scheduler.schedule() is None
     reception.commit(10)
     plan, _ = run_step(scheduler)
-    assert plan is not None and plan.sequences[0].start == 10
-    assert len(plan.sequences[0].tokens) == 1
+    assert plan is not None and rows_of(plan)[0].start == 10
+    assert len(rows_of(plan)[0].tokens) == 1
 
 
 def test_a_failed_transfer_is_prefilled_here() -> None:

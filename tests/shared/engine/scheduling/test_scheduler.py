@@ -14,6 +14,7 @@ from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
 from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.errors import OverloadedError
 from tandem.tests.shared.engine.scheduling.schedulers import EOS, drain, make, run_step, sequence
+from tandem.tests.support.step_rows import rows_of
 
 
 def test_min_tokens_blocks_the_end_unless_nothing_else_is_allowed() -> None:
@@ -59,7 +60,7 @@ def test_priorities_of_users_order_the_queue_and_who_gives_way(
     while not one_slot.idle:
         plan, _ = run_step(one_slot)
         assert plan is not None
-        starts += [row.sequence_id for row in plan.sequences if row.start == 0]
+        starts += [row.sequence_id for row in rows_of(plan) if row.start == 0]
     assert starts == order
 
     few_blocks = make(policy=policy, blocks=8, max_model_len=16)
@@ -76,7 +77,7 @@ def test_long_prompts_are_chunked_and_decodes_go_first() -> None:
     scheduler.add(sequence(2, 40))
     plan, _ = run_step(scheduler)
     assert plan is not None
-    assert [(row.sequence_id, len(row.tokens)) for row in plan.sequences] == [(1, 1), (2, 15)]
+    assert [(row.sequence_id, len(row.tokens)) for row in rows_of(plan)] == [(1, 1), (2, 15)]
 
 
 def test_the_rest_of_a_limit_beside_streams_is_given_to_no_long_prompt() -> None:
@@ -89,7 +90,7 @@ def test_the_rest_of_a_limit_beside_streams_is_given_to_no_long_prompt() -> None
         scheduler.add(sequence(n, 70))
     plan = scheduler.schedule(64)
     assert plan is not None
-    assert {row.sequence_id: len(row.tokens) for row in plan.sequences} == {1: 1, 2: 56}
+    assert {row.sequence_id: len(row.tokens) for row in rows_of(plan)} == {1: 1, 2: 56}
 
 
 def test_a_sequence_ends_at_eos_and_the_stop_token_is_not_output() -> None:
@@ -131,11 +132,11 @@ def test_a_prompt_that_is_preempted_has_its_logprobs_once() -> None:
         plan = scheduler.schedule()
         assert plan is not None
         logprobs = {}
-        for row in plan.sequences:
+        for row in rows_of(plan):
             if row.sequence_id == 2:
                 end = min(row.start + len(row.tokens), 14)
                 logprobs[2] = [PositionLogprobs(at, 0.0, 1) for at in range(row.start, end)]
-        samples = {row.sequence_id: [5] for row in plan.sequences if row.sample}
+        samples = {row.sequence_id: [5] for row in rows_of(plan) if row.sample}
         scheduler.apply(StepResult(plan.step, samples, prompt_logprobs=logprobs))
     assert young.preemptions
     assert [each.token for each in young.prompt_logprobs] == list(range(14))
@@ -148,7 +149,7 @@ def test_cached_prefixes_are_not_computed_again() -> None:
     again = sequence(1, 9, max_tokens=1)
     scheduler.add(again)
     plan, _ = run_step(scheduler)
-    assert plan is not None and plan.sequences[0].start == 8 and again.cached == 8
+    assert plan is not None and rows_of(plan)[0].start == 8 and again.cached == 8
 
 
 def test_a_prompt_that_waits_keeps_its_cached_prefix_which_may_grow() -> None:
@@ -168,7 +169,7 @@ def test_a_prompt_that_waits_keeps_its_cached_prefix_which_may_grow() -> None:
     run_step(scheduler)
     plan = scheduler.schedule(20)
     assert plan is not None and waiting.cached == 40
-    assert (plan.sequences[-1].start, len(plan.sequences[-1].tokens)) == (40, 20)
+    assert (rows_of(plan)[-1].start, len(rows_of(plan)[-1].tokens)) == (40, 20)
 
 
 def test_a_private_prompt_neither_takes_from_the_prefix_index_nor_enters_it() -> None:
@@ -252,7 +253,7 @@ def test_choices_share_the_prompt_of_the_first() -> None:
     run_step(scheduler)
     plan, _ = run_step(scheduler)
     assert plan is not None
-    assert {row.sequence_id: row.start for row in plan.sequences} == {1: 9, 2: 8}
+    assert {row.sequence_id: row.start for row in rows_of(plan)} == {1: 9, 2: 8}
     drain(scheduler)
     assert scheduler.pool.counts().owned == 0
 
@@ -266,7 +267,7 @@ def test_a_choice_that_lacks_a_block_keeps_the_shared_prompt() -> None:
         run_step(scheduler)
         assert sibling.computed == (8 if leader.outputs else 0)
     plan, _ = run_step(scheduler)
-    assert plan is not None and plan.sequences[0].start == 8
+    assert plan is not None and rows_of(plan)[0].start == 8
 
 
 def test_cancel_during_a_step_keeps_the_blocks_until_it_ends() -> None:

@@ -12,6 +12,7 @@ from tandem.shared.engine.plan import PositionLogprobs, SequenceStep, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.tests.shared.engine.scheduling.schedulers import EOS, make, sequence
+from tandem.tests.support.step_rows import rows_of
 
 STOP = 7
 
@@ -35,7 +36,7 @@ def run(one: Sequence, tokens_a_step: int, **options: Any) -> tuple[Sequence, li
     for _ in range(500):
         if (plan := scheduler.schedule()) is None:
             break
-        rows = [row for row in plan.sequences if row.sample]
+        rows = [row for row in rows_of(plan) if row.sample]
         sampled = {row.sequence_id: sampled_tokens(row, tokens_a_step) for row in rows}
         logprobs = {
             key: [PositionLogprobs(token, -0.5, 1) for token in tokens]
@@ -91,7 +92,7 @@ def test_other_choices_start_after_the_first_tokens_of_the_leader() -> None:
     for _ in range(20):
         if (plan := scheduler.schedule()) is None:
             break
-        rows = {row.sequence_id: [5, 5, 5] for row in plan.sequences if row.sample}
+        rows = {row.sequence_id: [5, 5, 5] for row in rows_of(plan) if row.sample}
         scheduler.apply(StepResult(plan.step, rows))
         scheduler.pool.check()
     assert leader.outputs == sibling.outputs == [5] * 6

@@ -7,6 +7,7 @@ from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, StepOutput
 from tandem.shared.engine.work import Compute
 from tandem.tests.shared.engine.scheduling.schedulers import drain, make, run_step, sequence
+from tandem.tests.support.step_rows import rows_of
 
 
 def run_poisoned_step(
@@ -15,13 +16,13 @@ def run_poisoned_step(
     """A step of ranks that fail with any of these sequences."""
     plan = scheduler.schedule()
     assert plan is not None
-    if poison & {row.sequence_id for row in plan.sequences}:
+    if poison & {row.sequence_id for row in rows_of(plan)}:
         return scheduler.step_failed("it does not compute", memory=memory)
-    for row in plan.sequences:
+    for row in rows_of(plan):
         assert row.sequence_id not in plan.removed or row.sequence_id in {
             spec.sequence_id for spec in plan.added
         }
-    samples = {row.sequence_id: [5] for row in plan.sequences if row.sample}
+    samples = {row.sequence_id: [5] for row in rows_of(plan) if row.sample}
     return scheduler.apply(StepResult(plan.step, samples))
 
 
@@ -78,11 +79,11 @@ def test_without_memory_a_smaller_chunk_is_tried() -> None:
     while scheduler.has_work:
         plan = scheduler.schedule()
         assert plan is not None
-        sizes.append(len(plan.sequences[0].tokens))
+        sizes.append(len(rows_of(plan)[0].tokens))
         if sizes[-1] > 50:
             assert not scheduler.step_failed("out of memory", memory=True)
         else:
-            samples = {row.sequence_id: [5] for row in plan.sequences if row.sample}
+            samples = {row.sequence_id: [5] for row in rows_of(plan) if row.sample}
             scheduler.apply(StepResult(plan.step, samples))
     assert one.outputs == [5] and sizes[:3] == [180, 90, 45]
 
