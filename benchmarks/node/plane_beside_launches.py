@@ -12,7 +12,7 @@ Frames move at the rate at which an H200 computes Llama-3-8B's KV in chunks of 8
 
 The peer is another process, so that only one plane shares Python's lock with the launches, which
 have a core of their own. All of it is what a rank runs beside a GPU, by CUDA IPC and in frames of
-16 MiB, but for the GPU: a layer is computed when a clock says so, a frame is packed or scattered by
+32 MiB, but for the GPU: a layer is computed when a clock says so, a frame is packed or scattered by
 one operator of the CPU, and its bytes, which a GPU copies without the lock, stay where they are.
 """
 

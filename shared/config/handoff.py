@@ -48,7 +48,7 @@ class HandoffConfig:
     window_bytes: int | None = option(
         None,
         "--window-bytes",
-        "Bytes of one transfer in flight (default: 8 MiB; 64 MiB from GPU to GPU).",
+        "Bytes of one transfer in flight (default: 8 MiB; 128 MiB from GPU to GPU).",
         minimum=1 << 16,
     )
     prefill_threshold: int | None = option(
