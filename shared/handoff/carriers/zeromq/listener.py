@@ -19,7 +19,7 @@ from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
 from ..base import MAX_SLOTS, FrameWriter, SendChannel, SendHandle
-from ..ranks import RankCarriers
+from ..ranks import RankCarriers, without_carrier
 from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
 from .curve import OVERHEAD_BYTES, CurveKeys, ZapHandler
@@ -353,9 +353,7 @@ class ZmqListener:
             except (OSError, TransferError) as error:  # OSError: out of descriptors
                 problems.append(error)
         if not writers:
-            text = (
-                f"carrier: {' or '.join(each.name for each in possible)} only, and {problems[-1]}"
-            )
+            text = without_carrier(possible, problems[-1])
             if isinstance(problems[-1], OSError):
                 raise TransferError(text, cause=Cause.NO_PLACE)
             raise PeerRefusedError(text)

@@ -64,6 +64,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
 )
 
 OTHER_VERSION = "cuda_ipc of another version: its checksums or the sizes of its frames differ"
+REMEDY = "use --carrier auto on both nodes"
 
 
 def refusing(*calls: str) -> FakeDevice:
@@ -127,7 +128,7 @@ def test_on_another_host_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         with PlaneRank("d", listen_host=None, device=FakeDevice()) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failure = decode.log.wait(ReceiveFailed, 1)
-            expected = "carrier: here cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts"
+            expected = f"cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts; {REMEDY}"
             assert expected in failure.reason and not failure.retriable
 
 
@@ -169,7 +170,8 @@ def test_memory_that_cannot_be_opened_is_not_used_and_the_reason_is_logged() -> 
             "e", listen_host=None, carrier="cuda_ipc", device=refusing("open")
         ) as forced:
             forced.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
-            assert "carrier: cuda_ipc only, and cannot" in forced.log.wait(ReceiveFailed, 2).reason
+            reason = forced.log.wait(ReceiveFailed, 2).reason
+            assert f"carrier: cuda_ipc only, and {expected}; {REMEDY}" in reason
 
 
 def test_releases_with_frames_of_different_sizes_do_not_use_it() -> None:
@@ -180,7 +182,7 @@ def test_releases_with_frames_of_different_sizes_do_not_use_it() -> None:
             assert (event.carrier, event.note) == ("shared_memory", OTHER_VERSION)
         with PlaneRank("e", listen_host=None, carrier="cuda_ipc") as forced:
             forced.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
-            expected = f"carrier: cuda_ipc only, and {OTHER_VERSION}"
+            expected = f"carrier: cuda_ipc only, and {OTHER_VERSION}; {REMEDY}"
             assert expected in forced.log.wait(ReceiveFailed, 2).reason
 
 
