@@ -105,8 +105,8 @@ class SequenceStep(NamedTuple):
     ``tokens`` are computed at positions ``start, start+1, ...``. ``blocks`` are the entries of its
     block table from ``first_block`` on; ranks have the earlier ones. The table then covers at least
     ``start + len(tokens)`` token slots. ``sample``: draw from the last position's logits.
-    A ``placeholder``'s only token is ``PLACEHOLDER``: it stands for the one that the step before
-    draws for this sequence.
+    The only token may be ``PLACEHOLDER``: it stands for the one that the step before draws for this
+    sequence.
     ``masked``: draw after the step's ``TokenMasks`` have arrived.
     ``prompt_logprobs``: return logprobs of ``prompt_targets``, the tokens that follow the computed
     positions (one fewer than ``tokens`` in the last chunk).
@@ -123,11 +123,6 @@ class SequenceStep(NamedTuple):
     masked: bool = False
     pool: PooledRow | None = None
     first_block: int = 0
-
-    @property
-    def placeholder(self) -> bool:
-        """True if the row's token is not known yet."""
-        return self.tokens[0] == PLACEHOLDER
 
 
 class NewBlocks(NamedTuple):

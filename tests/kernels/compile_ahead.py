@@ -136,9 +136,9 @@ CHUNKS = ("_attend_chunks", "_attend_latent_chunks")
 VECTORED = ("_rms_norm", "_act_and_mul", "_rope_store")
 # Those whose programs read in whole vectors.
 WIDE = {"_measure", "_gather", "_multiply_skinny"}
-# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, for bytes
-# that are converted, for products, whose tiles are as wide as registers allow, and by the
-# oldest Triton for draws.
+# A few words that ptxas puts there for products, whose tiles are as wide as registers allow, and
+# for these with the oldest Triton.
+OLDEST_SPILLS = ("_attend", "_attend_latents", "_measure", "_draw")
 SMALL_STACK = 16
 # Queries of latents take most registers while latents of a byte are widened.
 LATENT_STACK = 96
@@ -842,13 +842,12 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     wrong = []
     words = set(name.split())
     if usage.kernel == "_attend_latents" and words & {"int8", "fp8"}:
-        max_stack: float = LATENT_STACK
+        max_stack: float = LATENT_STACK * SHUFFLED
     elif usage.kernel == "_attend_latent_chunks" and words & {"int8", "fp8"}:
         max_stack = LATENT_CHUNKS_STACK if generation >= 100 or OLDEST else SMALL_STACK
     else:
-        small = words & {"float32", "int8", "fp8"} or usage.kernel == "_multiply"
-        small = small or (OLDEST and usage.kernel in ("_measure", "_draw"))
-        max_stack = SMALL_STACK * SHUFFLED if small else 0
+        small = usage.kernel in ("_multiply", *(OLDEST_SPILLS if OLDEST else ()))
+        max_stack = SMALL_STACK if small else 0
     if usage.stack > max_stack or usage.local:
         wrong.append("spills registers")
     max_registers = REGISTERS // 128 // PROGRAMS[usage.kernel]

@@ -45,7 +45,11 @@ def test_the_longest_loop_is_counted() -> None:
     [
         ("attend M bfloat16 fp8", {}, []),
         ("attend M bfloat16 bfloat16", {"stack": 8}, ["spills registers"]),
-        ("attend M bfloat16 fp8", {"stack": 8}, []),
+        ("attend M bfloat16 fp8", {"stack": 8}, ["spills registers"]),
+        ("rope_store M bfloat16 int8", {"registers": 32, "stack": 8}, ["spills registers"]),
+        ("attend_latents M bfloat16 int8", {"stack": 96}, []),
+        ("multiply IQ3_S bfloat16 8", {"stack": 16}, []),
+        ("multiply IQ3_S bfloat16 8", {"stack": 24}, ["spills registers"]),
         ("attend M bfloat16 fp8", {"local": 8}, ["spills registers"]),
         ("attend M bfloat16 fp8", {"registers": 180}, ["more than 170 registers a thread"]),
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),

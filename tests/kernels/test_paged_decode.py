@@ -376,7 +376,8 @@ def test_splits_are_spread_over_a_gpu(lengths: list[int], kv_heads: int) -> None
     """Program p of the grid runs on processor p, modulo their number."""
     splits = listed(lengths, kv_heads)
     tokens = (splits[:, 3] - splits[:, 2]).repeat_interleave(kv_heads)
-    assert len(tokens) >= 0.9 * H100_PROCESSORS
+    # A row of 4k is 16 splits in any batch, which read enough at once to keep the memory busy.
+    assert len(tokens) >= (16 * 8 if lengths == [4096] else H100_PROCESSORS)
     loads = torch.zeros(H100_PROCESSORS)
     loads.index_add_(0, torch.arange(len(tokens)) % H100_PROCESSORS, tokens.float())
     if len(lengths) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.shared.engine.plan import SamplerSpec, SequenceStep, StepPlan, StepResult
+from tandem.shared.engine.plan import PLACEHOLDER, SamplerSpec, SequenceStep, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence
 from tandem.shared.engine.work import Generate
@@ -85,7 +85,8 @@ class SimulatedRanks:
             "the blocks before these are missing, or sent twice"
         )
         table += row.blocks
-        tokens = self.samples[key][-1:] or [0] if row.placeholder else row.tokens
+        drawn = row.tokens == [PLACEHOLDER]
+        tokens = self.samples[key][-1:] or [0] if drawn else row.tokens
         history = [*self._read(row), *tokens]
         self.write(table, history, row.start, len(history))
         if key in self.broken:

@@ -18,6 +18,9 @@ from .staging import HOST_WINDOW_BYTES, HostMemory, PrivateMemory, Ring, Staging
 
 Kinds = Sequence[type[Carrier]]
 
+# TCP always works, so that only --carrier can leave a pair of ranks without a carrier.
+REMEDY = "use --carrier auto on both nodes"
+
 log = logging.getLogger("tandem.handoff")
 
 
@@ -79,7 +82,9 @@ class RankCarriers:
         if not carriers:
             here, there = ",".join(self._carriers), ",".join(theirs.offers)
             where = "one host" if one_host else "two hosts"
-            raise PeerRefusedError(f"carrier: here {here}, at {theirs.node_id} {there}, on {where}")
+            raise PeerRefusedError(
+                f"carrier: here {here}, at {theirs.node_id} {there}, on {where}; {REMEDY}"
+            )
         return carriers
 
     def needs_choice(self, names: Iterable[str]) -> bool:
@@ -92,6 +97,12 @@ class RankCarriers:
 
     def close(self) -> None:
         self._closing.close()
+
+
+def without_carrier(possible: Iterable[Carrier], problem: Exception) -> str:
+    """The error of a pair whose ``possible`` carriers do not work."""
+    names = " or ".join(carrier.name for carrier in possible)
+    return f"carrier: {names} only, and {problem}; {REMEDY}"
 
 
 def open_carriers(

@@ -31,6 +31,7 @@ from tandem.shared.engine.messages import (
     HostJoins,
     HostRefused,
     JoinSecrets,
+    RankEnded,
     RankJoins,
     RankMessage,
 )
@@ -382,6 +383,22 @@ async def test_a_host_that_vanishes_is_not_reported_as_one_without_a_token(
         await asyncio.wait_for(host.statuses[1], SECONDS)
         channel.close()
     assert "is refused" not in caplog.text
+
+
+async def test_a_rank_that_does_not_connect_or_has_ended_is_named_with_its_host() -> None:
+    config = config_of()
+    async with listening(config) as hosts:
+        joining = asyncio.create_task(hosts.join(FINGERPRINT))
+        channel = await asyncio.to_thread(join.connect, HEAD, config.master_port, SECRETS)
+        channel.send(about())
+        await joining
+        rank = r"^rank 1 of node rank 1 \(127\.0\.0\.9\)"
+        with pytest.raises(StartupError, match=rf"{rank} did not connect within 0\.01 s; see that"):
+            await hosts.connection(1, 0.01)
+        channel.send(RankEnded(1, -9))
+        with pytest.raises(StartupError, match=rf"{rank} has ended; see that host's log"):
+            await hosts.connection(1, SECONDS)
+        channel.close()
 
 
 async def test_a_rank_that_is_not_expected_is_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -183,3 +183,12 @@ def test_every_rank_gets_its_limit_of_peers(tmp_path: Path) -> None:
     options = DataPlaneOptions(handoff=HandoffConfig(max_peers=7), listen=True)
     settings = engine._rank_settings(EngineConfig(), NodeIdentity("node", 1), tmp_path, 0, options)
     assert settings.data_plane is not None and settings.data_plane.max_peers == 7
+
+
+@pytest.mark.parametrize(("nodes", "shares"), [(None, False), (1, False), (2, True)])
+def test_ranks_share_a_gpu_that_is_for_several_nodes(
+    tmp_path: Path, nodes: int | None, shares: bool
+) -> None:
+    config = EngineConfig(nodes_per_device=nodes)
+    settings = engine._rank_settings(config, NodeIdentity("node", 1), tmp_path, 0, None)
+    assert settings.shares_device == shares

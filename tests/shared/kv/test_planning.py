@@ -27,10 +27,11 @@ def node(kind: str, *, ranks: int = 1, nodes: int = 1, total: int = 80 * GIB) ->
     return NodeDevice((RankDevice(kind, "a device", total, total),) * ranks, nodes)
 
 
-def test_a_gpu_computes_more_tokens_a_step_and_gives_more_to_the_cache() -> None:
+def test_a_gpu_computes_more_tokens_and_sequences_a_step_and_gives_more_to_the_cache() -> None:
     gpu, cpu = node(CUDA), node(CPU)
     assert (gpu.on_cpu, gpu.token_budget, gpu.cache_fraction) == (False, 8192, 1.0)
     assert (cpu.on_cpu, cpu.token_budget, cpu.cache_fraction) == (True, 512, 0.3)
+    assert (gpu.max_num_seqs, cpu.max_num_seqs) == (256, 64)
 
 
 def test_the_share_of_a_gpu_is_that_of_the_option_or_what_nodes_leave_to_each_other() -> None:

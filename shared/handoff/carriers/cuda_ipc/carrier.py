@@ -30,7 +30,9 @@ from .device_ring import DevicePlace, DeviceReceiveBuffer, DeviceRing
 
 # The version of the checksum of payloads in GPU memory (``kernels/row_sums.py``).
 SUMS_VERSION = 1
-_HELLO = struct.Struct("<B")
+# The version of the sums, and the bytes of a frame and of the default window, which two releases
+# may not share.
+_HELLO = struct.Struct("<BQQ")
 # The version of the sums, the doorbell's process and descriptor, the ring's bytes, and the lengths
 # of the device's name and of the handle, which follow.
 _OFFER = struct.Struct("<BIIQBB")
@@ -68,6 +70,7 @@ class CudaIpcCarrier(Carrier):
         if rank.device is None:
             raise CarrierUnavailableError(NO_GPU, usual=True)
         self._limit = rank.max_frame_bytes
+        self._slot_bytes = rank.device_slot_bytes
         self._ring: DeviceRing | None = None
         self._buffer: DeviceReceiveBuffer | None = None
         try:
@@ -84,11 +87,13 @@ class CudaIpcCarrier(Carrier):
             )
 
     def hello(self) -> bytes:
-        return _HELLO.pack(SUMS_VERSION)
+        return _HELLO.pack(SUMS_VERSION, self._slot_bytes, self.window_bytes)
 
     def writer(self, channel: SendChannel, hello: bytes) -> FrameWriter:
         if hello != self.hello():
-            raise PeerRefusedError(f"{NAME} of another version: its checksums differ")
+            raise PeerRefusedError(
+                f"{NAME} of another version: its checksums or the sizes of its frames differ"
+            )
         assert self._ring is not None
         return CudaIpcWriter(channel.connection, self._ring.place)
 

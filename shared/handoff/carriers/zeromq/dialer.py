@@ -18,7 +18,7 @@ from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
 from ..base import FrameReader, ReceiveChannel
-from ..ranks import RankCarriers
+from ..ranks import RankCarriers, without_carrier
 from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
 from .curve import OVERHEAD_BYTES, CurveKeys
@@ -222,22 +222,20 @@ class ZmqDialer:
         possible = self._carriers.possible(self._me, theirs)
         give_back = partial(self._about, dial, Kind.RELEASE)
         channel = ReceiveChannel(dial.connection, dial.peer, dial.bulk, give_back)
-        problems: list[str] = []
+        problems: list[TransferError] = []
         for carrier in possible:
             try:
                 dial.reader = carrier.reader(channel, theirs.offers.get(carrier.name, b""))
             except TransferError as error:
-                problems.append(str(error))
+                problems.append(error)
                 continue
             dial.carrier = carrier.name
             break
         if dial.reader is None:
-            text = (
-                f"carrier: {' or '.join(each.name for each in possible)} only, and {problems[-1]}"
-            )
+            text = without_carrier(possible, problems[-1])
             retriable = any(carrier.retriable for carrier in possible)
             raise TransferError(text) if retriable else PeerRefusedError(text)
-        self._notices.append(Joined(dial.peer, dial.carrier, "; ".join(problems)))
+        self._notices.append(Joined(dial.peer, dial.carrier, "; ".join(map(str, problems))))
         if self._carriers.needs_choice(theirs.offers):
             self._about(dial, Kind.CHOICE, frame.reason_payload(dial.carrier))
 

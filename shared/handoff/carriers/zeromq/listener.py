@@ -19,7 +19,7 @@ from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
 from ..base import MAX_SLOTS, FrameWriter, SendChannel, SendHandle
-from ..ranks import RankCarriers
+from ..ranks import RankCarriers, without_carrier
 from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
 from .curve import OVERHEAD_BYTES, CurveKeys, ZapHandler
@@ -42,12 +42,14 @@ MAX_HALF_OPEN = 256
 
 @dataclass(slots=True)
 class _AcceptedPeer:
-    """A greeted connection. ``carrier`` is empty until the peer has chosen one of ``writers``."""
+    """A greeted connection. ``carrier`` is empty until the peer has chosen one of ``writers``.
+    ``note``: why there are no more of them."""
 
     peer: PeerKey
     control_id: bytes
     last_heard: float
     writers: dict[str, FrameWriter]
+    note: str
     max_payload: int
     kv_scales: tuple[float, ...]
     carrier: str = ""
@@ -286,7 +288,7 @@ class ZmqListener:
         for name in accepted.writers.keys() - {carrier}:
             accepted.writers.pop(name).close()
         accepted.writers[carrier].start()
-        self._notices.append(Joined(accepted.peer, carrier))
+        self._notices.append(Joined(accepted.peer, carrier, accepted.note))
 
     def _on_greeting(
         self, message: bytes, now: float, *, control_id: bytes = b"", bulk_id: bytes = b""
@@ -317,7 +319,7 @@ class ZmqListener:
                     f"{self._max_peers} ranks are connected, which is the limit; see --max-peers",
                     cause=Cause.NO_PLACE,
                 )
-            writers = self._offer(theirs, half)
+            writers, note = self._offer(theirs, half)
         except TransferError as refusal:
             text, full = greeting.refusal_text(refusal), int(refusal.cause is Cause.NO_PLACE)
             refused = replace(welcome, refused=text, full=full)
@@ -327,7 +329,7 @@ class ZmqListener:
         if old is not None:
             self._lose(old, "the peer connected anew")
         accepted = _AcceptedPeer(
-            theirs.key, half.control_id, now, writers, theirs.max_payload, theirs.scales
+            theirs.key, half.control_id, now, writers, note, theirs.max_payload, theirs.scales
         )
         self._by_peer[accepted.peer] = self._by_control[accepted.control_id] = accepted
         self._unknown.greeted(2)
@@ -336,26 +338,26 @@ class ZmqListener:
             self._on_choice(accepted, next(iter(writers)))
         self._reply(accepted.control_id, greeting.encode(welcome))
 
-    def _offer(self, theirs: Greeting, half: _HalfOpen) -> dict[str, FrameWriter]:
-        """Writers of the carriers that both ranks may use. Raises ``TransferError`` if none
-        works."""
+    def _offer(self, theirs: Greeting, half: _HalfOpen) -> tuple[dict[str, FrameWriter], str]:
+        """Writers of the carriers that both ranks may use, and why others do not work. Raises
+        ``TransferError`` if none works."""
         assert self._bulk is not None
         channel = SendChannel(theirs.connection, self._bulk, half.bulk_id)
         writers: dict[str, FrameWriter] = {}
-        problem: OSError | TransferError | None = None
+        problems: list[OSError | TransferError] = []
         possible = self._carriers.possible(self._me, theirs)
         for carrier in possible:
             try:
                 hello = theirs.offers.get(carrier.name, b"")
                 writers[carrier.name] = carrier.writer(channel, hello)
             except (OSError, TransferError) as error:  # OSError: out of descriptors
-                problem = error
+                problems.append(error)
         if not writers:
-            text = f"carrier: {' or '.join(each.name for each in possible)} only, and {problem}"
-            if isinstance(problem, OSError):
+            text = without_carrier(possible, problems[-1])
+            if isinstance(problems[-1], OSError):
                 raise TransferError(text, cause=Cause.NO_PLACE)
             raise PeerRefusedError(text)
-        return writers
+        return writers, "; ".join(map(str, problems))
 
     def _lose(self, accepted: _AcceptedPeer, reason: str) -> None:
         if self._by_peer.get(accepted.peer) is accepted:

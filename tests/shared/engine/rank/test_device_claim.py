@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tandem.shared.engine.rank import device_claim
+from tandem.kernels import streams
+from tandem.shared.engine.messages import OpenDevice
+from tandem.shared.engine.rank import device_claim, process
 from tandem.shared.engine.rank.device_claim import claim, lock
 from tandem.shared.errors import StartupError
+from tandem.tests.support.fake_cuda import settings
 
 UUID = "f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"
 HOLDER = f"""
@@ -76,6 +81,26 @@ def test_only_gpus_are_claimed_by_their_uuid(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StartupError, match="GPU 1"):
         take(UUID, "GPU 1", shared=False, seconds=0)
     os.close(first)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_rank_claims_its_gpu_when_it_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID)
+    )
+    monkeypatch.setattr(device_claim, "lock", partial(lock, seconds=0))
+    monkeypatch.setattr(process, "setup_logging", Mock())
+    monkeypatch.setattr(streams, "use_compute_stream", Mock())
+    other = take(UUID, "GPU 1", shared=True)
+    rank = process.RankProcess(channel=Mock())
+    with pytest.raises(StartupError, match=rf"GPU 1 \({UUID}\) is used by another node"):
+        rank._open(OpenDevice(settings("cuda", 1)))
+    rank._open(OpenDevice(settings("cuda", 1, shares_device=True)))
+    os.close(other)
+    with pytest.raises(StartupError, match="GPU 1"):
+        take(UUID, "GPU 1", shared=False, seconds=0)
+    assert rank._claim is not None
+    os.close(rank._claim)
 
 
 def test_without_a_folder_for_locks_nothing_is_claimed(

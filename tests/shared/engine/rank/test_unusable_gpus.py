@@ -20,7 +20,7 @@ from tandem.shared.engine import device as engine_device
 from tandem.shared.engine.device import usable_decode_kernel
 from tandem.shared.engine.formats import formats_for
 from tandem.shared.engine.messages import LoadFormats
-from tandem.shared.engine.rank import group
+from tandem.shared.engine.rank import group, loading
 from tandem.shared.engine.rank.device import open_device
 from tandem.shared.engine.rank.group import meet
 from tandem.shared.errors import StartupError
@@ -166,6 +166,16 @@ def test_triton_that_cannot_be_used_is_refused_or_done_without(
     assert usable_decode_kernel(device, "torch") == usable_decode_kernel(device, "auto") == "torch"
     (line,) = [each.message for each in caplog.records]
     assert re.match(rf"torch computes all steps, slowly .*, because Triton .*: {reason}", line)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_rank_that_needs_triton_loads_no_model_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_device, "triton_problem", lambda device: "no C compiler")
+    needing = settings("cuda", decode_kernel="triton")
+    with pytest.raises(StartupError, match=r"^Triton cannot be used on GPU 0 .*: no C compiler;"):
+        loading.load_model(needing, LoadFormats("float32", "float32"), torch.device("cuda", 0))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

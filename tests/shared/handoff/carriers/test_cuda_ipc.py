@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -61,6 +62,9 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     rows,
     until,
 )
+
+OTHER_VERSION = "cuda_ipc of another version: its checksums or the sizes of its frames differ"
+REMEDY = "use --carrier auto on both nodes"
 
 
 def refusing(*calls: str) -> FakeDevice:
@@ -124,7 +128,7 @@ def test_on_another_host_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
         with PlaneRank("d", listen_host=None, device=FakeDevice()) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failure = decode.log.wait(ReceiveFailed, 1)
-            expected = "carrier: here cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts"
+            expected = f"cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts; {REMEDY}"
             assert expected in failure.reason and not failure.retriable
 
 
@@ -166,25 +170,40 @@ def test_memory_that_cannot_be_opened_is_not_used_and_the_reason_is_logged() -> 
             "e", listen_host=None, carrier="cuda_ipc", device=refusing("open")
         ) as forced:
             forced.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
-            assert "carrier: cuda_ipc only, and cannot" in forced.log.wait(ReceiveFailed, 2).reason
+            reason = forced.log.wait(ReceiveFailed, 2).reason
+            assert f"carrier: cuda_ipc only, and {expected}; {REMEDY}" in reason
+
+
+def test_releases_with_frames_of_different_sizes_do_not_use_it() -> None:
+    with PlaneRank("p", seed=1, device=FakeDevice(), device_slot_bytes=2 * 2048) as prefill:
+        with PlaneRank("d", listen_host=None, device=FakeDevice()) as decode:
+            hand_over(prefill, decode)
+            event = prefill.log.wait(PeerJoined)
+            assert (event.carrier, event.note) == ("shared_memory", OTHER_VERSION)
+        with PlaneRank("e", listen_host=None, carrier="cuda_ipc") as forced:
+            forced.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
+            expected = f"carrier: cuda_ipc only, and {OTHER_VERSION}; {REMEDY}"
+            assert expected in forced.log.wait(ReceiveFailed, 2).reason
 
 
 @pytest.mark.parametrize(
-    ("offers", "carriers"), [({"cuda_ipc": b"\x02", "tcp": b""}, ["tcp"]), ({"cuda_ipc": b""}, [])]
+    ("hello", "carriers"),
+    [
+        (struct.pack("<BQQ", 1, 2048, DEVICE_WINDOW_BYTES), ["cuda_ipc", "tcp"]),
+        (struct.pack("<BQQ", 2, 2048, DEVICE_WINDOW_BYTES), ["tcp"]),
+        (struct.pack("<BQQ", 1, 2048, DEVICE_WINDOW_BYTES // 2), ["tcp"]),
+        (b"\x01", ["tcp"]),
+        (b"", ["tcp"]),
+    ],
 )
-def test_two_versions_that_sum_differently_do_not_use_it(
-    offers: dict[str, bytes], carriers: list[str]
+def test_two_versions_that_sum_or_send_differently_do_not_use_it(
+    hello: bytes, carriers: list[str]
 ) -> None:
     with (
         PlaneRank("p", device=FakeDevice()) as prefill,
-        FakeReceiver(PlaneRank("d"), prefill, offers=offers) as receiver,
+        FakeReceiver(PlaneRank("d"), prefill, offers={"cuda_ipc": hello, "tcp": b""}) as receiver,
     ):
         assert list(receiver.welcome.offers) == carriers
-        if not carriers:
-            expected = (
-                "carrier: cuda_ipc only, and cuda_ipc of another version: its checksums differ"
-            )
-            assert receiver.welcome.refused == expected
 
 
 def test_an_offer_carries_the_place_of_a_ring_on_a_device() -> None:
