@@ -59,7 +59,7 @@ class CheckpointWeights:
         )
         # False for a checkpoint that can embed but not generate.
         self.has_head = check_complete(self._origins, names, spec, source.path, family.wrapped)
-        self._pending = set(parameters_of(spec, has_head=self.has_head))
+        self._pending = dict.fromkeys(parameters_of(spec, has_head=self.has_head))
 
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter, in the checkpoint or after loading; ``None`` if it is
@@ -79,11 +79,17 @@ class CheckpointWeights:
         origin = self._origins.get(name)
         return None if origin is None else self._source.order(origin.tensor)
 
+    def read_ahead(self) -> None:
+        """Read all tensors from the disk while others are packed. Call before ``fill``."""
+        names = dict.fromkeys(self._origins[name].tensor for name in self._pending)
+        self._source.read_ahead(names)
+
     def fill(self, part: Part) -> None:
         """Fill the slots of a part. Raises ``ModelError`` for wrong tensors."""
         slots = part.weight_slots()
-        assert slots.keys() <= self._pending, "parameters_of lists what parts have"
-        self._pending -= slots.keys()
+        assert slots.keys() <= self._pending.keys(), "parameters_of lists what parts have"
+        for name in slots:
+            del self._pending[name]
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
         if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:

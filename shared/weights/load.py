@@ -58,8 +58,7 @@ def load_model(
     ``ignored_keys``, ``max_model_len``: see ``spec_of``; ``overrides``: see ``open_source``.
     """
     tp = tp or TensorParallel()
-    # Several ranks each read a part of the files.
-    source = open_source(path, overrides, ahead=tp.size == 1)
+    source = open_source(path, overrides)
     spec = spec_of(source.config(), ignored_keys, max_model_len)
     device = torch.device(device)
     place = WeightPlacement(
@@ -86,6 +85,8 @@ def decoder_from(
     family = family_of(config.values, config.file)
     weights = CheckpointWeights(source, family, spec, in_situ, place.operators)
 
+    if place.tp.size == 1:  # several ranks each read a part of the files
+        weights.read_ahead()
     stated_bytes = loaded_bytes = 0
     formats: set[BlockFormat] = set()
 

@@ -22,7 +22,7 @@ from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from ..text.vocabulary.added_tokens import AddedTokens
 from ..text.vocabulary.files import TOKENIZER_JSON
 from .digest import StoredTensor
-from .file_reads import FileReads
+from .file_reads import FilePart, FileReads
 from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class SafetensorsFolder:
         path: Path,
         framework: str = "pt",
         overrides: Mapping[str, Any] | None = None,
-        *,
-        ahead: bool = False,
     ) -> None:
         self.path = path
         self._overrides = overrides
@@ -56,8 +54,8 @@ class SafetensorsFolder:
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         self._own_names: dict[str, str] = {}  # of tensors whose names in the files are not unique
-        self._offsets: dict[str, dict[str, int]] = {}
-        self._reads = FileReads(ahead=ahead)
+        self._stored: dict[str, dict[str, StoredTensor]] = {}  # by file, and by their own names
+        self._reads = FileReads()
         self._open = ExitStack()
 
     def __enter__(self) -> SafetensorsFolder:
@@ -155,11 +153,17 @@ class SafetensorsFolder:
 
     def whole(self, name: str) -> Any:
         """A whole small tensor, with any number of dimensions."""
+        place = self._place(name)
+        self._reads.note_read(place.end - place.begin)
         return self._files[self._file_of[name]].get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource``."""
         return tuple(self._slice(name).get_shape())
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """See ``WeightSource``."""
+        self._reads.ahead([self._place(name) for name in names])
 
     def read(
         self,
@@ -174,7 +178,7 @@ class SafetensorsFolder:
         import torch
 
         path, tensor = self.path / self._file_of[name], self._slice(name)
-        begin = self._offsets[self._file_of[name]][self._own_names.get(name, name)]
+        begin = self._place(name).begin
         dtype = torch_dtype(str(tensor.get_dtype()))
         shape = tuple(tensor.get_shape())
         if index is not None:
@@ -202,6 +206,10 @@ class SafetensorsFolder:
             return []
         number = files.added_tokens().get(special_tokens(files.config).get("eos_token", ""))
         return [] if number is None else [number]
+
+    def _place(self, name: str) -> FilePart:
+        stored = self._stored[self._file_of[name]][self._own_names.get(name, name)]
+        return FilePart(stored.file, stored.begin, stored.begin + stored.nbytes)
 
     def _slice(self, name: str) -> Any:
         return self._files[self._file_of[name]].get_slice(self._own_names.get(name, name))
@@ -253,7 +261,7 @@ class SafetensorsFolder:
         except (SafetensorError, OSError) as error:
             raise self._broken(file, error) from error
         self._files[file] = content
-        self._offsets[file] = {each.name: each.begin for each in _stored(path)}
+        self._stored[file] = {each.name: each for each in _stored(path)}
         names = list(content.keys())
         _check_names(path, names)
         return names

@@ -5,7 +5,7 @@ Torch is loaded only to read a tensor, so that heads and routers can use the res
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,6 +85,9 @@ class WeightSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape. Reads nothing."""
 
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Begin to read tensors from the disk, given all names in the order of their reads."""
+
     def read(
         self,
         name: str,
@@ -99,15 +102,12 @@ class WeightSource(Protocol):
         contiguous CPU tensor of the same dtype and shape."""
 
 
-def open_source(
-    path: str | Path, overrides: Mapping[str, Any] | None = None, *, ahead: bool = False
-) -> WeightSource:
-    """The source at the path of a model. ``overrides`` replace keys of its configuration;
-    ``ahead``: see ``FileReads``."""
+def open_source(path: str | Path, overrides: Mapping[str, Any] | None = None) -> WeightSource:
+    """The source at the path of a model. ``overrides`` replace keys of its configuration."""
     path = Path(path)
     if is_gguf(path):
-        return GGUFFile(path, overrides, ahead=ahead)
-    folder = SafetensorsFolder(path, overrides=overrides, ahead=ahead)
+        return GGUFFile(path, overrides)
+    folder = SafetensorsFolder(path, overrides=overrides)
     if not (path / "config.json").is_file():
         return folder
     quantization = quantization_of(folder.config())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
 from ..digest import StoredTensor
-from ..file_reads import FileReads
+from ..file_reads import FilePart, FileReads
 from .architectures import CLASSIFIER_WEIGHTS
 from .header import GGUFHeader, TensorEntry, shortest
 from .hf_config import (
@@ -46,12 +46,10 @@ class GGUFFile:
 
     format = "gguf"
 
-    def __init__(
-        self, path: Path, overrides: Mapping[str, Any] | None = None, *, ahead: bool = False
-    ) -> None:
+    def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self._overrides = overrides or {}
-        self._reads = FileReads(ahead=ahead)
+        self._reads = FileReads()
 
     def __enter__(self) -> GGUFFile:
         self._reads.__enter__()
@@ -166,6 +164,15 @@ class GGUFFile:
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource``."""
         return self._tensors[name].shape
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """See ``WeightSource``."""
+        entries = [
+            entry for name in names for entry in self._expansions.get(name, (self._tensors[name],))
+        ]
+        self._reads.ahead(
+            [FilePart(each.file, each.begin, each.begin + each.nbytes) for each in entries]
+        )
 
     def read(
         self,

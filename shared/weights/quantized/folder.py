@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,6 +144,16 @@ class QuantizedFolder:
         """See ``WeightSource``."""
         matrix = self._matrices.get(name)
         return self._folder.shape(name) if matrix is None else matrix.shape
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """See ``WeightSource``."""
+        matrices, here = self._matrices, set(self._folder.names())  # some tensors are optional
+        tensors = (
+            each
+            for name in names
+            for each in (matrices[name].tensors if name in matrices else (name,))
+        )
+        self._folder.read_ahead(dict.fromkeys(each for each in tensors if each in here))
 
     def read(
         self,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
-import queue
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from tandem.shared.engine.device import operators_for
 from tandem.shared.errors import ModelError
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights import file_reads
+from tandem.shared.weights.file_reads import FilePart
 from tandem.shared.weights.footprint import parameter_sizes
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.memory import resident_bytes
@@ -28,6 +26,7 @@ from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.kernels.test_byte_products import WIDER
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.checkpoints.quantized_folders import METHODS, write_quantized
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 768,
@@ -129,82 +128,6 @@ def test_a_tensor_is_not_read_further_after_an_error(
     assert len(begins) < 50
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_files_are_read_ahead_of_a_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    """Each piece once, unless it is cached. Errors are left to the reads themselves."""
-    monkeypatch.setattr(file_reads, "_PIECE", 100)
-    monkeypatch.setattr(file_reads, "_AHEAD", 300)
-    path, ahead, preadv = tmp_path / "file", queue.Queue[int](), os.preadv
-    data = bytes(range(250)) * 4
-    path.write_bytes(data)
-
-    def noted(fd: int, buffers: list[Any], begin: int) -> int:
-        if isinstance(buffers[0], bytearray):
-            ahead.put(begin)
-            if fails:
-                raise OSError("failing disk")
-        return preadv(fd, buffers, begin)
-
-    def is_cached(fd: int, begin: int, end: int) -> bool:
-        ahead.put(-begin)
-        return begin == 800
-
-    monkeypatch.setattr(os, "preadv", noted)
-    monkeypatch.setattr(file_reads, "_is_cached", is_cached)
-    descriptors = len(os.listdir("/dev/fd"))
-    with file_reads.FileReads(ahead=True) as reads:
-        for begin, pieces in ((250, (200, 300, 400, 500)), (260, ()), (20, (0, 100)), (850, ())):
-            into = torch.zeros(10, dtype=torch.uint8)
-            reads.rows(path, begin, into, "numbers")
-            assert into.numpy().tobytes() == data[begin : begin + 10]
-            if begin != 260:
-                assert ahead.get(timeout=10) == -(begin // 100 * 100)
-            for piece in pieces[:1] if fails else pieces:
-                assert ahead.get(timeout=10) == piece
-    assert ahead.empty()
-    assert len(os.listdir("/dev/fd")) == descriptors
-    assert not any(each.name.startswith("read-ahead") for each in threading.enumerate())
-
-
-def test_reading_ahead_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_reads, "_PIECE", 100)
-    monkeypatch.setattr(file_reads, "_is_cached", lambda *_: False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    path, begins, preadv = tmp_path / "file", [], os.preadv
-    path.write_bytes(bytes(10_000))
-
-    def slow(fd: int, buffers: list[Any], begin: int) -> int:
-        begins.append(begin)
-        time.sleep(0.01)
-        return preadv(fd, buffers, begin)
-
-    monkeypatch.setattr(os, "preadv", slow)
-    with (
-        pytest.raises(ModelError, match="truncated while numbers"),
-        file_reads.FileReads(ahead=True) as reads,
-    ):
-        reads.rows(path, 0, torch.zeros(10_001, dtype=torch.uint8), "numbers")
-    assert len(begins) < 50
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 5),
-    reason="Linux 6.5 tells what is cached",
-)
-def test_it_is_known_whether_a_file_is_cached(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    os.truncate(path, 3 << 20)
-    with path.open("r+b") as file:
-        assert not file_reads._is_cached(file.fileno(), 1 << 20, 4 << 20)
-        file.write(bytes(2 << 20))
-        file.flush()
-        assert file_reads._is_cached(file.fileno(), 0, 2 << 20)
-        assert not file_reads._is_cached(file.fileno(), 0, 4 << 20)
-
-
 def test_weights_without_a_kernel_are_named(
     wide: Path, q8_0: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,10 +178,8 @@ def test_ranks_read_only_their_parts(
     wide: Path, q8_0: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both together read the file once, and norms twice. One rank alone also reads ahead."""
-    followed: list[Path] = []
-    monkeypatch.setattr(
-        file_reads._ReadAhead, "follow", lambda _, file, begin: followed.append(file)
-    )
+    ahead: list[FilePart] = []
+    monkeypatch.setattr(file_reads.FileReads, "ahead", lambda _, parts: ahead.extend(parts))
     path, counts, fill = (q8_0 if kind == "GGUF" else wide), [], file_reads._fill
 
     def counted(descriptor: int, begin: int, data: memoryview, *names: Any) -> None:
@@ -268,11 +189,36 @@ def test_ranks_read_only_their_parts(
     monkeypatch.setattr(file_reads, "_fill", counted)
     for rank in range(2):
         load_model(path, tp=TensorParallel(rank, 2))
-    assert not followed
+    assert not ahead
     sizes = parameter_sizes(open_source(path), read_spec(path), "bfloat16")
     assert sum(counts) == pytest.approx(sum(each.nbytes for each in sizes), rel=0.01)
     load_model(path)
-    assert followed
+    assert ahead
+
+
+@pytest.mark.parametrize("kind", ["plain", "GGUF", "gptq 4"])
+def test_each_tensor_is_read_ahead_once(
+    wide: Path, q8_0: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In about the order of the reads, each of which makes room."""
+    path = q8_0 if kind == "GGUF" else wide
+    if kind in METHODS:
+        path, _ = write_quantized(wide, tmp_path, METHODS[kind])
+    ahead: list[FilePart] = []
+    made: list[int] = []
+    monkeypatch.setattr(file_reads.FileReads, "ahead", lambda _, parts: ahead.extend(parts))
+    monkeypatch.setattr(file_reads.FileReads, "note_read", lambda _, nbytes: made.append(nbytes))
+    load_model(path)
+    # GPTQ's libraries add biases of zeros.
+    stored = [each for each in open_source(path).stored() if not each.name.endswith(".bias")]
+    parts = {FilePart(each.file, each.begin, each.begin + each.nbytes) for each in stored}
+    assert sorted(ahead) == sorted(parts)
+    names = [next(each.name for each in stored if each.begin == part.begin) for part in ahead]
+    assert "embd" in names[0] or "embed" in names[0]
+    assert "output" in names[-1] or "lm_head" in names[-1]
+    layers = [int(part) for name in names for part in name.split(".") if part.isdigit()]
+    assert layers == sorted(layers)
+    assert sum(made) == pytest.approx(sum(each.nbytes for each in stored), rel=0.03)
 
 
 def memory(name: str) -> int:
