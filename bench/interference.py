@@ -79,11 +79,14 @@ async def attack(
     name: str,
     scene: Scene,
     *,
+    attacked: ApiServer | None = None,
     on_measuring: Callable[[], object] = lambda: None,
 ) -> Attack:
     """Run one round, and the attacker without victims. ``name`` makes the prompts unique;
-    ``on_measuring`` is called when the measurement of the victims begins."""
-    alone = await _attacker(server, prompts, f"{name}/alone", scene)
+    ``attacked`` gets the attacker's prompt, if not the victims' server; ``on_measuring`` is called
+    when the measurement of the victims begins."""
+    attacked = attacked or server
+    alone = await _attacker(attacked, prompts, f"{name}/alone", scene)
     async with _victims(server, prompts, name, scene) as victims:
         streams = victims.responses
         on_measuring()
@@ -91,7 +94,7 @@ async def attack(
         await asyncio.sleep(scene.alone_seconds)
         await victims.until(lambda: _have_a_speed(streams, before))
         begin = time.perf_counter()
-        attacker = await _attacker(server, prompts, f"{name}/attack", scene)
+        attacker = await _attacker(attacked, prompts, f"{name}/attack", scene)
         end = attacker.times[0]
     windows = [_window(stream, begin, end) for stream in streams]
     async with _victims(server, prompts, name, scene) as victims:

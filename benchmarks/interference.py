@@ -12,6 +12,9 @@ URL). Every side has the same two cores and the same weights:
   are as many victims as replicas, because with fewer the attacker would meet an idle one;
 - llama.cpp's server on both cores, where ``--llama-server`` names it, with the same file.
 
+Cores share their memory and its bandwidth. So as a limit, the streams of the disaggregated side
+also run while the prompt is read by another server, of one node on the prefill node's core.
+
 All sides run throughout and take turns; the sides that are not measured are idle. Figures are
 medians over the rounds.
 """
@@ -40,6 +43,7 @@ from tandem.benchmarks.support.sides import (
     APART,
     REPLICAS,
     START_SECONDS,
+    STRANGER,
     TOGETHER,
     pinned,
     serving,
@@ -97,16 +101,19 @@ class MeasuredAttack:
     others: float
 
 
-async def measure(side: RunningSide, name: str, victims: int, prompt_tokens: int) -> MeasuredAttack:
-    """One round on one side."""
+async def measure(
+    side: RunningSide, attacked: RunningSide, name: str, victims: int, prompt_tokens: int
+) -> MeasuredAttack:
+    """One round on one side, with the prompt on the same or another one."""
     watched: list[Neighbours] = []
-    with connected(side.port) as server:
-        server.extra_body = side.fields
+    with connected(side.port) as server, connected(attacked.port) as other:
+        server.extra_body, other.extra_body = side.fields, attacked.fields
         done = await attack(
             server,
             PROMPTS,
             name,
             Scene(victims=victims, prompt_tokens=prompt_tokens),
+            attacked=other,
             on_measuring=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
         )
     return MeasuredAttack(done, watched[0].share())
@@ -118,6 +125,7 @@ async def measure(side: RunningSide, name: str, victims: int, prompt_tokens: int
 SCENES: tuple[tuple[str, int, tuple[str, str, str]], ...] = (
     (APART.name, 1, (">=0.95", "<=1", "")),
     (APART.name, 2, (">=0.9", "<=1", "")),
+    (STRANGER.name, 1, ("", "", "")),
     (TOGETHER.name, 1, (">=0.3", "", "<=2")),
     (REPLICAS.name, 2, ("", "", "")),
     ("llama.cpp", 1, ("", "", "")),
@@ -132,8 +140,10 @@ def compare(
     results: dict[Any, list[MeasuredAttack]] = {scene: [] for scene in scenes}
     for number in range(-1, rounds):
         for name, victims in scenes:
+            attacked = servers[name]
+            side = servers[APART.name] if name == STRANGER.name else attacked
             done = asyncio.run(
-                measure(servers[name], f"round {number}/{victims}", victims, prompt_tokens)
+                measure(side, attacked, f"round {number}/{victims}", victims, prompt_tokens)
             )
             if number < 0:
                 continue  # warms memory and kernels
@@ -188,6 +198,20 @@ def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str,
                 "ratio": figures["attacker_ttft_over_alone"],
             },
         ]
+    if (apart := results.get((APART.name, 1))) and (limits := results.get((STRANGER.name, 1))):
+        report.append(
+            {
+                "metric": f"interference ({about}), disaggregated, one victim: share of its speed",
+                "value": statistics.median(one.attack.worst_share for one in apart),
+                "unit": "1",
+                "goal": ">=0.95",
+                "against": "what it keeps while another server reads the prompt on that core",
+                "ratio": statistics.median(
+                    ours.attack.worst_share / limit.attack.worst_share
+                    for ours, limit in zip(apart, limits, strict=True)
+                ),
+            }
+        )
     if (apart := results.get((APART.name, 2))) and (others := results.get((REPLICAS.name, 2))):
         report.append(
             {
@@ -236,7 +260,7 @@ def main() -> None:
                 side.name,
                 stack.enter_context(serving(side, cores, model, logs / side.name, *flags)),
             )
-            for side in (APART, TOGETHER, REPLICAS)
+            for side in (APART, STRANGER, TOGETHER, REPLICAS)
         }
         if options.llama_server:
             peer = llama_server(options.llama_server, model, cores, logs)

@@ -27,6 +27,9 @@ APART = Side(
     "disaggregated",
     (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), ("--threads=1",))),
 )
+STRANGER = Side(
+    "disaggregated, the prompt at another server", (("decode-node", (0,), ("--threads=1",)),)
+)
 TOGETHER = Side("aggregated, chunks cut by time", (("decode-node", (0, 1), ("--threads=2",)),))
 WHOLE_CHUNKS = Side(
     "aggregated, whole chunks", (("decode-node", (0, 1), ("--threads=2", "--itl-target=0")),)
