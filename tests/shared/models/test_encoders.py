@@ -57,7 +57,7 @@ def test_hidden_states_are_those_of_transformers(name: str, model_root: Path) ->
 
 @pytest.mark.parametrize("name", tiny_models.ENCODERS)
 def test_an_encoder_may_have_odd_sizes(name: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 72, "num_attention_heads": 3, "intermediate_size": 100}
+    sizes: dict[str, Any] = {"hidden_size": 72, "num_attention_heads": 3, "intermediate_size": 100}
     tiny_models.build(name, tmp_path, vocab_size=517, num_hidden_layers=2, **sizes)
     check_hidden_states(tmp_path, expected(tmp_path))
 
