@@ -1,21 +1,17 @@
 """Quantised matrix products on a CPU with int8 dot products, in the shape of an 8B model's gate.
 
-    python -m tandem.benchmarks.quantised_products [FORMAT ...] [experts]
+    python -m tandem.benchmarks.quantised_products [FORMAT ...]
 
 Each format and number of rows is compared with torch's product with bf16 weights, packed as in
 models. One row is bound by memory bandwidth, so it is also compared with the read rate. There are
 enough copies of a weight to exceed the CPU's caches. Sides alternate, and a figure is the best of
 its rounds, because other processes only slow a product down.
-
-The experts of a layer of Qwen3-30B-A3B in Q4_0 are compared with the loop over them in bf16, the
-operator that torch's kernels use. Each call chooses other experts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +19,9 @@ import torch
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, group_format
 from tandem.kernels.cpu import jit
-from tandem.kernels.cpu.operators import CompiledOperators
-from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.linear import prepare_linear
-from tandem.kernels.signatures import Experts, Linear, Weight
+from tandem.kernels.signatures import Linear
 from tandem.tests.support.random_blocks import random_weight
 
 INPUTS, OUTPUTS = 4096, 14336
@@ -36,10 +30,6 @@ ROWS = (1, 8, 32, 512)
 SECONDS = 0.1
 UNCACHED = 1 << 27
 BF16 = "bf16"
-# A layer of Qwen3-30B-A3B.
-EXPERTS = "experts"
-HIDDEN, INNER, COUNT, CHOSEN = 2048, 768, 128, 8
-CHOICES = 16
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 # Formats of safetensors methods, and of GGUF.
@@ -127,55 +117,6 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
     return results
 
 
-def experts_of(
-    operators: Operators, draw: Callable[[int, int], Weight], dtype: torch.dtype
-) -> Experts:
-    """All experts, which have the same values in memory of their own, as in ``copies_of``."""
-    gate_up, down = draw(2 * INNER, HIDDEN), draw(HIDDEN, INNER)
-    # Packing copies them.
-    return operators.prepare_experts([gate_up] * COUNT, [down] * COUNT, "silu", dtype)
-
-
-def measure_experts(rounds: int, note: Callable[[str], None]) -> list[Any]:
-    """Rows of the report for a layer's experts."""
-    kind = BLOCK_FORMATS["Q4_0"]
-
-    def blocks(outputs: int, inputs: int) -> Weight:
-        return (random_weight(kind, outputs, inputs // kind.values),)
-
-    def plain(outputs: int, inputs: int) -> Weight:
-        return (torch.randn(outputs, inputs).bfloat16() * 0.02,)
-
-    quantised = experts_of(CompiledOperators(), blocks, torch.float32)
-    loop = experts_of(Operators(), plain, torch.bfloat16)
-    results = []
-    for rows in ROWS[:-1]:
-        choices = [torch.rand(rows, COUNT).topk(CHOSEN).indices for _ in range(CHOICES)]
-        weights = torch.full((rows, CHOSEN), 1 / CHOSEN)
-        x = torch.randn(rows, HIDDEN)
-        halved = x.bfloat16()
-        ours, theirs = (
-            [partial(experts, weights=weights, expert_ids=ids, out=None) for ids in choices]
-            for experts in (quantised, loop)
-        )
-        pairs = [(seconds(ours, x), seconds(theirs, halved)) for _ in range(rounds)]
-        fast, slow = map(min, zip(*pairs, strict=True))
-        work = 2 * rows * CHOSEN * 3 * HIDDEN * INNER / 1e9
-        about = f"{rows} row{'s' if rows > 1 else ''}, {CHOSEN} experts each of {COUNT}"
-        results.append(
-            {
-                "metric": f"experts of {HIDDEN} by {INNER} in Q4_0, {about}",
-                "value": work / fast,
-                "unit": "GOP/s",
-                "goal": ">=4",
-                "against": f"the loop over them in bf16 ({work / slow:.0f} GOP/s)",
-                "ratio": slow / fast,
-            }
-        )
-        note(f"{about}: {work / fast:.0f} GOP/s, bf16 {work / slow:.0f}")
-    return results
-
-
 def main() -> None:
     parser = benchmark_parser(__doc__, rounds=5)
     parser.add_argument("formats", nargs="*", help="all if left out")
@@ -186,20 +127,15 @@ def main() -> None:
     if not jit.multiplies_bytes():
         parser.exit(message="this CPU has no AVX2: nothing to measure\n")
     names = options.formats or [
-        *(name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS),
-        EXPERTS,
+        name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS
     ]
 
     def note(text: str) -> None:
         print(text, flush=True)
 
-    formats = [name for name in names if name != EXPERTS]
-    if formats:
-        plain = copies_of(BF16)
-        rows = [row for name in formats for row in measure(name, options.rounds, plain, note)]
-        publish("quantised_products", rows, dry=options.dry)
-    if EXPERTS in names:
-        publish("quantised_experts", measure_experts(options.rounds, note), dry=options.dry)
+    plain = copies_of(BF16)
+    rows = [row for name in names for row in measure(name, options.rounds, plain, note)]
+    publish("quantised_products", rows, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _MODULES = (
     "last_kv",
     "decode_steps",
     "quantised_products",
+    "quantised_experts",
     "engine.against_transformers",
     "node.async_scheduling",
     "overload",

@@ -22,13 +22,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class FakeHub:
     """Repositories by name; ``refusals`` have a status and the ``X-Error-Code`` instead, for names,
-    and for ``NAME/FILE``. ``revisions`` are those of all repositories. Files of weights are
-    given by a redirection, as LFS files are, and in ranges."""
+    and for ``NAME/FILE``. ``tokens`` are those that gated repositories want with every request.
+    ``revisions`` are those of all repositories. Files of weights are given by a redirection, as LFS
+    files are, and in ranges; the redirected request needs no token."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.refusals: dict[str, tuple[int, str]] = {}
+        self.tokens: dict[str, str] = {}
         self.given: list[str] = []
         self.ranges: list[tuple[str, int]] = []  # those of parts of files, and their bytes
         self.resumed: list[int] = []  # where downloads went on
@@ -108,6 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(*hub.refusals[f"{name}/{file}"])
         elif name in hub.refusals or name not in hub.repositories:
             self._refuse(*hub.refusals.get(name, (404, "RepoNotFound")))
+        elif not stored and (status := self._forbidden(hub.tokens.get(name))):
+            self._refuse(status, "GatedRepo")
         elif rest == ["refs"]:
             branches = [{"name": each, "ref": f"refs/heads/{each}"} for each in hub.revisions]
             branches = [each | {"targetCommit": COMMIT} for each in branches]
@@ -121,6 +125,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(json.dumps([_entry(file, files[file]) for file in sorted(files)]).encode())
         else:
             self._describe(hub, name, rest[1] if len(rest) > 1 else "main")
+
+    def _forbidden(self, token: str | None) -> int:
+        """The status for a request without this token; zero for one that has it."""
+        given = self.headers.get("Authorization")
+        if token is None or given == f"Bearer {token}":
+            return 0
+        return 403 if given else 401
 
     def _describe(self, hub: FakeHub, name: str, revision: str) -> None:
         files = hub.repositories[name]

@@ -19,6 +19,7 @@ from tandem.shared.weights.load import load_model
 from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.shared.models.test_kv_formats import ratios
+from tandem.tests.shared.weights.gguf.test_models import NEW
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.checkpoints.quantized_folders import METHODS, write_quantized
@@ -52,21 +53,38 @@ def test_linears_and_tables_are_quantised(wide: Path, kind: str) -> None:
     assert sizes["layers.0.attention_norm.weight"] == "float32"
 
 
-@pytest.mark.parametrize("family", ["phi3", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+# Fused, separate, stacked and alternating matrices, and latents; two ranks have whole blocks.
+MIXED: dict[str, dict[str, Any]] = {
+    "phi3": {},
+    "qwen3_moe": {"moe_intermediate_size": 64},
+    "granite_moe": {"intermediate_size": 64, "shared_intermediate_size": 64},
+    "gpt_oss": {"intermediate_size": 64},
+    "deepseek_v3": NEW["deepseek_v3"]
+    | {"moe_intermediate_size": 64, "q_lora_rank": 64, "v_head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("family", MIXED)
 def test_fused_and_stacked_tensors_are_as_in_a_quantised_file(family: str, tmp_path: Path) -> None:
-    """Routers stay numbers, and so does what expands latents."""
+    """On one rank and on two. Routers stay numbers, and so does what expands latents."""
     folder = tmp_path / "model"
-    tiny_models.build(family, folder)
-    result = load_model(folder, isq="q8_0")
-    plain = load_model(folder)
-    assert result.spec == plain.spec
+    tiny_models.build(family, folder, **MIXED[family])
+    spec = read_spec(folder)
     formats = {
         each.name: each.format
-        for each in parameter_sizes(open_source(folder), plain.spec, "float32", isq="q8_0")
+        for each in parameter_sizes(open_source(folder), spec, "float32", isq="q8_0")
     }
     for name, format in formats.items():
         if "router" in name or "norm" in name or "kv_b" in name or name.endswith("bias"):
             assert format != "Q8_0", name
+    kept = {f"attn_{part}_b": "F32" for part in ("k", "v")}
+    file = write_gguf(folder, tmp_path / "model.gguf", "Q8_0", others=kept)
+    for size in (1, 2):
+        result, expected = (
+            build_ranks(path, size, isq=isq).logits([list(range(40))], 0, list(range(10)))
+            for path, isq in ((folder, "q8_0"), (file, None))
+        )
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4k"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,8 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 8,
     "tie_word_embeddings": False,
 }
-# What is not the weights', and pieces that are quantised.
-SLACK, PIECES = 4 << 20, 16 << 20
+# Of what is not the weights', and of pieces that are quantised.
+SLACK = 4 << 20
 
 
 @pytest.fixture(scope="module")
@@ -161,16 +164,14 @@ def test_the_peak_is_the_result_and_a_layer(wide: Path, q8_0: Path, kind: str) -
     path, isq = (q8_0 if kind == "GGUF" else wide), ("q4k" if kind == "isq" else None)
     operators = operators_for(torch.device("cpu"), **KERNELS)
     load_model(path, operators=operators, isq=isq)  # compiles
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    model = load_model(path, operators=operators, isq=isq)
-    above = memory("VmHWM") - memory("VmRSS")
+    # A short peak may be missed, above all on a busy machine.
+    loads = 1 if isq else 3
+    above = max(
+        peak_of(lambda: load_model(path, operators=operators, isq=isq)) for _ in range(loads)
+    )
     sizes = parameter_sizes(open_source(path), read_spec(path), "bfloat16")
     layer = sum(each.nbytes for each in sizes if each.name.startswith("layers.0."))
-    allowed = 2 * layer + SLACK + (PIECES if isq else 0)
-    assert sum(each.nbytes for each in sizes) > 1.5 * allowed
-    assert above < allowed, (above, layer)
-    del model
+    assert 0.5 * layer < above < layer + SLACK, (above, layer)
 
 
 @pytest.mark.parametrize("kind", ["plain", "GGUF"])
@@ -221,7 +222,25 @@ def test_each_tensor_is_read_ahead_once(
     assert sum(made) == pytest.approx(sum(each.nbytes for each in stored), rel=0.03)
 
 
-def memory(name: str) -> int:
-    """Bytes of this process, by a line of the kernel's."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+def peak_of(load: Callable[[], object]) -> int:
+    """The bytes that are held at most during a load, beyond those of its result."""
+    loaded, samples = threading.Event(), [0]
+
+    def watch() -> None:
+        while not loaded.wait(0.001):
+            samples.append(held())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = load()
+    loaded.set()
+    watcher.join()
+    above = max(samples) - held()
+    del result
+    return above
+
+
+def held() -> int:
+    """Bytes of this process, without what glibc keeps of freed ones."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

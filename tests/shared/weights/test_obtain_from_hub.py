@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, file_download
 
+from tandem.__main__ import cli
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
 from tandem.shared.weights import header_files, locate, remote_headers, resumable, transfer
@@ -371,6 +372,33 @@ def test_parts_that_do_not_belong_together_are_rejected(
         file.write(b"other")
     assert "was resumed from a different version: try again" in refusal()
     assert obtain().path.read_bytes() == large
+
+
+@pytest.mark.parametrize("source", ["HF_TOKEN", "--hf-token"])
+def test_a_gated_model_is_downloaded_with_a_token(
+    hub: FakeHub, large: bytes, root: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Every request has it: also those of headers, and of downloads that go on."""
+    hub.put_folder("owner/folder", tiny_models.cached("qwen3", root))
+    hub.tokens = dict.fromkeys(hub.repositories, "hf_ours")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
+    for token in ("", "hf_others"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        for name in hub.repositories:
+            assert "it is gated: accept its terms at" in refusal(name)
+    assert hub.given == [] and hub.ranges == []
+    options = [] if source == "HF_TOKEN" else ["--hf-token", "hf_ours"]
+    if not options:
+        monkeypatch.setenv("HF_TOKEN", "hf_ours")
+    cli.main(["pull", "owner/folder", *options], standalone_mode=False)
+    hub.breaks_after = len(large) // 2
+    with pytest.raises(ModelError, match="responds with status 500"):
+        cli.main(["pull", NAME, *options], standalone_mode=False)
+    hub.breaks_after = None
+    hub.refusals.clear()
+    cli.main(["pull", NAME, *options], standalone_mode=False)
+    assert {file for file, _ in hub.ranges} == {"model.safetensors", "m-Q8_0.gguf"}
+    assert hub.resumed and hub.weight_requests[0] == "model.safetensors"
 
 
 @pytest.mark.parametrize(

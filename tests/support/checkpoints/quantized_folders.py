@@ -339,6 +339,9 @@ METHODS: dict[str, Method] = {
     "gptq 4 bf16": Method(_gptq_config(4, 32, True), gptq(4, 32, True, dtype=torch.bfloat16)),
     "gptq 8": Method(_gptq_config(8, -1, True), gptq(8, -1, True)),
     "gptq 8 zeros": Method(_gptq_config(8, 32, False), gptq(8, 32, False)),
+    "gptq 8 order": Method(
+        _gptq_config(8, 32, True, desc_act=True), gptq(8, 32, True, act_order=True)
+    ),
     "gptq 3": Method(_gptq_config(3, 32, False), gptq(3, 32, False)),
     "gptq 2 beside": Method(
         {},

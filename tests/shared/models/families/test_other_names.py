@@ -21,9 +21,9 @@ LENGTH, MAX_TOKENS = 33, 8
 Weights = dict[str, torch.Tensor]
 
 
-def logits_of(folder: Path) -> torch.Tensor:
+def logits_of(folder: Path, ranks: int = 1) -> torch.Tensor:
     """After a prompt, and after each of the greedy tokens that follow."""
-    return build_ranks(folder).draw(prompt_of(LENGTH), MAX_TOKENS, list(range(1, 12)))
+    return build_ranks(folder, ranks).draw(prompt_of(LENGTH), MAX_TOKENS, list(range(1, 12)))
 
 
 def renamed(weights: Weights, names: dict[str, str]) -> Weights:
@@ -139,6 +139,8 @@ def test_a_model_under_other_names_is_the_same(architecture: str, tmp_path: Path
         {name: value.clone() for name, value in result.items()}, tmp_path / "model.safetensors"
     )
     assert torch.equal(logits_of(tmp_path), expected)
+    for ranks in (2, 4):  # four have half of a KV head's query heads
+        torch.testing.assert_close(logits_of(tmp_path, ranks), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
