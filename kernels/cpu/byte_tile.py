@@ -4,7 +4,7 @@ other CPUs are in ``narrow_tile.py``."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from llvmlite import ir
@@ -207,6 +207,12 @@ class Emitter:
         at = self._at(base, offset, value.type, 0)
         self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), value, at, WORD(4), mask)
 
+    def scratch(self, kind: Any, count: int) -> Any:
+        """Memory of the function for some vectors."""
+        memory = cgutils.alloca_once(self.builder, kind, count)
+        memory.align = LINE
+        return self.builder.bitcast(memory, BYTE.as_pointer())
+
     def prefetch(self, base: Any, offset: Any, more: int) -> None:
         at = self._at(base, offset, BYTE, more)
         self.call("llvm.prefetch.p0", ir.VoidType(), at, WORD(0), WORD(_TO_L2), WORD(1))
@@ -295,6 +301,38 @@ class Tile:
         """The sums of all blocks, row by row."""
         started = [all_of(FLOATS, 0.0)] * len(self.rows)
         return loop(self.builder, LONG(0), blocks, 1, started, self.add_block)
+
+    def sum_unpacked(self, blocks: Any, most: int) -> list[Any]:
+        """Like ``sum``, of blocks that ``unpack`` writes to memory, each once for all rows. At most
+        ``most`` rows are added at a time, and between them sums are in memory."""
+        builder, size, first = self.builder, len(self.rows), self.first
+        totals = self.emit.scratch(FLOATS, size)
+        for row in range(size):
+            self.emit.store(all_of(FLOATS, 0.0), totals, LONG(LINE * row))
+
+        def add_block(at: Any, _: list[Any]) -> list[Any]:
+            self.unpack(at)
+            whole = size // most * most
+            for begin, end, count in ((0, whole, most), (whole, size, size - whole)):
+                if count and begin < end:
+                    self.rows = range(count)
+                    loop(builder, LONG(begin), LONG(end), count, [], partial(add_rows, at))
+            return []
+
+        def add_rows(at: Any, row: Any, _: list[Any]) -> list[Any]:
+            self.first = builder.add(first, row)
+            places = [builder.mul(builder.add(row, LONG(more)), LONG(LINE)) for more in self.rows]
+            sums = [self.emit.load(totals, place, FLOATS, align=LINE) for place in places]
+            for place, total in zip(places, self.add_block(at, sums), strict=True):
+                self.emit.store(total, totals, place)
+            return []
+
+        loop(builder, LONG(0), blocks, 1, [], add_block)
+        return [self.emit.load(totals, LONG(LINE * row), FLOATS) for row in range(size)]
+
+    def unpack(self, at: Any) -> None:
+        """Write a block to memory, if the tile adds it from there."""
+        raise NotImplementedError
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
         """Add the products of a block to the rows' sums."""
