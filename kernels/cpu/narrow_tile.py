@@ -137,7 +137,9 @@ class NarrowTile(Tile):
         if not self.layout.book:
             return super().load_lines(at)
         places = range(0, WORDS * LINE, LINE)
-        return [self.emit.load(self._words, LONG(place), LINE_WORDS, align=LINE) for place in places]
+        return [
+            self.emit.load(self._words, LONG(place), LINE_WORDS, align=LINE) for place in places
+        ]
 
     def codes_of(self, lines: list[Any], word: int) -> Any:
         return lines[word] if self.layout.book else super().codes_of(lines, word)
