@@ -1,5 +1,5 @@
-"""``x @ w.T`` of int8-rounded activations with weights in panels of codes, and of bf16 activations
-with panels of floats.
+"""``x @ w.T`` of int8-rounded activations with weights in panels of codes, and of activations in
+bf16, or fp32 on CPUs that do not multiply that, with panels of floats.
 
     x [*, in] fp32   w in panels (``block_layouts.py``)   ->   out [rows, outputs] fp32
 

@@ -1,9 +1,9 @@
-"""LLVM intrinsics for products of bytes: activations to int8, and tiles for AVX-512 VNNI. Those for
-other CPUs are in ``narrow_tile.py``."""
+"""LLVM intrinsics for products of bytes: activations to int8, and tiles for AVX-512 VNNI, with VBMI
+if weights have codebooks. Those for other CPUs are in ``narrow_tile.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -86,8 +86,8 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
 
     Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
     tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of
-    each group; or bf16 ``codes`` alone (``float_tile.py``). ``place`` rows are before this tile. Of
-    it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is in
+    each group; or bf16 ``codes`` alone (``float_tile.py``), or fp32 in place of the ``scales``
+    (``widened_tile.py``). ``place`` rows are before this tile. Of it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is in
     order of inputs for any tile, so a row's product does not depend on its neighbours.
     """
     max_rows = kind.max_rows(layout)
@@ -232,7 +232,11 @@ class Emitter:
         """A vector of two halves."""
         return self._elements(halves, range(2 * halves[0].type.count))
 
-    def _elements(self, vectors: list[Any], places: range) -> Any:
+    def ordered(self, value: Any, places: Sequence[int]) -> Any:
+        """The elements of a vector in another order."""
+        return self._elements([value, value], places)
+
+    def _elements(self, vectors: list[Any], places: Sequence[int]) -> Any:
         mask = ir.Constant(ir.VectorType(WORD, len(places)), list(places))
         return self.builder.shuffle_vector(*vectors, mask)
 
@@ -306,6 +310,7 @@ class Tile:
         """Like ``sum``, of blocks that ``unpack`` writes to memory, each once for all rows. At most
         ``most`` rows are added at a time, and between them sums are in memory."""
         builder, size, first = self.builder, len(self.rows), self.first
+        most = -(-size // -(-size // most))  # of groups of about the same size
         totals = self.emit.scratch(FLOATS, size)
         for row in range(size):
             self.emit.store(all_of(FLOATS, 0.0), totals, LONG(LINE * row))

@@ -3,6 +3,7 @@ or without AVX-VNNI.
 
 A block's codes do not fit the registers beside the sums of some rows. So four rows take their
 products with one word of a panel after the other, and codes are unpacked when they are multiplied.
+Rows of codebooks, which take longer, are unpacked to memory once for all rows of a tile.
 Sums of integers are exact, and those of floats in the order of ``byte_tile.Tile``: a product has
 the same bits with any instructions.
 """
@@ -69,7 +70,7 @@ class NarrowTile(Tile):
         if not self.layout.book:
             return super().sum(blocks)
         self._words = self.emit.scratch(BYTES, WORDS)
-        self._rows = self.emit.scratch(LINE_WORDS, BLOCK // self.layout.row_size)
+        self._row_bytes = self.emit.scratch(LINE_WORDS, BLOCK // self.layout.row_size)
         return self.sum_unpacked(blocks, _ROWS)
 
     def unpack(self, at: Any) -> None:
@@ -169,16 +170,16 @@ class NarrowTile(Tile):
             for bit in range(extra):
                 single = 4 * (line * extra + bit) + place
                 row = builder.or_(row, self._moved_bits(masks, single, 8 + bit, 1))
-            emit.store(row, self._rows, LONG(LINE * number))
+            emit.store(row, self._row_bytes, LONG(LINE * number))
 
         def look_up(lane: Any, _: list[Any]) -> list[Any]:
             for more in range(_UNROLLED):
                 row_at = builder.mul(lane, LONG(4))
-                row = builder.zext(emit.load(self._rows, row_at, WORD, 4 * more, 4), LONG)
+                row = builder.zext(emit.load(self._row_bytes, row_at, WORD, 4 * more, 4), LONG)
                 first = builder.add(self.book_at, row)
                 for half in range(2):
                     own = emit.load(self.weight, first, BYTE, half * layout.book)
-                    emit.store(own, self._rows, row_at, 4 * more + half)
+                    emit.store(own, self._row_bytes, row_at, 4 * more + half)
             return []
 
         lanes = LONG(LANES * BLOCK // layout.row_size)
@@ -199,7 +200,7 @@ class NarrowTile(Tile):
         builder, layout = self.builder, self.layout
         row, place = divmod(4 * word, layout.row_size)
         width, sign_at = 16 // layout.row_size, len(layout.levels).bit_length() - 2
-        both = self.emit.load(self._rows, LONG(LINE * row), LINE_WORDS, align=LINE)
+        both = self.emit.load(self._row_bytes, LONG(LINE * row), LINE_WORDS, align=LINE)
         numbers = self._moved_bits(both, width * place, 0, (1 << 4 * width) - 1)
         codes = self._spread(numbers, width, 0, (1 << sign_at) - 1)
         if layout.moves:

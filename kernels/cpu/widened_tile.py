@@ -16,10 +16,12 @@ from .byte_tile import (
     FLOAT,
     FLOATS,
     HALF,
+    HALF_WORDS,
     LINE_WORDS,
     LONG,
     SHORT,
     TILES,
+    Emitter,
     Tile,
     all_of,
 )
@@ -38,6 +40,10 @@ _PAIRED = (0, 2, 1, 3)
 # e4m3 as fp16, whose exponents are larger by 8 and which has its numbers without an exponent. A
 # product with these, as fp32, would take some CPUs a hundred clocks.
 _SIGN, _MAGNITUDE, _FACTOR = 0x8000, 0x7F << 7, 2.0**8
+# A lane of the first half, and one of the second, because words have room for two fp16 numbers.
+_MIXED = [
+    lane for pair in zip(range(LANES // 2), range(LANES // 2, LANES), strict=True) for lane in pair
+]
 _SHORTS, _HALVES = ir.VectorType(SHORT, 2 * LANES), ir.VectorType(HALF, LANES)
 
 
@@ -50,7 +56,10 @@ class WidenedTile(Tile):
 
     def sum(self, blocks: Any) -> list[Any]:
         self._numbers = self.emit.scratch(FLOATS, BLOCK)
-        return self.sum_unpacked(blocks, _ROWS)
+        sums, places = self.sum_unpacked(blocks, _ROWS), range(LANES)
+        if self.layout.scales == "none":
+            return sums
+        return [self.emit.ordered(each, [*places[::2], *places[1::2]]) for each in sums]
 
     def unpack(self, at: Any) -> None:
         builder, emit, layout = self.builder, self.emit, self.layout
@@ -67,7 +76,7 @@ class WidenedTile(Tile):
                 for more in range(0, step, LINE)
             ]
             widen = _widened_pairs if plain else _widened_codes
-            numbers = [each for line in lines for each in widen(builder, line)]
+            numbers = [each for line in lines for each in widen(emit, line)]
             to = builder.mul(word, LONG(4 * LINE))
             for place, number in zip(_PAIRED, numbers, strict=True):
                 emit.store(number, self._numbers, to, LINE * place)
@@ -81,7 +90,7 @@ class WidenedTile(Tile):
             scale = builder.fmul(self.load_scales(at)[0][0], all_of(FLOATS, _FACTOR))
             bits = builder.bitcast(scale, LINE_WORDS)
             bits = builder.or_(bits, builder.sext(found, LINE_WORDS))
-            self._scale = builder.bitcast(bits, FLOATS)
+            self._block_scales = emit.ordered(builder.bitcast(bits, FLOATS), _MIXED)
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
         """See ``Tile``."""
@@ -106,29 +115,38 @@ class WidenedTile(Tile):
             started = sums if plain else [all_of(FLOATS, 0.0)] * len(sums)
             products = loop(builder, LONG(first), LONG(first + _PART), _UNROLLED, started, add)
             pairs = zip(products, sums, strict=True)
-            sums = products if plain else [emit.fma(own, self._scale, sum) for own, sum in pairs]
+            sums = (
+                products
+                if plain
+                else [emit.fma(own, self._block_scales, sum) for own, sum in pairs]
+            )
         return sums
 
 
-def _widened_pairs(builder: Any, line: Any) -> list[Any]:
+def _widened_pairs(emit: Emitter, line: Any) -> list[Any]:
     """The halves of a line's words, from bf16 to fp32."""
+    builder = emit.builder
     low = builder.shl(line, all_of(LINE_WORDS, 16))
     high = builder.and_(line, all_of(LINE_WORDS, 0xFFFF0000))
     return [builder.bitcast(each, FLOATS) for each in (low, high)]
 
 
-def _widened_codes(builder: Any, line: Any) -> list[Any]:
+def _widened_codes(emit: Emitter, line: Any) -> list[Any]:
     """The bytes of a line's words, in the order ``_PAIRED``, from e4m3 to fp32, divided by
-    ``_FACTOR``."""
+    ``_FACTOR``. Lanes are in the order ``_MIXED``."""
+    builder = emit.builder
     shorts = builder.bitcast(line, _SHORTS)
     numbers = []
     for own in (builder.shl(shorts, all_of(_SHORTS, 8)), shorts):
         moved = builder.ashr(own, all_of(_SHORTS, 1))
         bits = builder.and_(moved, all_of(_SHORTS, _SIGN | _MAGNITUDE))
-        for half in range(2):
-            places = ir.Constant(LINE_WORDS, list(range(half, 2 * LANES, 2)))
-            halves = builder.bitcast(builder.shuffle_vector(bits, bits, places), _HALVES)
-            numbers.append(builder.fpext(halves, FLOATS))
+        left, right = emit.split(builder.bitcast(bits, LINE_WORDS))
+        low, high, sixteen = (all_of(HALF_WORDS, each) for each in (0xFFFF, 0xFFFF0000, 16))
+        for halves in (
+            builder.or_(builder.and_(left, low), builder.shl(right, sixteen)),
+            builder.or_(builder.lshr(left, sixteen), builder.and_(right, high)),
+        ):
+            numbers.append(builder.fpext(builder.bitcast(halves, _HALVES), FLOATS))
     return numbers
 
 
