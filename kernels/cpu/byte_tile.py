@@ -87,8 +87,9 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
     Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
     tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of
     each group; or bf16 ``codes`` alone (``float_tile.py``), or fp32 in place of the ``scales``
-    (``widened_tile.py``). ``place`` rows are before this tile. Of it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is in
-    order of inputs for any tile, so a row's product does not depend on its neighbours.
+    (``widened_tile.py``). ``place`` rows are before this tile. Of it, ``count`` rows and ``lanes``
+    outputs are written. The sums stay in registers, or in the L1 cache, and each is in order of
+    inputs for any tile, so a row's product does not depend on its neighbours.
     """
     max_rows = kind.max_rows(layout)
 
