@@ -1,4 +1,4 @@
-"""Quantised matrix products on a CPU with int8 dot products, in the shape of an 8B model's gate.
+"""Quantised matrix products on a CPU with AVX2, in the shape of an 8B model's gate.
 
     python -m tandem.benchmarks.quantised_products [FORMAT ...]
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tandem.benchmarks.support.report import benchmark_parser, publish
-from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, group_format
+from tandem.kernels.block_formats import BLOCK_FORMATS, group_format
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.linear import prepare_linear
@@ -126,9 +126,7 @@ def main() -> None:
     jit.prepare()
     if not jit.multiplies_bytes():
         parser.exit(message="this CPU has no AVX2: nothing to measure\n")
-    names = options.formats or [
-        name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS
-    ]
+    names = options.formats or [*KINDS]
 
     def note(text: str) -> None:
         print(text, flush=True)

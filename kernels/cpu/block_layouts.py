@@ -206,7 +206,7 @@ def _book(book: Codebook, numbers: tuple[int, ...]) -> Layout:
     levels = (*padded, *(-each for each in padded)) or _MOVED
     return Layout(
         (),
-        zero=128,
+        zero=-min(levels),
         group=book.group,
         scales="odd" if book.group < BLOCK else "int8",
         supers=(0,),

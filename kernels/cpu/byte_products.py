@@ -1,5 +1,5 @@
-"""``x @ w.T`` of int8-rounded activations with weights in panels of codes, and of bf16 activations
-with panels of floats.
+"""``x @ w.T`` of int8-rounded activations with weights in panels of codes, and of activations in
+bf16, or fp32 on CPUs that do not multiply that, with panels of floats.
 
     x [*, in] fp32   w in panels (``block_layouts.py``)   ->   out [rows, outputs] fp32
 
@@ -33,6 +33,7 @@ from .jit import (
 )
 from .narrow_tile import NarrowTile, ShortTile
 from .panel_rows import PanelRows
+from .widened_tile import WidenedTile
 
 _MAX_TILE = TILES[-1]
 # Dividing this few rows among threads takes longer than rounding them.
@@ -49,8 +50,8 @@ TILE_FIELDS = 4
 
 
 # Kinds of activations for tiles: codes with scales and sums times minus the zero; codes with scales
-# and plain sums; or bf16.
-_ZEROS, _SUMS, _ROUNDED = range(3)
+# and plain sums; bf16; or fp32 in place of scales.
+_ZEROS, _SUMS, _ROUNDED, _EXACT = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class PanelWeights:
         layout, bias = self._layout, self._bias
         return (
             self._address,
-            _ROUNDED if layout.floats else _SUMS if layout.adds else _ZEROS,
+            _kind_of(layout),
             layout.zero,
             layout.groups,
             self._data.data_ptr(),
@@ -199,6 +200,10 @@ def _quantise(
             if kind == _ROUNDED:
                 round_block(flat, at, codes, to)
                 continue
+            if kind == _EXACT:
+                for place_ in range(BLOCK):
+                    scales[to * BLOCK + place_] = flat[at + place_]
+                continue
             scale, low, high = quantise_block(flat, at, codes, scales, to)
             if groups == 1:
                 low += high
@@ -235,7 +240,7 @@ def multiply_groups(
     last = tiles[len(tiles) - 1]
     places = (last[2] + last[3]) * blocks
     codes = np.empty(places * BLOCK * (2 if kind == _ROUNDED else 1), np.int8)
-    scales = np.empty(places, np.float32)
+    scales = np.empty(places * (BLOCK if kind == _EXACT else 1), np.float32)
     offsets = np.empty(places * groups, np.int32)
     if len(sources) <= FEW:
         for t in range(len(tiles)):
@@ -299,10 +304,18 @@ def multiply_groups(
 def tile_of(layout: Layout) -> type[Tile]:
     """What emits a layout's products for this CPU."""
     if layout.floats:
-        return FloatTile
-    if multiplies_lines():
+        in_pairs = multiplies_pairs() and (moves_bits() or layout.scales == "none")
+        return FloatTile if in_pairs else WidenedTile
+    if multiplies_lines() and (moves_bits() or not layout.book):
         return Tile
     return NarrowTile if multiplies_half_lines() else ShortTile
+
+
+def _kind_of(layout: Layout) -> int:
+    """The kind of a layout's activations for this CPU."""
+    if layout.floats:
+        return _ROUNDED if tile_of(layout) is FloatTile else _EXACT
+    return _SUMS if layout.adds else _ZEROS
 
 
 @cache
@@ -346,5 +359,5 @@ def compiled(layout: Layout, kind: type[Tile]) -> tuple[int, object]:
     return compile_address(
         multiply_panel,
         14,
-        variant=f"{layout} {kind.__name__} {multiplies_pairs()} {moves_bits()}",
+        variant=f"{layout} {kind.__name__}",
     )

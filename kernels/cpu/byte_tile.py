@@ -1,10 +1,10 @@
-"""LLVM intrinsics for products of bytes: activations to int8, and tiles for AVX-512 VNNI. Those for
-other CPUs are in ``narrow_tile.py``."""
+"""LLVM intrinsics for products of bytes: activations to int8, and tiles for AVX-512 VNNI, with VBMI
+if weights have codebooks. Those for other CPUs are in ``narrow_tile.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from llvmlite import ir
@@ -86,9 +86,10 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
 
     Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
     tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of
-    each group; or bf16 ``codes`` alone (``float_tile.py``). ``place`` rows are before this tile. Of
-    it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is in
-    order of inputs for any tile, so a row's product does not depend on its neighbours.
+    each group; or bf16 ``codes`` alone (``float_tile.py``), or fp32 in place of the ``scales``
+    (``widened_tile.py``). ``place`` rows are before this tile. Of it, ``count`` rows and ``lanes``
+    outputs are written. The sums stay in registers, or in the L1 cache, and each is in order of
+    inputs for any tile, so a row's product does not depend on its neighbours.
     """
     max_rows = kind.max_rows(layout)
 
@@ -207,6 +208,12 @@ class Emitter:
         at = self._at(base, offset, value.type, 0)
         self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), value, at, WORD(4), mask)
 
+    def scratch(self, kind: Any, count: int) -> Any:
+        """Memory of the function for some vectors."""
+        memory = cgutils.alloca_once(self.builder, kind, count)
+        memory.align = LINE
+        return self.builder.bitcast(memory, BYTE.as_pointer())
+
     def prefetch(self, base: Any, offset: Any, more: int) -> None:
         at = self._at(base, offset, BYTE, more)
         self.call("llvm.prefetch.p0", ir.VoidType(), at, WORD(0), WORD(_TO_L2), WORD(1))
@@ -226,7 +233,11 @@ class Emitter:
         """A vector of two halves."""
         return self._elements(halves, range(2 * halves[0].type.count))
 
-    def _elements(self, vectors: list[Any], places: range) -> Any:
+    def ordered(self, value: Any, places: Sequence[int]) -> Any:
+        """The elements of a vector in another order."""
+        return self._elements([value, value], places)
+
+    def _elements(self, vectors: list[Any], places: Sequence[int]) -> Any:
         mask = ir.Constant(ir.VectorType(WORD, len(places)), list(places))
         return self.builder.shuffle_vector(*vectors, mask)
 
@@ -295,6 +306,39 @@ class Tile:
         """The sums of all blocks, row by row."""
         started = [all_of(FLOATS, 0.0)] * len(self.rows)
         return loop(self.builder, LONG(0), blocks, 1, started, self.add_block)
+
+    def sum_unpacked(self, blocks: Any, most: int) -> list[Any]:
+        """Like ``sum``, of blocks that ``unpack`` writes to memory, each once for all rows. At most
+        ``most`` rows are added at a time, and between them sums are in memory."""
+        builder, size, first = self.builder, len(self.rows), self.first
+        most = -(-size // -(-size // most))  # of groups of about the same size
+        totals = self.emit.scratch(FLOATS, size)
+        for row in range(size):
+            self.emit.store(all_of(FLOATS, 0.0), totals, LONG(LINE * row))
+
+        def add_block(at: Any, _: list[Any]) -> list[Any]:
+            self.unpack(at)
+            whole = size // most * most
+            for begin, end, count in ((0, whole, most), (whole, size, size - whole)):
+                if count and begin < end:
+                    self.rows = range(count)
+                    loop(builder, LONG(begin), LONG(end), count, [], partial(add_rows, at))
+            return []
+
+        def add_rows(at: Any, row: Any, _: list[Any]) -> list[Any]:
+            self.first = builder.add(first, row)
+            places = [builder.mul(builder.add(row, LONG(more)), LONG(LINE)) for more in self.rows]
+            sums = [self.emit.load(totals, place, FLOATS, align=LINE) for place in places]
+            for place, total in zip(places, self.add_block(at, sums), strict=True):
+                self.emit.store(total, totals, place)
+            return []
+
+        loop(builder, LONG(0), blocks, 1, [], add_block)
+        return [self.emit.load(totals, LONG(LINE * row), FLOATS) for row in range(size)]
+
+    def unpack(self, at: Any) -> None:
+        """Write a block to memory, if the tile adds it from there."""
+        raise NotImplementedError
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
         """Add the products of a block to the rows' sums."""

@@ -1,8 +1,8 @@
-"""LLVM intrinsics for products of weights in bf16 and e4m3: activations to bf16, and tiles.
+"""LLVM intrinsics for products of weights in bf16 and e4m3 on CPUs with AVX512-BF16: activations to
+bf16, and tiles. Those for other CPUs are in ``widened_tile.py``.
 
-bf16 can represent every e4m3 number. A CPU with AVX512-BF16 computes 32 products in an instruction;
-others widen both halves of a pair to fp32. The second and third of four neighbouring activations
-are swapped, because codes become pairs by shifts of whole words.
+bf16 can represent every e4m3 number. The second and third of four neighbouring activations are
+swapped, because codes become pairs by shifts of whole words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from numba.extending import intrinsic
 
 from .block_layouts import BLOCK, LANES, LINE
 from .byte_tile import BYTES, FLOATS, LINE_WORDS, LONG, SHORT, WORD, Emitter, Tile, all_of, memory
-from .jit import moves_bits, multiplies_pairs
 
 _HALF_LINE = LANES // 2
 # bf16's exponents are larger than e4m3's by 120, and its mantissas are four bits further up.
@@ -105,32 +104,8 @@ class FloatTile(Tile):
         return totals
 
     def _pairs(self, line: Any) -> list[Any]:
-        """The first and third codes of each word as bf16, and the second and fourth."""
-        if moves_bits():
-            return self._table_pairs(line)
-        builder = self.builder
-        shorts = builder.bitcast(line, _SHORTS)
-        low, high = all_of(_SHORTS, _SHIFT), all_of(_SHORTS, 8)
-        pairs = []
-        for shifted, index, sign in (
-            (builder.shl(shorts, low), shorts, builder.shl(shorts, high)),
-            (builder.lshr(shorts, low), builder.lshr(shorts, high), shorts),
-        ):
-            magnitude = builder.and_(shifted, all_of(_SHORTS, _MAGNITUDE))
-            normal = builder.add(magnitude, all_of(_SHORTS, _BIAS))
-            # Higher bits of the index are zero wherever the table is used.
-            table = ir.Constant(_SHORTS, [*_SMALL] * (2 * LANES // len(_SMALL)))
-            small = self.emit.call("llvm.x86.avx512.permvar.hi.512", _SHORTS, table, index)
-            is_small = builder.icmp_unsigned("<", magnitude, all_of(_SHORTS, _FIRST_NORMAL))
-            number = builder.select(is_small, small, normal)
-            wrong = builder.icmp_unsigned("==", magnitude, all_of(_SHORTS, _MAGNITUDE))
-            number = builder.select(wrong, all_of(_SHORTS, _NAN), number)
-            pair = builder.or_(number, builder.and_(sign, all_of(_SHORTS, _SIGN)))
-            pairs.append(builder.bitcast(pair, LINE_WORDS))
-        return pairs
-
-    def _table_pairs(self, line: Any) -> list[Any]:
-        """Like ``_pairs``, with tables: one instruction looks up 7 bits in 128 bytes."""
+        """The first and third codes of each word as bf16, and the second and fourth: one
+        instruction looks up 7 bits in 128 bytes."""
         builder = self.builder
         codes = builder.bitcast(line, BYTES)
         low, high = (
@@ -151,15 +126,5 @@ class FloatTile(Tile):
         return [builder.bitcast(pair, LINE_WORDS) for pair in (first, second)]
 
     def _add_pairs(self, total: Any, pair: Any, x: Any) -> Any:
-        builder, emit = self.builder, self.emit
-        if multiplies_pairs():
-            both = [builder.bitcast(each, _PAIRS) for each in (pair, x)]
-            return emit.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *both)
-        for widened in (
-            lambda bits: builder.and_(bits, all_of(LINE_WORDS, 0xFFFF0000)),
-            lambda bits: builder.shl(bits, all_of(LINE_WORDS, 16)),
-        ):
-            bits = [widened(each) for each in (pair, x)]  # type: ignore[no-untyped-call]
-            both = [builder.bitcast(each, FLOATS) for each in bits]
-            total = emit.fma(both[0], both[1], total)
-        return total
+        both = [self.builder.bitcast(each, _PAIRS) for each in (pair, x)]
+        return self.emit.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *both)

@@ -59,13 +59,14 @@ def multiplies_bytes() -> bool:
 @cache
 def multiplies_lines() -> bool:
     """True if kernels are compiled for a CPU with AVX-512 VNNI. After ``prepare``."""
-    return {"avx512vnni", "avx512bw"} <= _features()
+    return {"avx512vnni", "avx512bw", "avx512vl"} <= _features()
 
 
 @cache
 def multiplies_half_lines() -> bool:
-    """True if kernels are compiled for a CPU with AVX-VNNI. After ``prepare``."""
-    return "avxvnni" in _features()
+    """True if kernels are compiled for a CPU with the VNNI of AVX or of AVX-512. After
+    ``prepare``."""
+    return "avxvnni" in _features() or multiplies_lines()
 
 
 @cache

@@ -3,6 +3,7 @@ or without AVX-VNNI.
 
 A block's codes do not fit the registers beside the sums of some rows. So four rows take their
 products with one word of a panel after the other, and codes are unpacked when they are multiplied.
+Rows of codebooks, which take longer, are unpacked to memory once for all rows of a tile.
 Sums of integers are exact, and those of floats in the order of ``byte_tile.Tile``: a product has
 the same bits with any instructions.
 """
@@ -14,15 +15,20 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 
-from .block_layouts import LANES, LINE, WORDS, Layout
+from .block_layouts import BLOCK, LANES, LINE, WORDS, Layout
 from .byte_tile import (
     BYTE,
     BYTES,
     HALF_WORDS,
+    LINE_WORDS,
+    LONG,
     SHORT,
+    TILES,
+    WORD,
     Tile,
     all_of,
 )
+from .vector import loop
 
 # For ``InlineAsm``.
 llvmlite.binding.initialize_native_asmparser()
@@ -34,6 +40,8 @@ _PAIR = 2 * 127
 _LARGEST_SHORT = (1 << 15) - 1
 # Bits of a part of a code: more would leave shorts with fewer products.
 _PART = 4
+# Rows of a codebook that an iteration looks up.
+_UNROLLED = 4
 
 
 def _in_order(builder: Any, sums: list[list[Any]]) -> list[list[Any]]:
@@ -56,10 +64,27 @@ class NarrowTile(Tile):
 
     @classmethod
     def max_rows(cls, layout: Layout) -> int:
-        return _ROWS
+        return TILES[-1] if layout.book else _ROWS
+
+    def sum(self, blocks: Any) -> list[Any]:
+        if not self.layout.book:
+            return super().sum(blocks)
+        self._words = self.emit.scratch(BYTES, WORDS)
+        self._row_bytes = self.emit.scratch(LINE_WORDS, BLOCK // self.layout.row_size)
+        return self.sum_unpacked(blocks, _ROWS)
+
+    def unpack(self, at: Any) -> None:
+        """Write the multiples of a block's levels, of rows of a codebook."""
+        self.prefetch_lines(at)
+        self._look_up_rows(at)
+        for word in range(WORDS):
+            codes = self.emit.split(self.builder.bitcast(self._book_word(word), BYTES))
+            multiples = self.emit.join([self.look_up(self.levels[0], part) for part in codes])
+            self.emit.store(multiples, self._words, LONG(LINE * word))
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
-        self.prefetch_lines(at)
+        if not self.layout.book:
+            self.prefetch_lines(at)
         groups = self.layout.groups
         scales: list[Any] = []
         added: list[Any] = []
@@ -77,7 +102,7 @@ class NarrowTile(Tile):
     def products(self, at: Any, group: int) -> list[list[Any]]:
         """The sums of products of a group of a block for each row, in halves of a panel."""
         totals = [self.emit.split(self.start(at, row, group)) for row in self.rows]
-        for place, table in enumerate(self.levels or [None]):
+        for place, table in enumerate(self.tables or [None]):
             partial = totals if place == 0 else self._zeros(HALF_WORDS)
             for word in self.words_of(group):
                 lines = self.load_lines(at)
@@ -101,8 +126,24 @@ class NarrowTile(Tile):
     def words_of(self, group: int) -> list[int]:
         """The words of a group; those with codes in the same lines follow each other."""
         each = WORDS // self.layout.groups
-        width = self.layout.planes[0][0]
+        width = WORDS if self.layout.book else self.layout.planes[0][0]
         return sorted(range(group * each, (group + 1) * each), key=lambda word: word % width)
+
+    @property
+    def tables(self) -> list[Any]:
+        """What codes are looked up in when they are multiplied."""
+        return [] if self.layout.book else self.levels
+
+    def load_lines(self, at: Any) -> list[Any]:
+        if not self.layout.book:
+            return super().load_lines(at)
+        places = range(0, WORDS * LINE, LINE)
+        return [
+            self.emit.load(self._words, LONG(place), LINE_WORDS, align=LINE) for place in places
+        ]
+
+    def codes_of(self, lines: list[Any], word: int) -> Any:
+        return lines[word] if self.layout.book else super().codes_of(lines, word)
 
     def look_up(self, table: Any, part: Any) -> Any:
         """Bytes of a table of 16 for half a panel's codes."""
@@ -117,6 +158,77 @@ class NarrowTile(Tile):
             pairs = zip(halves, parts, strict=True)
             following.append([add(total, part, x) for total, part in pairs])
         return _in_order(self.builder, following)
+
+    def _look_up_rows(self, at: Any) -> None:
+        """Write the two bytes of each row of a block, for each lane."""
+        builder, emit, layout = self.builder, self.emit, self.layout
+        lines = super().load_lines(at)
+        masks, extra = self._all_masks(at), layout.book.bit_length() - 9
+        for number in range(BLOCK // layout.row_size):
+            line, place = divmod(number, 4)
+            row = self._moved_bits(lines[line], 8 * place, 0, 0xFF)
+            for bit in range(extra):
+                single = 4 * (line * extra + bit) + place
+                row = builder.or_(row, self._moved_bits(masks, single, 8 + bit, 1))
+            emit.store(row, self._row_bytes, LONG(LINE * number))
+
+        def look_up(lane: Any, _: list[Any]) -> list[Any]:
+            for more in range(_UNROLLED):
+                row_at = builder.mul(lane, LONG(4))
+                row = builder.zext(emit.load(self._row_bytes, row_at, WORD, 4 * more, 4), LONG)
+                first = builder.add(self.book_at, row)
+                for half in range(2):
+                    own = emit.load(self.weight, first, BYTE, half * layout.book)
+                    emit.store(own, self._row_bytes, row_at, 4 * more + half)
+            return []
+
+        lanes = LONG(LANES * BLOCK // layout.row_size)
+        loop(builder, LONG(0), lanes, _UNROLLED, [], look_up)
+        self._signs = masks if layout.moves else lines[-1]
+
+    def _all_masks(self, at: Any) -> Any:
+        """The bits of a block's masks, for each lane."""
+        builder, layout = self.builder, self.layout
+        if not layout.masks:
+            return None
+        base = builder.add(self.masks_at, builder.mul(at, LONG(layout.mask_bytes)))
+        kind = ir.VectorType(ir.IntType(8 * layout.mask_bytes // LANES), LANES)
+        return builder.zext(self.emit.load(self.weight, base, kind), LINE_WORDS)
+
+    def _book_word(self, word: int) -> Any:
+        """The codes of four neighbours: their bits of a row's bytes, and their signs."""
+        builder, layout = self.builder, self.layout
+        row, place = divmod(4 * word, layout.row_size)
+        width, sign_at = 16 // layout.row_size, len(layout.levels).bit_length() - 2
+        both = self.emit.load(self._row_bytes, LONG(LINE * row), LINE_WORDS, align=LINE)
+        numbers = self._moved_bits(both, width * place, 0, (1 << 4 * width) - 1)
+        codes = self._spread(numbers, width, 0, (1 << sign_at) - 1)
+        if layout.moves:
+            top = builder.shl(self._signs, all_of(LINE_WORDS, 31 - 4 * (layout.masks - 1) - row))
+            signs = builder.ashr(top, all_of(LINE_WORDS, 31))
+            signs = builder.and_(signs, all_of(LINE_WORDS, 0x01010101 << sign_at))
+        else:
+            signs = self._moved_bits(self._signs, 4 * word, sign_at, 0xF)
+            signs = self._spread(signs, 1, sign_at, 1)
+        return builder.or_(codes, signs)
+
+    def _moved_bits(self, bits: Any, position: int, to: int, mask: int) -> Any:
+        """The bits of each lane in a mask at a position, moved to another one."""
+        builder, kind = self.builder, bits.type
+        if position > to:
+            bits = builder.lshr(bits, all_of(kind, position - to))
+        elif position < to:
+            bits = builder.shl(bits, all_of(kind, to - position))
+        return builder.and_(bits, all_of(kind, mask << to))
+
+    def _spread(self, bits: Any, width: int, position: int, mask: int) -> Any:
+        """Four neighbouring numbers of a ``width`` at a position, each in a byte, in a mask."""
+        builder, step = self.builder, 8 - width
+        bits = builder.or_(bits, builder.shl(bits, all_of(LINE_WORDS, 2 * step)))
+        if width == 4:
+            bits = builder.and_(bits, all_of(LINE_WORDS, 0x00FF00FF))
+        bits = builder.or_(bits, builder.shl(bits, all_of(LINE_WORDS, step)))
+        return builder.and_(bits, all_of(LINE_WORDS, 0x01010101 * mask << position))
 
     def _zeros(self, kind: Any) -> list[list[Any]]:
         return [[all_of(kind, 0)] * 2 for _ in self.rows]
@@ -135,8 +247,8 @@ class ShortTile(NarrowTile):
     def products(self, at: Any, group: int) -> list[list[Any]]:
         totals = [self.emit.split(self.start(at, row, group)) for row in self.rows]
         words = self.words_of(group)
-        for shift, bits, table in self._parts():
-            run = min(len(words), _LARGEST_SHORT // (_PAIR * ((1 << bits) - 1)))
+        for shift, largest, table in self._parts():
+            run = min(len(words), _LARGEST_SHORT // (_PAIR * largest))
             for first in range(0, len(words), run):
                 shorts = self._zeros(_SHORTS)
                 for word in words[first : first + run]:
@@ -154,16 +266,21 @@ class ShortTile(NarrowTile):
         return totals
 
     def _parts(self) -> list[tuple[int, int, Any]]:
-        """Position and width of the parts of a code, or of a level with the table of it."""
-        halves = (0, _PART)
+        """Position and largest number of the parts of a code, or of a level with the table of
+        it."""
+        halves, largest = (0, _PART), (1 << _PART) - 1
+        if self.layout.book:
+            return [(0, 2 * self.layout.zero, None)]
         if self.levels:
             return [
-                (8 * place + half, _PART, self._table(table, half))
+                (8 * place + half, largest, self._table(table, half))
                 for place, table in enumerate(self.levels)
                 for half in halves
             ]
         bits = max(width + position for width, position in self.layout.planes)
-        return [(half, _PART, None) for half in halves] if bits == 8 else [(0, bits, None)]
+        if bits == 8:
+            return [(half, largest, None) for half in halves]
+        return [(0, (1 << bits) - 1, None)]
 
     def _table(self, table: Any, shift: int) -> Any:
         moved = self.builder.lshr(table, all_of(BYTES, shift))
@@ -171,7 +288,7 @@ class ShortTile(NarrowTile):
 
     def _codes(self, lines: list[Any], word: int, shift: int, table: Any) -> list[Any]:
         """A part of a word's codes, in halves of a panel."""
-        split = self.layout.planes[0][0] == 8
+        split = not self.layout.book and self.layout.planes[0][0] == 8
         codes = (
             self.bits(lines[word], _PART, shift // _PART, 0)
             if split

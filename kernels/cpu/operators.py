@@ -17,7 +17,7 @@ from ..attention_metadata import (
 )
 from ..batched_decode import batched_attention
 from ..block_encoding import encode
-from ..block_formats import BF16, CODEBOOK_FORMATS, Q8_0, BlockFormat
+from ..block_formats import BF16, Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
@@ -47,7 +47,7 @@ from .decode_attention import constants, decode_attention
 from .decoding_layers import CompiledLayers, alike
 from .expert_layer import CompiledExpertLayer
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
-from .jit import WIDE, Same, array, moves_bits, multiplies_bytes, multiplies_lines
+from .jit import WIDE, Same, array, multiplies_bytes, multiplies_lines
 from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .scale_search import COMPILED
@@ -338,10 +338,7 @@ def has_panels(weight: QuantizedWeight) -> bool:
 
 def _in_panels_here(format: BlockFormat) -> bool:
     """True if this CPU multiplies weights of a format in panels."""
-    layout = layout_of(format)
-    if layout is None or not multiplies_bytes() or (layout.floats and not multiplies_lines()):
-        return False
-    return moves_bits() or format not in CODEBOOK_FORMATS
+    return layout_of(format) is not None and multiplies_bytes()
 
 
 @cache

@@ -31,7 +31,7 @@ from tandem.tests.support.rounded_operators import rounded, rounded_for
 
 jit.prepare()
 
-from tandem.kernels.cpu import byte_products, byte_tile, float_tile, operators  # noqa: E402
+from tandem.kernels.cpu import byte_products, operators  # noqa: E402
 from tandem.kernels.cpu.block_layouts import (  # noqa: E402
     BLOCK,
     LANES,
@@ -47,13 +47,7 @@ from tandem.kernels.cpu.narrow_tile import NarrowTile, ShortTile  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 from tandem.kernels.cpu.panel_rows import PanelRows  # noqa: E402
 
-KINDS = {
-    name: kind
-    for name, kind in (BLOCK_FORMATS | GROUPS).items()
-    if (layout := layout_of(kind))
-    and (jit.moves_bits() or kind not in CODEBOOK_FORMATS)
-    and (jit.multiplies_lines() or not layout.floats)
-}
+KINDS = {name: kind for name, kind in (BLOCK_FORMATS | GROUPS).items() if layout_of(kind)}
 FORMATS = sorted(KINDS)
 OUTPUTS, INPUTS = 99, 512
 # What panels have in whole bytes, or as fp16, and the file in fewer bits.
@@ -194,17 +188,13 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(
     assert torch.equal(result[~wrong], clean[~wrong])
 
 
-@in_lines
+@multiplies
 @pytest.mark.parametrize("newest", [True, False])
 def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without instructions for bf16 and tables; a row with a code for NaN is NaN."""
+    """With and without instructions for bf16; a row with a code for NaN is NaN."""
     if newest and not (jit.multiplies_pairs() and jit.moves_bits()):
         pytest.skip("the CPU does not multiply bf16")
-    for module in (byte_products, float_tile):
-        monkeypatch.setattr(module, "multiplies_pairs", lambda: newest)
-        monkeypatch.setattr(module, "moves_bits", lambda: newest)
-    byte_products.compiled.cache_clear()
-    byte_tile.tile_product.cache_clear()
+    monkeypatch.setattr(byte_products, "multiplies_pairs", lambda: newest)
     codes = torch.arange(256, dtype=torch.uint8)[
         torch.tensor([*range(127), *range(128, 255), 0, 0])
     ]
@@ -215,14 +205,16 @@ def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.Monkey
     result = product(torch.eye(256))
     assert torch.equal(result[:, 0], codes.view(torch.float8_e4m3fn).float())
     assert result[:, 1].isnan().any()
-    x = torch.randn(7, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    expected = x.double() @ codes.view(torch.float8_e4m3fn).double()
-    torch.testing.assert_close(product(x.float())[:, 0].double(), expected, atol=0.01, rtol=1e-5)
-    byte_products.compiled.cache_clear()
-    byte_tile.tile_product.cache_clear()
+    x = torch.randn(23, 256, generator=torch.Generator().manual_seed(0))
+    values = codes.view(torch.float8_e4m3fn).double()
+    expected = (x.bfloat16() if newest else x).double() @ values
+    whole = product(x)
+    torch.testing.assert_close(whole[:, 0].double(), expected, atol=0.01, rtol=1e-5)
+    for first, end in ((0, 1), (1, 3), (3, 9), (9, 23)):
+        assert torch.equal(product(x[first:end])[:, 0], whole[first:end, 0])
 
 
-@in_lines
+@multiplies
 @pytest.mark.parametrize("outputs", [16, 37])
 @pytest.mark.parametrize("newest", [True, False])
 def test_numbers_in_bf16_are_multiplied_in_panels(
@@ -230,10 +222,7 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
 ) -> None:
     if newest and not jit.multiplies_pairs():
         pytest.skip("the CPU does not multiply bf16")
-    for module in (byte_products, float_tile):
-        monkeypatch.setattr(module, "multiplies_pairs", lambda: newest)
-    byte_products.compiled.cache_clear()
-    byte_tile.tile_product.cache_clear()
+    monkeypatch.setattr(byte_products, "multiplies_pairs", lambda: newest)
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(outputs, 2 * BLOCK, generator=generator).bfloat16()
     weight = QuantizedWeight(BF16, numbers.view(torch.uint8))
@@ -251,13 +240,11 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
     row_ids = torch.arange(outputs).flip(0)
     assert torch.equal(product.rows(row_ids), numbers[row_ids].float())
     x = torch.randn(37, 2 * BLOCK, generator=generator)
-    values = x.bfloat16().double() @ numbers.double().T + bias.double()
+    values = (x.bfloat16() if newest else x).double() @ numbers.double().T + bias.double()
     whole = product(x)
     torch.testing.assert_close(whole.double(), values, atol=1e-5, rtol=1e-5)
     for first, end in ((0, 1), (1, 3), (3, 9), (9, 36)):
         assert torch.equal(product(x[first:end]), whole[first:end])
-    byte_products.compiled.cache_clear()
-    byte_tile.tile_product.cache_clear()
 
 
 @in_lines
@@ -270,6 +257,10 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
         ("Q2_K", ShortTile),
         ("NF4-64-F32-none", NarrowTile),
         ("NF4-64-F32-none", ShortTile),
+        ("IQ1_M", ShortTile),
+        ("IQ2_S", NarrowTile),
+        ("IQ2_S", ShortTile),
+        ("IQ3_S", ShortTile),
     ],
 )
 def test_narrower_registers_have_the_same_bits(
@@ -293,34 +284,37 @@ HASWELL = {
 MULTIPLY = """
 from tandem.tests.kernels.test_byte_products import byte_products, jit, known_layout, product, rows
 assert not jit.WIDE and byte_products.tile_of(known_layout("Q4_K")).__name__ == "ShortTile"
-print(product("Q4_K")(rows(7)).tolist())
+print([product(name)(rows(7)).tolist() for name in ("Q4_K", "IQ2_XXS", "FP8-128-F32-none")])
 """
 
 
 @multiplies
 def test_a_cpu_with_avx2_has_the_same_bits() -> None:
+    """Except for floats, before which it does not round activations."""
     command = [sys.executable, "-P", "-c", MULTIPLY]
     process = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=os.environ | HASWELL
     )
     assert process.returncode == 0, process.stderr[-3000:]
-    assert torch.equal(torch.tensor(json.loads(process.stdout)), product("Q4_K")(rows(7)))
+    plain, of_book, floats = map(torch.tensor, json.loads(process.stdout))
+    assert torch.equal(plain, product("Q4_K")(rows(7)))
+    assert torch.equal(of_book, product("IQ2_XXS")(rows(7)))
+    values = dequantize(weight_of("FP8-128-F32-none")).double()
+    exact = rows(7).double() @ values.T + torch.linspace(-1, 1, OUTPUTS).double()
+    assert ((floats - exact).norm(dim=1) <= 1e-6 * exact.norm(dim=1)).all()
 
 
 def test_a_backend_says_which_formats_it_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight of the format is then multiplied by a kernel, and any other one decoded."""
     compiled = CompiledOperators()
-    for newest in sorted({jit.moves_bits(), False}, reverse=True):
-        monkeypatch.setattr(operators, "moves_bits", lambda newest=newest: newest)
-        for name in ("Q8_0", "Q4_K", "IQ2_S"):
+    for has_bytes in sorted({jit.multiplies_bytes(), False}, reverse=True):
+        monkeypatch.setattr(operators, "multiplies_bytes", lambda has=has_bytes: has)
+        for name in ("Q8_0", "IQ2_S"):
             kind = BLOCK_FORMATS[name]
             weight = random_weight(kind, OUTPUTS, INPUTS // kind.values)
             product = compiled.prepare_quantized(weight, None, torch.float32)
-            assert compiled.has_product(kind, torch.float32) == (
-                not isinstance(product, DecodedLinear)
-            )
-        in_panels = newest and jit.multiplies_bytes()
-        assert compiled.has_product(BLOCK_FORMATS["IQ2_S"], torch.float32) == in_panels
+            assert isinstance(product, DecodedLinear) != has_bytes
+            assert compiled.has_product(kind, torch.float32) == has_bytes
     assert not Operators().has_product(BLOCK_FORMATS["Q8_0"], torch.float32)
 
 

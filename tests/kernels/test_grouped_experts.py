@@ -18,6 +18,7 @@ from tandem.tests.support.random_blocks import GROUPS, random_weight
 
 jit.prepare()
 
+from tandem.kernels.cpu import byte_products  # noqa: E402
 from tandem.kernels.cpu.grouped_experts import GroupedExperts  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
@@ -103,6 +104,19 @@ def test_results_are_weighted_and_added(
         out, change = start.clone(), expected(kinds, rows)
         experts(*routed(rows), out)
         assert ((out - start - change).norm(dim=1) <= error * change.norm(dim=1)).all()
+
+
+@multiplies
+def test_floats_of_8_bits_are_exact_without_instructions_for_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(byte_products, "multiplies_pairs", lambda: False)
+    kinds = (OF_GROUPS[1],) * 3
+    experts = prepared(CompiledOperators(), kinds, torch.float32)
+    for rows in (1, 70):
+        out, change = torch.zeros(rows, HIDDEN), expected(kinds, rows)
+        experts(*routed(rows), out)
+        assert ((out - change).norm(dim=1) <= 1e-5 * change.norm(dim=1)).all()
 
 
 @multiplies

@@ -16,9 +16,13 @@ BLOCK = 32
 
 def rounded_for(weight: QuantizedWeight, x: torch.Tensor) -> torch.Tensor:
     """Rows in fp64 as they are rounded before a weight."""
+    from tandem.kernels.cpu.byte_products import FloatTile, tile_of  # imports numba
+
     layout = layout_of(weight.format)
     assert layout is not None
-    return x.bfloat16().double() if layout.floats else rounded(x)
+    if layout.floats:
+        return (x.bfloat16() if tile_of(layout) is FloatTile else x).double()
+    return rounded(x)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
