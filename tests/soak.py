@@ -398,12 +398,14 @@ class Soak:
         return {name: _resident(part) for name, part in parts.items()}
 
     def _series(self) -> dict[str, int]:
-        texts = {name: part.metrics() for name, part in self._parts.items()}
-        texts["router"] = get(f"{self._cluster.url}/metrics")
-        return {
-            name: sum(not line.startswith("#") for line in text.splitlines())
-            for name, text in texts.items()
-        }
+        """The most series of any part of a kind: each sees other faults first."""
+        texts = [(name.split("-")[0], part.metrics()) for name, part in self._parts.items()]
+        texts.append(("router", get(f"{self._cluster.url}/metrics")))
+        most: Counter[str] = Counter()
+        for kind, text in texts:
+            count = sum(not line.startswith("#") for line in text.splitlines())
+            most[kind] = max(most[kind], count)
+        return dict(most)
 
     @staticmethod
     def _check_grown(
