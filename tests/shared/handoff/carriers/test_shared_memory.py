@@ -144,6 +144,8 @@ def test_returning_more_slots_than_were_granted_loses_the_peer() -> None:
         receiver.share()
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
+        # A loss before it would concern earlier attempts only.
+        until(lambda: prefill.plane.stats().active_sends == 1)
         for _ in range(100):
             _bells(receiver).give_back()
         assert "it gave back" in prefill.log.wait(SendFailed, 1).reason
