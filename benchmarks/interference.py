@@ -27,7 +27,7 @@ import socket
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,31 +202,34 @@ def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str,
         report.append(
             {
                 "metric": f"interference ({about}), disaggregated, one victim: share of its speed",
-                "value": statistics.median(one.attack.worst_share for one in apart),
                 "unit": "1",
                 "goal": ">=0.95",
                 "against": "what it keeps while another server reads the prompt on that core",
-                "ratio": statistics.median(
-                    ours.attack.worst_share / limit.attack.worst_share
-                    for ours, limit in zip(apart, limits, strict=True)
-                ),
             }
+            | in_pairs(lambda one: one.worst_share, apart, limits)
         )
     if (apart := results.get((APART.name, 2))) and (others := results.get((REPLICAS.name, 2))):
         report.append(
             {
                 "metric": f"interference ({about}), 2 victims: the attacker's first token apart",
-                "value": 1e3 * statistics.median(one.attack.first_token for one in apart),
                 "unit": "ms",
                 "goal": "<=1.1",
                 "against": "two aggregated replicas on the same cores",
-                "ratio": statistics.median(
-                    ours.attack.first_token / theirs.attack.first_token
-                    for ours, theirs in zip(apart, others, strict=True)
-                ),
             }
+            | in_pairs(lambda one: 1e3 * one.first_token, apart, others)
         )
     return report
+
+
+def in_pairs(
+    figure: Callable[[Attack], float], ours: list[MeasuredAttack], theirs: list[MeasuredAttack]
+) -> dict[str, float]:
+    """The median of a figure, and of its ratios to those of another scene in the same rounds."""
+    pairs = [(figure(a.attack), figure(b.attack)) for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "value": statistics.median(our for our, _ in pairs),
+        "ratio": statistics.median(our / their for our, their in pairs),
+    }
 
 
 def main() -> None:
