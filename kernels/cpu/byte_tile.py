@@ -383,13 +383,16 @@ class Tile:
         """Codes ``place`` of the bytes of a plane, moved to ``position``."""
         if width == 8:
             return line
-        builder, right = self.builder, width * place - position
-        if right > 0:
-            line = builder.lshr(line, all_of(LINE_WORDS, right))
-        elif right < 0:
-            line = builder.shl(line, all_of(LINE_WORDS, -right))
-        mask = ((1 << width) - 1) << position
-        return builder.and_(line, all_of(LINE_WORDS, mask * 0x01010101))
+        return self.moved_bits(line, width * place, position, ((1 << width) - 1) * 0x01010101)
+
+    def moved_bits(self, bits: Any, position: int, to: int, mask: int) -> Any:
+        """The bits of each lane in a mask at a position, moved to another one."""
+        builder, kind = self.builder, bits.type
+        if position > to:
+            bits = builder.lshr(bits, all_of(kind, position - to))
+        elif position < to:
+            bits = builder.shl(bits, all_of(kind, to - position))
+        return builder.and_(bits, all_of(kind, mask << to))
 
     def _book_codes(self, at: Any, raw: list[Any]) -> list[Any]:
         """Like ``codes_of`` for all words, for rows of a codebook. Bits are moved into place byte
@@ -430,12 +433,10 @@ class Tile:
 
     def _masks(self, at: Any) -> list[Any]:
         """The single bits of a block's row numbers and moves."""
-        builder, emit, layout = self.builder, self.emit, self.layout
+        builder, layout = self.builder, self.layout
         if not layout.masks:
             return []
-        base = builder.add(self.masks_at, builder.mul(at, LONG(layout.mask_bytes)))
-        kind = ir.VectorType(ir.IntType(8 * layout.mask_bytes // LANES), LANES)
-        wide = builder.zext(emit.load(self.weight, base, kind), LINE_WORDS)
+        wide = self.load_masks(at)
         single = [
             self._moved(builder.bitcast(wide, BYTES), {byte: 4 * mask + byte for byte in range(4)})
             for mask in range(layout.masks)
@@ -444,6 +445,13 @@ class Tile:
             builder.icmp_unsigned("!=", builder.and_(bits, all_of(BYTES, 1)), all_of(BYTES, 0))
             for bits in single
         ]
+
+    def load_masks(self, at: Any) -> Any:
+        """The bits of a block's masks, for each lane."""
+        builder, nbytes = self.builder, self.layout.mask_bytes
+        base = builder.add(self.masks_at, builder.mul(at, LONG(nbytes)))
+        kind = ir.VectorType(ir.IntType(8 * nbytes // LANES), LANES)
+        return builder.zext(self.emit.load(self.weight, base, kind), LINE_WORDS)
 
     def _rows(self, line: Any, masks: list[Any]) -> list[Any]:
         """The two bytes of each row for a line of row indices: one instruction looks up seven bits,

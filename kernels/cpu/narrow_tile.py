@@ -163,13 +163,14 @@ class NarrowTile(Tile):
         """Write the two bytes of each row of a block, for each lane."""
         builder, emit, layout = self.builder, self.emit, self.layout
         lines = super().load_lines(at)
-        masks, extra = self._all_masks(at), layout.book.bit_length() - 9
+        masks = self.load_masks(at) if layout.masks else None
+        extra = layout.book.bit_length() - 9
         for number in range(BLOCK // layout.row_size):
             line, place = divmod(number, 4)
-            row = self._moved_bits(lines[line], 8 * place, 0, 0xFF)
+            row = self.moved_bits(lines[line], 8 * place, 0, 0xFF)
             for bit in range(extra):
                 single = 4 * (line * extra + bit) + place
-                row = builder.or_(row, self._moved_bits(masks, single, 8 + bit, 1))
+                row = builder.or_(row, self.moved_bits(masks, single, 8 + bit, 1))
             emit.store(row, self._row_bytes, LONG(LINE * number))
 
         def look_up(lane: Any, _: list[Any]) -> list[Any]:
@@ -186,40 +187,22 @@ class NarrowTile(Tile):
         loop(builder, LONG(0), lanes, _UNROLLED, [], look_up)
         self._signs = masks if layout.moves else lines[-1]
 
-    def _all_masks(self, at: Any) -> Any:
-        """The bits of a block's masks, for each lane."""
-        builder, layout = self.builder, self.layout
-        if not layout.masks:
-            return None
-        base = builder.add(self.masks_at, builder.mul(at, LONG(layout.mask_bytes)))
-        kind = ir.VectorType(ir.IntType(8 * layout.mask_bytes // LANES), LANES)
-        return builder.zext(self.emit.load(self.weight, base, kind), LINE_WORDS)
-
     def _book_word(self, word: int) -> Any:
         """The codes of four neighbours: their bits of a row's bytes, and their signs."""
         builder, layout = self.builder, self.layout
         row, place = divmod(4 * word, layout.row_size)
         width, sign_at = 16 // layout.row_size, len(layout.levels).bit_length() - 2
         both = self.emit.load(self._row_bytes, LONG(LINE * row), LINE_WORDS, align=LINE)
-        numbers = self._moved_bits(both, width * place, 0, (1 << 4 * width) - 1)
+        numbers = self.moved_bits(both, width * place, 0, (1 << 4 * width) - 1)
         codes = self._spread(numbers, width, 0, (1 << sign_at) - 1)
         if layout.moves:
             top = builder.shl(self._signs, all_of(LINE_WORDS, 31 - 4 * (layout.masks - 1) - row))
             signs = builder.ashr(top, all_of(LINE_WORDS, 31))
             signs = builder.and_(signs, all_of(LINE_WORDS, 0x01010101 << sign_at))
         else:
-            signs = self._moved_bits(self._signs, 4 * word, sign_at, 0xF)
+            signs = self.moved_bits(self._signs, 4 * word, sign_at, 0xF)
             signs = self._spread(signs, 1, sign_at, 1)
         return builder.or_(codes, signs)
-
-    def _moved_bits(self, bits: Any, position: int, to: int, mask: int) -> Any:
-        """The bits of each lane in a mask at a position, moved to another one."""
-        builder, kind = self.builder, bits.type
-        if position > to:
-            bits = builder.lshr(bits, all_of(kind, position - to))
-        elif position < to:
-            bits = builder.shl(bits, all_of(kind, to - position))
-        return builder.and_(bits, all_of(kind, mask << to))
 
     def _spread(self, bits: Any, width: int, position: int, mask: int) -> Any:
         """Four neighbouring numbers of a ``width`` at a position, each in a byte, in a mask."""
