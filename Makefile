@@ -26,7 +26,7 @@ CI := $(DEV),browser,nixl
 # clusters and stay together.
 WORKERS ?= 4
 
-.PHONY: serve test check format bench model stubs docs clean
+.PHONY: serve test check format bench model kernels stubs docs clean
 
 # MODEL=smollm2 installs a published model of 135 million parameters, and kernels that make it fast.
 MODEL := builtin
@@ -56,6 +56,11 @@ model: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m tandem.tests.generated_docs
+
+# Records what the Triton kernels compile to.
+kernels: $(VENV)/.dev $(VENV)/.triton36
+	$(BIN)/python -m tandem.tests.kernels.compile_ahead --record
+	PYTHONPATH=$(VENV)/triton36 $(BIN)/python -m tandem.tests.kernels.compile_ahead --record
 
 stubs: $(VENV)/.dev
 	$(BIN)/python -m tandem.proto.generate

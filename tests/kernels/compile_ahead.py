@@ -2,17 +2,20 @@
 
     python -m tandem.tests.kernels.compile_ahead [GENERATION ...]
 
-Their wrappers are called as in a step, so Triton decides itself what it compiles. A line for each
-kernel: the generation, types and shape, and what a program takes. Fails where one spills registers,
-takes more registers or shared memory than its bound, does not copy asynchronously, has too few
-bytes on their way, or where the instructions of its loop take too long to issue for the bytes that
-the loop reads, or for the products that it takes.
+Their wrappers are called as in a step, so Triton decides itself what it compiles. A kernel that is
+recorded (``compiled_kernels.py``) is compiled only in the full extent, which compares both.
+``--record`` compiles all and records it. A line for each kernel: the generation, types and shape,
+and what a program takes. Fails where one spills registers, takes more registers or shared memory
+than its bound, does not copy asynchronously, has too few bytes on their way, or where the
+instructions of its loop take too long to issue for the bytes that the loop reads, or for the
+products that it takes; and where the record is not that of the kernels.
 
 That count is exact, and no measurement: a kernel cannot be faster, but it may well be slower.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import struct
@@ -21,8 +24,9 @@ import sys
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
+from triton.runtime.jit import JITFunction
 
 from tandem.kernels.activations import Activation
 from tandem.kernels.attention_metadata import (
@@ -85,6 +90,13 @@ from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, CachedKV, ScaledKV
 from tandem.kernels.signatures import FrameCells, Routing
+from tandem.tests.kernels.compiled_kernels import (
+    MachineCode,
+    Record,
+    digest,
+    ignore_lines,
+    read_record,
+)
 from tandem.tests.kernels.launches import compiled_for
 from tandem.tests.support.extent import FULL
 
@@ -156,6 +168,8 @@ ISSUED_A_CLOCK = 4
 # of the limit, so that a kernel up to here is as fast as the memory.
 MAX_SLOTS = 0.6
 OLDEST = triton.__version__.startswith("3.6.")
+# Those for which this version compiles in tests.
+COMPILED = (COUNTED,) if OLDEST and not FULL else GENERATIONS
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction. Codes that stand for
 # any 16 numbers are looked up, those of IQ4 in both of their bytes: with 8 rows that takes less
@@ -213,23 +227,12 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What a program of a kernel takes, in bytes; registers per thread."""
+class Compiled(MachineCode):
+    """A kernel in a case."""
 
     kernel: str
-    num_warps: int
-    registers: int
-    stack: int
-    local: int
-    shared: int
-    asynchronous: int
-    # Products that leave a warp free, which GPUs have since sm_90.
-    async_products: int
-    # The smallest load or store, but for a number of 64 bits.
-    smallest: int
-    # Bytes that move without a loop or in an iteration, and those that a thread moves 16 at a time.
+    # Bytes of its loop or program, from ``Case``.
     moved: float
-    vectors: float
     # Clocks in which the loop's instructions are issued, for each in which its bytes are read, or
     # its products are taken.
     slots: float
@@ -706,14 +709,17 @@ def cases(generation: int) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel as Triton has compiled it, and the bytes that ``Case`` has of it."""
+    """A kernel that a case launches. ``binary`` is what Triton has compiled, None if it is
+    recorded."""
 
     name: str
+    digest: str
     case: Case
     binary: Any
 
     @property
     def moved(self) -> float:
+        """The bytes that ``Case`` has of it."""
         return self.case.moved.get(self.name, 0.0)
 
     @property
@@ -723,39 +729,48 @@ class Kernel:
         return max(self.moved / BYTES_A_CLOCK, operations / OPERATIONS_A_CLOCK)
 
 
-def compile_cases(cases: Iterable[Case], generation: int) -> Iterator[tuple[Case, Compiled]]:
-    """The kernels that each case launches."""
+def compile_cases(
+    cases: Iterable[Case], generation: int, record: Record
+) -> Iterator[tuple[Case, Compiled]]:
+    """The kernels that each case launches, all of which are in the record then."""
     kernels = []
-    for case in cases:
 
-        def keep(name: str, binary: Any, case: Case = case) -> None:
-            kernels.append(Kernel(name, case, binary))
+    def is_known(kernel: JITFunction[Any], key: str) -> bool:
+        return not FULL and digest(kernel, key, generation) in record.read
 
-        with compiled_for(generation, keep):
+    def keep(kernel: JITFunction[Any], key: str, binary: Any) -> None:
+        name = kernel.fn.__name__
+        kernels.append(Kernel(name, digest(kernel, key, generation), case, binary))
+
+    with compiled_for(generation, keep, is_known):
+        for case in cases:
             case.launch()
-    loops = iter(_loops([kernel for kernel in kernels if kernel.clocks], generation))
+    compiled = {each.digest: each.binary for each in kernels if each.binary is not None}
+    loops = _loops([*compiled.values()], generation) if generation == COUNTED else repeat(0)
+    codes = dict(zip(compiled, map(_measured, compiled.values(), loops), strict=False))
     for kernel in kernels:
-        counts = kernel.clocks and generation == COUNTED
-        yield kernel.case, _measured(kernel, next(loops) if counts else 0)
+        code = codes.get(kernel.digest) or record.read[kernel.digest]
+        record.note(kernel.digest, generation, f"{kernel.name[1:]} {kernel.case.name}", code)
+        slots = 0.0
+        if kernel.clocks and generation == COUNTED:
+            slots = code.instructions * code.num_warps / ISSUED_A_CLOCK / kernel.clocks
+        yield (
+            kernel.case,
+            Compiled(**asdict(code), kernel=kernel.name, moved=kernel.moved, slots=slots),
+        )
 
 
-def _measured(kernel: Kernel, instructions: int) -> Compiled:
-    binary = kernel.binary
+def _measured(binary: Any, instructions: int) -> MachineCode:
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x10,", binary.asm["ptx"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
-    slots = 0.0
-    if instructions:
-        issued = instructions * binary.metadata.num_warps
-        slots = issued / ISSUED_A_CLOCK / kernel.clocks
     accesses = re.findall(r"(?:ld|st)\.global\S*?(?:\.v(\d))?\.[bsuf](\d+)\b", binary.asm["ptx"])
     products = re.findall(r"wgmma\.mma_async|tcgen05\.mma", binary.asm["ptx"])
     vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", binary.asm["ptx"]))
     counts = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return Compiled(
-        kernel.name,
+    return MachineCode(
         num_warps=binary.metadata.num_warps,
         registers=counts["REG"],
         stack=counts["STACK"],
@@ -763,19 +778,18 @@ def _measured(kernel: Kernel, instructions: int) -> Compiled:
         shared=binary.metadata.shared,
         asynchronous=len(copies),
         async_products=len(products),
-        moved=kernel.moved,
         smallest=min(
             (int(n or 1) * int(bits) // 8 for n, bits in accesses if n or bits != "64"), default=16
         ),
         vectors=vectors * 16 * 32 * binary.metadata.num_warps,
-        slots=slots,
+        instructions=instructions,
     )
 
 
-def _loops(kernels: Sequence[Kernel], generation: int) -> Iterator[int]:
-    """The instructions of each kernel's loop. All are disassembled at once, one behind the other:
+def _loops(binaries: Sequence[Any], generation: int) -> Iterator[int]:
+    """The instructions of each one's loop. All are disassembled at once, one behind the other:
     the tool takes a quarter of a second to start."""
-    codes = [_code(kernel.binary.asm["cubin"]) for kernel in kernels]
+    codes = [_code(each.asm["cubin"]) for each in binaries]
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"".join(codes))
         file.flush()
@@ -893,11 +907,17 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     return wrong
 
 
-def main(generations: Sequence[int]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tandem.tests.kernels.compile_ahead")
+    parser.add_argument("generations", nargs="*", type=int, default=COMPILED, metavar="GENERATION")
+    parser.add_argument("--record", action="store_true", help="compile and record all")
+    options = parser.parse_args(arguments)
     print("Triton", triton.__version__)
+    ignore_lines()
+    record = Record({}) if options.record else read_record(options.generations)
     failed, reported = False, set()
-    for generation in generations or GENERATIONS:
-        for case, usage in compile_cases(cases(generation), generation):
+    for generation in options.generations:
+        for case, usage in compile_cases(cases(generation), generation, record):
             name = f"{usage.kernel[1:]} {case.name}"
             if usage.kernel in ("_list_splits", "_add") and (generation, usage) in reported:
                 continue  # it is the same for most
@@ -906,8 +926,14 @@ def main(generations: Sequence[int]) -> int:
             failed = failed or bool(wrong)
             messages = (f"FAILED: {each}" for each in wrong)
             print(generation, f"{name}: {usage}", *messages, sep="  ", flush=True)
+    if options.record:
+        record.write()
+    elif record.read:
+        for difference in record.differences():
+            failed = True
+            print(f"FAILED: {difference}. If meant: make kernels")
     return int(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(each) for each in sys.argv[1:]]))
+    sys.exit(main())

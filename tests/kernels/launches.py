@@ -49,16 +49,39 @@ def on_gpu(generation: int, run: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_for(generation: int, on_compiled: Callable[[str, Any], None]) -> Iterator[None]:
-    """Compile for ``sm_<generation>`` what is launched. ``on_compiled`` gets the name of each
-    kernel, and the kernel."""
+def compiled_for(
+    generation: int,
+    on_kernel: Callable[[JITFunction[Any], str, Any], None],
+    is_known: Callable[[JITFunction[Any], str], bool],
+) -> Iterator[None]:
+    """Compile for ``sm_<generation>`` what is launched, but for what is known. ``on_kernel`` gets
+    each kernel, Triton's key for its launch, and the compiled one, or None if it is known."""
     run = JITFunction.run
+    keys: dict[int, str] = {}  # of compiled kernels, whose later launches Triton does not announce
+    announced: list[str] = []
+
+    def skip(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        announced.append(str(compile["key"]))
+        return is_known(fn.jit_function, announced[-1])
 
     def compile_only(kernel: Any, *arguments: Any, **kwargs: Any) -> None:
-        on_compiled(kernel.fn.__name__, run(kernel, *arguments, **kwargs | {"warmup": True}))
+        compiled = run(kernel, *arguments, **kwargs | {"warmup": True})
+        key = announced.pop() if announced else keys[id(compiled)]
+        keys[id(compiled)] = key
+        on_kernel(kernel, key, compiled)
 
-    with on_gpu(generation, compile_only):
+    with announcing(skip), on_gpu(generation, compile_only):
         yield
+
+
+@contextmanager
+def announcing(skip: Callable[..., bool]) -> Iterator[None]:
+    """Ask before Triton compiles a kernel; a True means that it need not."""
+    hook, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, skip
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.jit_cache_hook = hook
 
 
 @contextmanager
@@ -68,13 +91,16 @@ def recorded(generation: int) -> Iterator[list[str]]:
     keys: list[str] = []
     run = JITFunction.run
 
-    def record(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        keys.append(f"{fn.name}: {compile['key']}")
-        return True  # already done, as far as Triton is concerned
+    def skip(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        # For Triton, its name is the compiled kernel from now on.
+        name = f"{fn.name}: {compile['key']}"
+        fn.jit_function.device_caches[generation][0][compile["key"]] = name
+        keys.append(name)
+        return True
 
-    hook, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, record
-    try:
-        with on_gpu(generation, lambda *a, **kwargs: run(*a, **kwargs | {"warmup": True})):
-            yield keys
-    finally:
-        triton.knobs.runtime.jit_cache_hook = hook
+    def record(*arguments: Any, **kwargs: Any) -> None:
+        if name := run(*arguments, **kwargs | {"warmup": True}):
+            keys.append(name)
+
+    with announcing(skip), on_gpu(generation, record):
+        yield keys

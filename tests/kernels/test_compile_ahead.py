@@ -78,10 +78,10 @@ def test_problems_of_a_kernel_are_reported(
     name: str, changes: dict[str, int], expected: list[str]
 ) -> None:
     good = {"num_warps": 4, "registers": 96, "stack": 0, "local": 0, "shared": 1024}
-    good |= {"asynchronous": 8, "async_products": 0, "smallest": 16}
+    good |= {"asynchronous": 8, "async_products": 0, "smallest": 16, "instructions": 0}
     frame = {"moved": 64 << 10, "vectors": 32 << 10, "slots": 0.5}
     kernel = "_" + name.split()[0]
-    usage = Compiled(kernel, **{**good, **frame, **changes})  # type: ignore[arg-type]
+    usage = Compiled(kernel=kernel, **{**good, **frame, **changes})  # type: ignore[arg-type]
     problems = check(name, usage, 90)
     assert len(problems) == len(expected)
     assert all(each.startswith(start) for each, start in zip(problems, expected, strict=True))
