@@ -17,6 +17,7 @@ is tried on a small product first, and not used if it is missing or wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -82,11 +83,20 @@ def _blocked(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return lambda x: run(x, packed, bias, "none", [], "")
 
 
+@dataclass(frozen=True, slots=True)
+class PackedHalf:
+    """A weight that torch has packed in float16; it does not tell how many bytes that takes."""
+
+    packed: torch.ScriptObject
+    nbytes: int
+
+
 def _half(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     wide_bias = None if bias is None else bias.float()
     packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), wide_bias)
+    half = PackedHalf(packed, 2 * weight.numel())
     run = torch.ops.quantized.linear_dynamic_fp16.default
-    return lambda x: run(x.float(), packed).to(x.dtype)
+    return lambda x: run(x.float(), half.packed).to(x.dtype)
 
 
 def _fits_half(weight: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...kernels.operators import Operators
+from ...kernels.reference.linear import PackedHalf
 from ..models.parallel import WeightPlacement
 
 _OURS = __name__.partition(".")[0]
@@ -39,6 +40,8 @@ def resident_bytes(part: object) -> int:
             while isinstance(each.base, np.ndarray):
                 each = each.base
             sizes.setdefault(each.ctypes.data, each.nbytes)
+        elif isinstance(each, PackedHalf):
+            sizes[id(each)] = each.nbytes
         else:
             stack.extend(_references(each))
     return sum(sizes.values())

@@ -73,7 +73,7 @@ def test_a_model_gives_the_same_with_one_launch_for_its_chunks(
             states.append(runner.model.forward(batch, runner.cache.kv))
         all_batched = isinstance(operators, WithChunks) and name != "gemma2"
         assert runner.model.chunks_in_place == all_batched
-    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
     layers = [layer.attention for layer in runner.model.layers]
     batched = [getattr(layer, "batched_chunks", False) for layer in layers]
     assert kernel.call_count == sum(batched) > 0

@@ -24,6 +24,7 @@ from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.openai.test_tools import NOW, TEMPLATE
 from tandem.tests.router.support import (
     HELD_BY_LARGEST,
+    TRIES,
     Cluster,
     admitted,
     cluster,
@@ -318,7 +319,7 @@ async def test_large_results_do_not_hold_the_loop(
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "input": "hi", "tools": [SERVER], "stream": True}
     calls = call("s__add", a=[1]) * MAX_CALLS_IN_ROUND
-    async with served(tmp_path, "hi", calls, "Done.") as (c, servers):
+    async with served(tmp_path, "hi", *[calls] * TRIES) as (c, servers):
         servers.result = "é\n" * 100_000
 
         def send_request() -> str:
