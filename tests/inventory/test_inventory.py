@@ -115,7 +115,11 @@ def test_the_blocks_of_a_gguf_file_are_counted_as_such(hub: FakeHub, root: Path)
 
 @pytest.mark.parametrize(
     ("model", "changes"),
-    [("deepseek_v3", {}), ("gemma4_shared", {"hidden_size_per_layer_input": 32})],
+    [
+        ("deepseek_v3", {}),
+        # So large that the tables of its rotations, which are no parameters, do not count.
+        ("gemma4_shared", {"hidden_size_per_layer_input": 32, "intermediate_size": 512}),
+    ],
 )
 def test_what_is_told_is_what_the_weights_take(
     tmp_path: Path, model: str, changes: dict[str, Any]
@@ -129,8 +133,7 @@ def test_what_is_told_is_what_the_weights_take(
     for path, isq in ((tmp_path / "model", "q8_0"), (file, None)):
         about = describe(str(path), dtype=dtype, isq=isq)
         size = resident_bytes([load_model(path, dtype=dtype, isq=isq)])
-        # Tables of rotations are no parameters.
-        assert size == pytest.approx(about["memory"], rel=0.01, abs=8 << 10)
+        assert size == pytest.approx(about["memory"], rel=0.01)
         reports.append((about["memory_by_format"], about["memory_by_part"]))
     assert reports[0] == reports[1]
     if changes:

@@ -907,11 +907,13 @@ def check(name: str, usage: Compiled, generation: int) -> list[str]:
     return wrong
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tandem.tests.kernels.compile_ahead")
     parser.add_argument("generations", nargs="*", type=int, default=COMPILED, metavar="GENERATION")
     parser.add_argument("--record", action="store_true", help="compile and record all")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    if options.record and options.generations is not COMPILED:
+        parser.error("--record is for all generations: name none")
     print("Triton", triton.__version__)
     ignore_lines()
     record = Record({}) if options.record else read_record(options.generations)

@@ -62,20 +62,15 @@ class Record:
     def differences(self) -> list[str]:
         """What the file has otherwise, lacks, or has and should not. In the full extent there are
         kernels that it need not have."""
-        both = self.read.keys() & self.seen.keys()
-        lacks = set() if FULL else self.seen.keys() - self.read.keys()
-        return (
-            [f"{self._name(each)}: not as recorded" for each in both if self._differs(each)]
-            + [f"{self._name(each)}: not recorded" for each in lacks]
-            + [f"recorded as {each}: gone" for each in self.read.keys() - self.seen.keys()]
-        )
-
-    def _differs(self, digest: str) -> bool:
-        return self.read[digest] != self.seen[digest]
-
-    def _name(self, digest: str) -> str:
-        generation, name = self.names[digest]
-        return f"{generation} {name}"
+        lines = []
+        for digest, code in self.seen.items():
+            recorded = self.read.get(digest)
+            generation, name = self.names[digest]
+            if recorded is None and not FULL:
+                lines.append(f"{generation} {name}: not recorded")
+            elif recorded not in (None, code):
+                lines.append(f"{generation} {name}: not as recorded")
+        return lines + [f"recorded as {each}: gone" for each in self.read if each not in self.seen]
 
     def write(self) -> None:
         """Write what was seen to the file."""

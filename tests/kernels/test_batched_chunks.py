@@ -26,6 +26,9 @@ if torch.cuda.is_available():
 
 from tandem.kernels.gpu import chunk_attention as kernels
 
+# torch's products add in another order without AVX-512.
+ATOL = 2e-5 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 1e-5
+
 
 def test_of_each_chunk_there_are_its_rows_its_table_and_where_it_begins() -> None:
     cpu = torch.device("cpu")
@@ -73,7 +76,7 @@ def test_a_model_gives_the_same_with_one_launch_for_its_chunks(
             states.append(runner.model.forward(batch, runner.cache.kv))
         all_batched = isinstance(operators, WithChunks) and name != "gemma2"
         assert runner.model.chunks_in_place == all_batched
-    torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(*states, atol=ATOL, rtol=1e-5)
     layers = [layer.attention for layer in runner.model.layers]
     batched = [getattr(layer, "batched_chunks", False) for layer in layers]
     assert kernel.call_count == sum(batched) > 0

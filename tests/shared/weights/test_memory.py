@@ -18,6 +18,7 @@ import torch
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit, scale_search
 from tandem.kernels.cpu import operators as cpu_operators
+from tandem.kernels.reference.linear import _half, prepare_linear, works
 from tandem.shared.engine.device import operators_for
 from tandem.shared.errors import ModelError
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
@@ -52,6 +53,12 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def q8_0(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(wide, tmp_path_factory.mktemp("gguf") / "model.gguf", "Q8_0")
+
+
+@pytest.mark.skipif(not works(_half, torch.float16), reason="torch does not pack float16 here")
+def test_weights_that_torch_packs_in_float16_are_counted() -> None:
+    linear = prepare_linear(torch.ones(64, 32, dtype=torch.float16), None)
+    assert resident_bytes([linear]) == 2 * 64 * 32
 
 
 def logged_sizes(
