@@ -71,13 +71,13 @@ class ResponseStore:
         await self._database.run(lambda connection: self._add(connection, response))
 
     async def report_progress(self, statuses: Mapping[str, str]) -> list[str]:
-        """Record that responses are in progress, with their statuses by id. Returns the ids of
-        those that must be cancelled."""
+        """Record that responses are in progress, with their statuses by id; no-op for one that is
+        stored as ended. Returns the ids of those that must be cancelled."""
 
         def work(connection: sqlite3.Connection) -> list[str]:
             now = self._clock()
             connection.executemany(
-                "UPDATE responses SET status = ?, seen = ? WHERE id = ?",
+                "UPDATE responses SET status = ?, seen = ? WHERE id = ? AND status IS NOT NULL",
                 ((status, now, response_id) for response_id, status in statuses.items()),
             )
             cancelled = connection.execute(

@@ -111,6 +111,17 @@ async def test_a_background_response_of_a_dead_router_has_failed() -> None:
         assert "has ended" in lost.body["error"]["message"]
 
 
+async def test_a_late_report_does_not_revive_a_response_that_has_ended() -> None:
+    now = [0.0]
+    async with store_with(2, now, lifetime=1000.0) as store:
+        body = {"id": "a", "status": "queued", "output": []}
+        await store.add(ended("a", body=body, in_progress=True))
+        await store.add(ended("a", body=body | {"status": "cancelled"}))
+        await store.report_progress({"a": "in_progress"})
+        stored = await store.get("a", "")
+        assert not stored.in_progress and stored.body["status"] == "cancelled"
+
+
 async def test_a_failed_background_response_has_an_error(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, client):
         await c.node.stop()
