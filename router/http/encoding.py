@@ -38,16 +38,21 @@ class EncodedArray:
         return b"".join((b"[", self._data, b"]"))
 
 
+def encode_numbers(numbers: array[Any]) -> EncodedArray:
+    """The JSON of ``numbers``, for those that a response repeats."""
+    encoded = EncodedArray()
+    for start in range(0, len(numbers), NUMBERS_AT_ONCE):
+        encoded.extend(numbers[start : start + NUMBERS_AT_ONCE])
+    return encoded
+
+
 def _encodable(value: Any) -> Any:
     """The replacement for a value of a type that msgspec does not know."""
     match value:
         case EncodedArray():
             return msgspec.Raw(value.json())
         case array():
-            numbers = EncodedArray()
-            for start in range(0, len(value), NUMBERS_AT_ONCE):
-                numbers.extend(value[start : start + NUMBERS_AT_ONCE])
-            return msgspec.Raw(numbers.json())
+            return msgspec.Raw(encode_numbers(value).json())
         case StringIO():
             return value.getvalue()
     raise TypeError(f"a {type(value).__name__} is no JSON")

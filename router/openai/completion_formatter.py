@@ -8,7 +8,7 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ..generation import ChoiceDelta, ScoredToken
-from ..http.encoding import EncodedArray, data_event
+from ..http.encoding import EncodedArray, data_event, encode_numbers
 from ..http.text_template import TextTemplates
 from ..node_streams.logprobs import alternatives
 from ..result import ChoiceResult, GenerationResult
@@ -110,7 +110,11 @@ class CompletionFormatter(ResponseFormatter):
         return PromptLogprobsEncoder(self._request.model.tokenizer)
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
-        choices = [self._whole(i, choice, result) for i, choice in enumerate(result.choices)]
+        prompts = self._request.prompts if self._request.return_token_ids else ()
+        prompt_ids = [encode_numbers(prompt.tokens) for prompt in prompts]
+        choices = [
+            self._whole(i, choice, result, prompt_ids) for i, choice in enumerate(result.choices)
+        ]
         body = self._head() | {
             "choices": choices,
             **fingerprint_field(self._request),
@@ -119,7 +123,13 @@ class CompletionFormatter(ResponseFormatter):
         }
         return body | metrics_body(self._request, result.usage)
 
-    def _whole(self, index: int, choice: ChoiceResult, result: GenerationResult) -> dict[str, Any]:
+    def _whole(
+        self,
+        index: int,
+        choice: ChoiceResult,
+        result: GenerationResult,
+        prompt_ids: list[EncodedArray],
+    ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "index": index,
             "text": choice.text,
@@ -131,10 +141,10 @@ class CompletionFormatter(ResponseFormatter):
             "prompt_logprobs": None,
             **error_field(choice.error),
         }
-        if self._request.return_token_ids:
-            body["prompt_token_ids"] = self._prompt(index)
-            body["token_ids"] = choice.tokens
         number = index // self._request.returned
+        if self._request.return_token_ids:
+            body["prompt_token_ids"] = prompt_ids[number]
+            body["token_ids"] = choice.tokens
         if number in result.prompt_logprobs:
             body["prompt_logprobs"] = result.prompt_logprobs[number].body()
         return body

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,20 +42,27 @@ async def test_nodes_rejoin_a_restarted_router(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_leaves_gets_no_more_work_but_finishes(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=2) as c:
-        leaving, staying = c.nodes
-        leaving.delay = 0.05
+    async with cluster(tmp_path) as c:
+        leaving = c.node
+        left = asyncio.Event()
+
+        async def talk(request: Any, context: Any) -> Any:
+            await left.wait()
+            async for event in leaving._talk(request, context):
+                yield event
+
+        leaving.script = talk
         leaving_work = asyncio.create_task(c.chat())
-        await until(lambda: leaving.active + staying.active == 1)
-        for node in (leaving,):
-            assert node.beat is not None
-            node.beat.cancel()
-            await c.registry.Leave(pb.LeaveRequest(node_id=node.node_id, epoch=node.epoch))
-        before = len(leaving.requests)
+        await until(lambda: leaving.active == 1)
+        await c.add("staying")
+        assert leaving.beat is not None
+        leaving.beat.cancel()
+        await c.registry.Leave(pb.LeaveRequest(node_id=leaving.node_id, epoch=leaving.epoch))
         for _ in range(5):
             assert (await c.chat()).status_code == 200
-        assert len(leaving.requests) == before
+        assert len(leaving.requests) == 1
         assert len(c.router.nodes) == 2
+        left.set()
         assert (await leaving_work).status_code == 200
         await until(lambda: len(c.router.nodes) == 1)
 
