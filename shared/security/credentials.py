@@ -221,10 +221,24 @@ class Credentials:
         return grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
 
     def _as_server(self) -> grpc.ServerCredentials:
-        """Credentials that gRPC requests again at each handshake, in its own thread."""
+        """Credentials whose changes gRPC asks for at each handshake, in its own threads.
+
+        What it gets replaces what it has, which it frees although another handshake may be about
+        to use it (https://github.com/grpc/grpc/issues/36693). Hence ``None`` unless files changed.
+        """
+        used = self.generation
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal used
+            generation = self.generation
+            if generation == used:
+                return None
+            used = generation
+            return _configuration(self.current)
+
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self.current),
-            lambda: _configuration(self.current),
+            renewed,  # type: ignore[arg-type] # grpc-stubs omits that None is "no change"
             require_client_authentication=bool(self.current.authority),
         )
 

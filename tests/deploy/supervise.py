@@ -53,9 +53,9 @@ def read(url: str) -> str:
 def wait(url: str, processes: list[subprocess.Popen[bytes]]) -> bool:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        exited = [process.args for process in processes if process.poll() is not None]
+        exited = {str(one.args): one.returncode for one in processes if one.poll() is not None}
         if exited:
-            raise RuntimeError(f"ended: {exited}")
+            raise RuntimeError(f"ended, with their exit codes: {exited}")
         try:
             return bool(read(url))
         except OSError:  # that it is not ready is one as well

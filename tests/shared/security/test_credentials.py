@@ -353,6 +353,30 @@ async def test_a_renewed_certificate_is_used_and_open_connections_continue(
 
 
 @pytest.mark.usefixtures("looks_always")
+async def test_only_a_new_certificate_replaces_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC crashes if one handshake replaces the certificate while another begins."""
+    given: list[grpc.ServerCertificateConfiguration] = []
+    configuration = grpc.ssl_server_certificate_configuration
+
+    def counted(*args: Any) -> grpc.ServerCertificateConfiguration:
+        given.append(configuration(*args))
+        return given[-1]
+
+    monkeypatch.setattr(grpc, "ssl_server_certificate_configuration", counted)
+    papers = issue(tmp_path / "a", "127.0.0.1")
+    credentials = read_credentials(papers.config())
+    async with serving(credentials) as (address, _):
+        for number in (1, 2):
+            assert await asyncio.gather(*(ask(credentials, address) for _ in range(20))) == 20 * [
+                "n"
+            ]
+            assert len(given) == number
+            renew(papers, issue(tmp_path / "b", "127.0.0.1"))
+
+
+@pytest.mark.usefixtures("looks_always")
 async def test_a_certificate_without_its_key_changes_nothing(tmp_path: Path) -> None:
     papers, new = issue(tmp_path / "a", "127.0.0.1"), issue(tmp_path / "b", "127.0.0.1")
     credentials = read_credentials(papers.config())
