@@ -112,25 +112,25 @@ class ResponsesFormatter(ResponseFormatter):
 
     def _items(self, delta: ChoiceDelta) -> bytes:
         """The events of a delta's output items."""
-        events = b""
+        events: list[bytes] = []  # results of calls are large, so they are joined once
         if delta.reasoning:
             self._pending.clear()
             if self.request.include_reasoning:
-                events += self._write("reasoning", delta.reasoning)
+                events.append(self._write("reasoning", delta.reasoning))
         if self.request.logprobs is not None and not delta.reasoning and not delta.calls:
             self._pending += delta.scored
         if delta.text:
-            events += self._write("message", delta.text, self._logprobs())
+            events.append(self._write("message", delta.text, self._logprobs()))
         for call in delta.calls:
             self._pending.clear()
-            events += self._add_call(call)
+            events.append(self._add_call(call))
         if isinstance(delta, RoundDelta):
             for executed in delta.executed_calls:
-                events += self._finish_mcp_call(executed)
+                events.append(self._finish_mcp_call(executed))
             for approval in delta.approval_requests:
-                events += self._request_approval(approval)
+                events.append(self._request_approval(approval))
         self._finish = delta.finish_reason or self._finish
-        return events
+        return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
         events, body = self._complete(usage)
