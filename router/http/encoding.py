@@ -39,7 +39,7 @@ class EncodedArray:
 
 
 def encode_numbers(numbers: array[Any]) -> EncodedArray:
-    """The JSON of ``numbers``, for those that a response repeats."""
+    """The JSON of ``numbers``, encoded once for a response that has them several times."""
     encoded = EncodedArray()
     for start in range(0, len(numbers), NUMBERS_AT_ONCE):
         encoded.extend(numbers[start : start + NUMBERS_AT_ONCE])
