@@ -226,20 +226,20 @@ class Credentials:
         What it gets replaces what it has, which it frees although another handshake may be about
         to use it (https://github.com/grpc/grpc/issues/36693). Hence ``None`` unless files changed.
         """
-        used = self.generation
+        used = self.current
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
             nonlocal used
-            generation = self.generation
-            if generation == used:
+            files = self.current
+            if files == used:
                 return None
-            used = generation
-            return _configuration(self.current)
+            used = files
+            return _configuration(files)
 
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(self.current),
+            _configuration(used),
             renewed,  # type: ignore[arg-type] # grpc-stubs omits that None is "no change"
-            require_client_authentication=bool(self.current.authority),
+            require_client_authentication=bool(used.authority),
         )
 
     def _named(self, options: Options) -> Options:

@@ -58,8 +58,8 @@ def test_a_repeated_prompt_goes_to_the_node_that_holds_it(four: TestCluster) -> 
         homes[seed] = first["tandem"]["decode_nodes"]
         # At once, before any heartbeat can have reported it.
         again = ask(four, tokens)
-        loads = nodes_command(four, "--json").stdout
-        assert again["tandem"]["decode_nodes"] == homes[seed], loads
+        home = again["tandem"]["decode_nodes"]
+        assert home == homes[seed], nodes_command(four, "--json").stdout
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 199 // BLOCK * BLOCK
     # And when the router knows it from the nodes alone.
     old = four.router
