@@ -96,7 +96,17 @@ class _Costs:
 class _Cost:
     """The seconds that one node needs for one prompt. Ties are broken by affinity."""
 
-    __slots__ = ("_compute", "_full", "_link", "_load", "_missing", "_prompt", "_queue", "node")
+    __slots__ = (
+        "_compute",
+        "_full",
+        "_link",
+        "_load",
+        "_missing",
+        "_prompt",
+        "_queue",
+        "_step",
+        "node",
+    )
 
     def __init__(self, node: NodeView, prompt: PromptView, pace: float) -> None:
         rate = node.prefill_tokens_per_second or pace
@@ -106,7 +116,8 @@ class _Cost:
         self._missing = missing = prompt.tokens - node.held_tokens
         # A node without room comes last, since it is unknown when it will have room.
         self._full = node.room_tokens is not None and node.room_tokens < missing
-        self._compute = max(missing, STEP_TOKENS) / rate
+        self._step = STEP_TOKENS / rate
+        self._compute = max(missing / rate, self._step)
         self._queue = node.queued_prefill_tokens / rate
         self._load = self._queue + node.sequences * SEQUENCE_TOKENS / rate
 
@@ -122,15 +133,17 @@ class _Cost:
         return self._rank(self._queue + self._compute)
 
     def at_best(self) -> tuple[bool, float]:
-        """The rank of a decode node that need not compute anything."""
-        return self._full, self._load
+        """The rank of a decode node that has received all of the prompt, or holds it."""
+        return self._full, self._load + self._step
 
     def with_help(self, helpers: Sequence[_Cost]) -> Rank:
         """The rank of a decode node that may also receive the prompt from the best of
         ``helpers``."""
         seconds = self._compute
         if helpers:
-            seconds = min(seconds, min(map(self._received_from, helpers))[1])
+            # The last token is computed here in any case: its logits give the first output.
+            received = min(map(self._received_from, helpers))[1]
+            seconds = min(seconds, received + self._step)
         return self._rank(self._load + seconds)
 
     def best_first(self, helpers: Sequence[_Cost]) -> list[_Cost]:

@@ -26,6 +26,7 @@ from tandem.router.placement.policies import (
     LINK_PACES,
     POLICIES,
     SEQUENCE_TOKENS,
+    STEP_TOKENS,
 )
 from tandem.shared.config import RouterConfig
 
@@ -199,7 +200,7 @@ def plain(nodes: list[NodeView]) -> tuple[str, list[str]]:
 
     def remote_seconds(node: NodeView, helper: NodeView) -> float:
         link = node.link_rates.get(helper.node_id) or LINK_PACES * pace
-        compute = missing(helper) / rate(helper)
+        compute = max(missing(helper), STEP_TOKENS) / rate(helper)
         return helper.queued_prefill_tokens / rate(helper) + max(compute, missing(node) / link)
 
     def helpers(node: NodeView) -> list[NodeView]:
@@ -207,7 +208,9 @@ def plain(nodes: list[NodeView]) -> tuple[str, list[str]]:
         return sorted(able, key=lambda helper: rank(helper, remote_seconds(node, helper)))
 
     def cost(node: NodeView) -> tuple[bool, float, int, bytes]:
-        ways = [missing(node) / rate(node), *(remote_seconds(node, n) for n in helpers(node)[:1])]
+        step = STEP_TOKENS / rate(node)
+        ways = [max(missing(node) / rate(node), step)]
+        ways += [remote_seconds(node, n) + step for n in helpers(node)[:1]]
         queue = node.queued_prefill_tokens / rate(node)
         return rank(node, queue + node.sequences * SEQUENCE_TOKENS / rate(node) + min(ways))
 
@@ -254,10 +257,13 @@ def test_hits_are_weighed_against_load(nodes: list[NodeView], expected: str) -> 
     assert placed(nodes).decode.node_id == expected
 
 
-def test_a_prompt_stays_where_it_is_held_whatever_the_rest_of_a_block_would_take() -> None:
-    """Rates are noisy: one node was slow when it was measured, and another one fast."""
+@pytest.mark.parametrize("link", [800.0, 8000.0])
+def test_a_prompt_stays_where_it_is_held_whatever_the_rest_of_a_block_would_take(
+    link: float,
+) -> None:
+    """Rates are noisy: one node, or its link, was slow when it was measured, and another fast."""
     nodes = [
-        decode("home", held_tokens=192, link_rates={"p": 8000.0}),
+        decode("home", held_tokens=192, link_rates={"p": link}),
         decode("other", link_rates={"p": 1e6}),
         prefill("p", prefill_tokens_per_second=30_000.0, held_tokens=192),
         prefill("slow", prefill_tokens_per_second=1500.0),
