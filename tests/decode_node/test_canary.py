@@ -87,7 +87,8 @@ async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
     async with node.running():
         canary = asyncio.create_task(Canary(DecidedTransfer(node)).check(Somewhere()))  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        assert not node.scheduler.waiting  # it does not hold one of the two that it needs
+        # It does not hold one of the two that it needs.
+        assert not node.scheduler.reservations.sequences()
         node.scheduler.pool.cancel_reservation(reserved)
         await asyncio.wait_for(canary, 10)
 

@@ -45,6 +45,10 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._receiving) + len(self._ends)
 
+    def sequences(self) -> list[Sequence]:
+        """Those that receive their prompt, and those that wait for it."""
+        return [*(reception.sequence for reception in self._receiving), *self._ends]
+
     @property
     def asking(self) -> bool:
         """True while a sequence waits for a reservation."""

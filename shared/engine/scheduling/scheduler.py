@@ -85,11 +85,14 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return len(self._queues.running)
+        """Clients' sequences that run. A router would take private ones for another router's."""
+        return sum(not s.work.private for s in self._queues.running)
 
     @property
     def waiting(self) -> int:
-        return len(self._queues.waiting) + len(self.reservations)
+        """Clients' sequences that wait, or receive their prompt."""
+        waiting = (*self._queues.waiting, *self.reservations.sequences())
+        return sum(not s.work.private for s in waiting)
 
     @property
     def preemptions(self) -> int:

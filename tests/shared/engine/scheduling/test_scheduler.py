@@ -13,7 +13,14 @@ from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
 from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.errors import OverloadedError
-from tandem.tests.shared.engine.scheduling.schedulers import EOS, drain, make, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import (
+    EOS,
+    drain,
+    make,
+    reserve,
+    run_step,
+    sequence,
+)
 from tandem.tests.support.step_rows import rows_of
 
 
@@ -242,6 +249,22 @@ def test_a_full_queue_takes_a_private_prompt() -> None:
     private = sequence(2, 3)
     private.work = Compute(2, private=True)
     scheduler.add(private)
+
+
+def test_private_prompts_count_neither_as_running_nor_as_waiting() -> None:
+    """A router would take them for another router's, and place prompts elsewhere."""
+    scheduler = make(max_waiting=1)
+    canary, other, received = (Sequence(n, list(range(40)), Compute(39, True)) for n in range(3))
+    scheduler.add(canary)
+    reception = reserve(scheduler, received, 39)
+    assert scheduler.waiting == 0
+    run_step(scheduler)
+    assert canary.phase is Phase.RUNNING and scheduler.running == 0
+    scheduler.add(other)
+    scheduler.add(sequence(4, 3))  # there is room for one that waits
+    assert (scheduler.running, scheduler.waiting) == (0, 1)
+    reception.cancel()
+    drain(scheduler)
 
 
 def test_choices_share_the_prompt_of_the_first() -> None:
