@@ -42,8 +42,10 @@ def _compose_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     scale, floor = _norm_constants(x.shape[-1], eps)
     wide = x.float()
     size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    weighted = wide * weight if wide is x else wide.mul_(weight)
-    return weighted.div_(size.mul_(scale).hypot_(floor)).to(x.dtype)
+    size.mul_(scale).hypot_(floor)
+    if wide is x:
+        return (x * weight).div_(size)
+    return wide.mul_(weight).div_(size).to(x.dtype)
 
 
 @cache
