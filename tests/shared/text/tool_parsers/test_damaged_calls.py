@@ -29,6 +29,9 @@ from tandem.tests.shared.text.tool_parsers.recorded import (
 
 # Where a damaged text is cut as well.
 STEP = 11
+# Characters that come one by one before a cut, and in each piece before these: more than most
+# markers have.
+SINGLE = 16
 # Markers without which a call is not seen to begin.
 HEADS = {
     "<｜tool▁calls▁begin｜>",
@@ -72,13 +75,20 @@ def read(parser: OutputParser | None, pieces: Iterable[str]) -> Parsed:
 
 @cache
 def parse_text(
-    name: str, text: str, reasoning: str = NO_PARSER, opened: bool | None = None
+    name: str,
+    text: str,
+    reasoning: str = NO_PARSER,
+    opened: bool | None = None,
+    in_pieces: bool = False,
 ) -> Parsed:
-    """What is found in a text, whole and character by character. Many damaged texts are cut before
-    their damage."""
+    """What is found in a text, whole and character by character, or ``in_pieces`` but for the last
+    characters. Many damaged texts are cut before their damage."""
     tools = ToolUse(parser=name, schemas=SCHEMAS | {"f": VALUE_SCHEMA})
     whole = read(output_parser(reasoning, tools, opened=opened), [text])
-    streamed = read(output_parser(reasoning, tools, opened=opened), text)
+    head = text[:-SINGLE] if in_pieces else ""
+    pieces = [head[at : at + SINGLE] for at in range(0, len(head), SINGLE)]
+    pieces += text[len(head) :]
+    streamed = read(output_parser(reasoning, tools, opened=opened), pieces)
     assert whole == streamed, text
     for _, arguments in whole.calls[:-1]:
         assert isinstance(json.loads(arguments), dict), text
@@ -108,7 +118,7 @@ def test_a_cut_call_is_open_and_leaves_no_markup(output: Recorded) -> None:
     text = f"{output.text}\n\n{output.text}" if output.content else output.text
     whole = parse_text(output.parser, text)
     for end in range(len(text)):
-        check_cut(text[:end], parse_text(output.parser, text[:end]), whole)
+        check_cut(text[:end], parse_text(output.parser, text[:end], in_pieces=True), whole)
 
 
 @pytest.mark.parametrize("output", outputs())
@@ -123,7 +133,7 @@ def test_a_missing_or_doubled_marker_leaves_no_markup(output: Recorded) -> None:
         if result.calls and (doubled or marker not in HEADS | set(FORMATS[output.parser].starts)):
             assert not any(each in result.content for each in markers), damaged
         for end in range(0, len(damaged), STEP):
-            parse_text(output.parser, damaged[:end])
+            parse_text(output.parser, damaged[:end], in_pieces=True)
 
 
 def damages(output: Recorded) -> Iterator[tuple[str, str, bool]]:
@@ -208,7 +218,7 @@ def test_values_end_where_the_next_argument_begins(
 def test_values_are_cut_before_their_end(parser: str, arguments: str, expected: object) -> None:
     before, _ = AROUND[parser]
     for end in range(0, len(arguments), 1 + len(arguments) // 100):
-        cut = parse_text(parser, before + arguments[:end])
+        cut = parse_text(parser, before + arguments[:end], in_pieces=True)
         assert not cut.content.strip()
         if "</tool_call>" not in arguments:
             assert not is_whole(cut.calls[0][1]) or json.loads(cut.calls[0][1]) == expected
