@@ -27,6 +27,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +64,7 @@ MODULES = (
     "tandem.shared.security.local_token",
     "tandem.shared.telemetry.start_tracer",
     "tandem.shared.engine.rank.loading",
+    "tandem.shared.engine.rank.plane",
     "tandem.shared.engine.rank.runner",
     "tandem.shared.engine.structured.llguidance_backend",
     "torch",
@@ -267,6 +269,10 @@ def main() -> None:
 def _import_all() -> None:
     for name in MODULES:
         importlib.import_module(name)
+    # At the end of each part torch would remove all that it has registered, one by one.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        if (of := finalizer.peek()) and of[1].__module__ == "torch.library":
+            finalizer.detach()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
     gc.collect()
     gc.freeze()  # forks would copy what the collector marks
