@@ -10,6 +10,10 @@ On a GPU this is torch's own linear. On a CPU it depends on the weight's dtype:
 - bf16 on other CPUs, and fp16: FBGEMM's fp16 layout with fp32 sums. Two Zen 3 cores: 20 instead
   of torch's 11 GB/s at one row, 145 instead of 19 GFLOP/s at 32.
 
+Small weights too, although calling these products takes longer than torch's own: MKL computes one
+to three rows in another order than more, so a tie between two tokens would depend on the batch. A
+row in oneDNN's layout had the same bits in any batch that was tried (Zen 3, fp32).
+
 These ops come from inductor's freezing and dynamic quantisation, and are private to torch. So each
 is tried on a small product first, and not used if it is missing or wrong.
 """
