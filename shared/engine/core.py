@@ -49,7 +49,8 @@ MAX_CONSECUTIVE_FAILURES = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """A snapshot of the queues and of the block pool. ``preemptions`` counts since the start."""
+    """A snapshot of the queues and of the block pool. ``running`` and ``waiting`` are clients'
+    sequences, ``preemptions`` counts since the start."""
 
     running: int
     waiting: int
