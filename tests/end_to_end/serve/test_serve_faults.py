@@ -3,6 +3,7 @@ drains leaves, and requests go on."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -38,6 +39,7 @@ from tandem.tests.end_to_end.support.cluster import (
 from tandem.tests.support.extent import selected
 
 CLIENTS = 3
+FRESH_SEEDS = 10_000  # of prompts that no test sends twice
 PAUSE_SECONDS = 0.5  # nodes start meanwhile, on the same cores
 PREFILL, DECODE = "prefill-node", "decode-node"
 PROMPT_TOKENS, STREAM_TOKENS = 100, 400
@@ -218,8 +220,17 @@ class ServedCluster:
         """Until no node holds anything, and the command has no more processes, descriptors and
         staging rings than it had when this was first called."""
         until(lambda: not self._leaks(), "the nodes to hold nothing", SETTLE_SECONDS)
-        if self._rest is None:  # nodes that started again connect at their own pace
-            until(self._is_connected, "all nodes to be connected", SETTLE_SECONDS)
+        if self._rest is None:
+            # Nodes connect with one that started again when they first send it a prompt.
+            fresh = itertools.count(FRESH_SEEDS)
+            with ThreadPoolExecutor(CLIENTS) as pool:
+
+                def ask() -> bool:
+                    list(pool.map(self.prefilled_remotely, itertools.islice(fresh, CLIENTS)))
+                    return self._is_connected()
+
+                until(ask, "all nodes to be connected", SETTLE_SECONDS)
+            until(lambda: not self._leaks(), "the nodes to hold nothing", SETTLE_SECONDS)
             self._rest = Footprint.of(self.process.pid)
         rest = self._rest
         until(
