@@ -219,23 +219,27 @@ class ServedCluster:
     def wait_at_rest(self) -> None:
         """Until no node holds anything, and the command has no more processes, descriptors and
         staging rings than it had when this was first called."""
+        if self._rest is None:
+            self._connect_nodes()
         until(lambda: not self._leaks(), "the nodes to hold nothing", SETTLE_SECONDS)
         if self._rest is None:
-            # Nodes connect with one that started again when they first send it a prompt.
-            fresh = itertools.count(FRESH_SEEDS)
-            with ThreadPoolExecutor(CLIENTS) as pool:
-
-                def ask() -> bool:
-                    list(pool.map(self.prefilled_remotely, itertools.islice(fresh, CLIENTS)))
-                    return self._is_connected()
-
-                until(ask, "all nodes to be connected", SETTLE_SECONDS)
-            until(lambda: not self._leaks(), "the nodes to hold nothing", SETTLE_SECONDS)
             self._rest = Footprint.of(self.process.pid)
         rest = self._rest
         until(
             lambda: not Footprint.of(self.process.pid).beyond(rest), f"only {rest}", SETTLE_SECONDS
         )
+
+    def _connect_nodes(self) -> None:
+        """Send prompts until all nodes are connected: they connect with one that started again when
+        they first send it a prompt."""
+        fresh = itertools.count(FRESH_SEEDS)
+
+        def ask() -> bool:
+            list(pool.map(self.prefilled_remotely, itertools.islice(fresh, CLIENTS)))
+            return self._is_connected()
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            until(ask, "all nodes to be connected", SETTLE_SECONDS)
 
     def _leaks(self) -> list[str]:
         return [
