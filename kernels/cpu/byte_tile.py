@@ -134,12 +134,28 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
                     tile = kind(emit, layout, some, size)
                     tile.find_weight(weight, panels, panel, blocks)
                     tile.find_rows(codes, scales, offsets, builder.mul(place, blocks))
-                    for row, total in zip(some, tile.sum(blocks), strict=True):
-                        exists = builder.icmp_signed("<", LONG(row), count)
-                        lane_count = builder.trunc(builder.select(exists, lanes, LONG(0)), WORD)
-                        mask = builder.icmp_signed("<", numbers, emit.everywhere(lane_count))
-                        at = builder.mul(builder.mul(LONG(row), out_step), LONG(4))
-                        emit.store_masked(builder.fadd(total, added), out, at, mask)
+                    totals = [builder.fadd(total, added) for total in tile.sum(blocks)]
+                    places = [
+                        builder.mul(builder.mul(LONG(row), out_step), LONG(4)) for row in some
+                    ]
+                    # Masked stores are slow on AMD's CPUs before AVX-512.
+                    whole = builder.and_(
+                        builder.icmp_signed(">=", count, LONG(some.stop)),
+                        builder.icmp_signed(">=", lanes, LONG(LANES)),
+                    )
+                    with builder.if_else(whole) as (then, otherwise):
+                        with then:
+                            for total, at in zip(totals, places, strict=True):
+                                emit.store(total, out, at)
+                        with otherwise:
+                            for row, total, at in zip(some, totals, places, strict=True):
+                                exists = builder.icmp_signed("<", LONG(row), count)
+                                lane_count = builder.select(exists, lanes, LONG(0))
+                                lane_count = builder.trunc(lane_count, WORD)
+                                mask = builder.icmp_signed(
+                                    "<", numbers, emit.everywhere(lane_count)
+                                )
+                                emit.store_masked(total, out, at, mask)
                 builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()

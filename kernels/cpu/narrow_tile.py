@@ -40,6 +40,8 @@ _PAIR = 2 * 127
 _LARGEST_SHORT = (1 << 15) - 1
 # Bits of a part of a code: more would leave shorts with fewer products.
 _PART = 4
+# A code of eight bits with this zero is a signed number with its highest bit changed.
+_SIGN = 1 << 7
 # Rows of a codebook that an iteration looks up.
 _UNROLLED = 4
 
@@ -224,10 +226,14 @@ class NarrowTile(Tile):
 class ShortTile(NarrowTile):
     """Emits products with AVX2 alone, which adds products of bytes in shorts of 16 bits.
 
-    As many are added there as cannot exceed them; codes of eight bits are two of four.
+    As many are added there as cannot exceed them. Codes of eight bits are two of four, or signed
+    numbers if their zero is 128.
     """
 
     def products(self, at: Any, group: int) -> list[list[Any]]:
+        layout = self.layout
+        if layout.planes == ((8, 0),) and layout.zero == _SIGN and not layout.adds:
+            return self._signed_products(at, group)
         totals = [self.emit.split(self.start(at, row, group)) for row in self.rows]
         words = self.words_of(group)
         for shift, largest, table in self._parts():
@@ -247,6 +253,24 @@ class ShortTile(NarrowTile):
                     for pair in zip(totals, shorts, strict=True)
                 ]
         return totals
+
+    def _signed_products(self, at: Any, group: int) -> list[list[Any]]:
+        """The products of signed codes. Their signs go to the activations, and a short has room for
+        two products with magnitudes."""
+        totals = self._zeros(HALF_WORDS)
+        for word in self.words_of(group):
+            line = self.builder.bitcast(self.load_lines(at)[word], BYTES)
+            parts = self.emit.split(self.builder.xor(line, all_of(BYTES, _SIGN)))
+            totals = self.each(at, word, parts, self._add_signed, totals)
+        return totals
+
+    def _add_signed(self, total: Any, part: Any, x: Any) -> Any:
+        no_poison = ir.Constant(ir.IntType(1), 0)
+        sizes = self.emit.call("llvm.abs.v32i8", _BYTES, part, no_poison)
+        x = self.builder.bitcast(x, _BYTES)
+        signed = self.emit.call("llvm.x86.avx2.psign.b", _BYTES, x, part)
+        pairs = self.emit.call("llvm.x86.avx2.pmadd.ub.sw", _SHORTS, sizes, signed)
+        return self._add_shorts(total, pairs, all_of(_SHORTS, 1))
 
     def _parts(self) -> list[tuple[int, int, Any]]:
         """Position and largest number of the parts of a code, or of a level with the table of

@@ -20,6 +20,7 @@ from tandem.kernels.block_formats import (
     Q4_0,
     Q4_1,
     Q6_K,
+    Q8_0,
     group_format,
 )
 from tandem.kernels.cpu import jit
@@ -344,6 +345,16 @@ def test_zeros_and_denormals_are_multiplied() -> None:
     result = product("Q4_0")(x)
     assert torch.equal(result[:2], torch.linspace(-1, 1, OUTPUTS).expand(2, -1))
     assert (result[2].abs() > 1e30).any()
+
+
+@multiplies
+@pytest.mark.parametrize("code", [-128, 127])
+def test_the_largest_products_fit(code: int) -> None:
+    block = torch.tensor([0x00, 0x3C, *[code % 256] * BLOCK], dtype=torch.uint8)  # scaled by 1
+    weight = QuantizedWeight(Q8_0, block.repeat(OUTPUTS, INPUTS // BLOCK))
+    signs = torch.tensor([1.0, -1.0])[:, None]
+    result = PanelLinear(weight, None)(signs.expand(2, INPUTS))
+    torch.testing.assert_close(result, (code * INPUTS * signs).expand(2, OUTPUTS))
 
 
 @multiplies
