@@ -6,6 +6,9 @@ one signature with the code of another. Here a file's name covers everything tha
 on: the sources of all kernels, since a kernel contains the kernels that it calls; versions of
 Python, numba, LLVM and numpy; the signature; the CPU with its features.
 
+The nodes of a host start together and need the same kernels, so each is compiled by one process,
+for which the others wait.
+
 Unpickling files runs code in them. They are therefore in a folder that only its user can change,
 and are accessed through its descriptor, so a process that can rename the folder cannot replace it.
 """
@@ -13,6 +16,7 @@ and are accessed through its descriptor, so a process that can rename the folder
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -37,6 +41,10 @@ log = logging.getLogger("tandem.kernels")
 # Each update of Tandem, numba or Python creates a new folder of a few megabytes.
 UNUSED_SECONDS = 30 * 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
+# The longest wait for another process's code: several times what the largest kernel takes.
+_WAIT_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_LOCKS = ".locks"
 
 
 class PrivateFiles:
@@ -45,6 +53,8 @@ class PrivateFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._warned = False
+        # Stays open: closing any descriptor of the file would end all of the process's locks.
+        self._locks: int | None = None
 
     def create(self) -> bool:
         """Create the folder, and note its use. True if it is new. Raises ``OSError`` if that fails,
@@ -94,6 +104,32 @@ class PrivateFiles:
                     error.strerror or error,
                 )
 
+    def claim(self, name: str, wait_seconds: float = _WAIT_SECONDS) -> bool:
+        """Wait until no other process has claimed a name. False if that takes too long, or locks
+        are not available. Claims end with ``release`` or the process."""
+        try:
+            if self._locks is None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                with self._opened() as folder:
+                    self._locks = os.open(_LOCKS, flags, 0o600, dir_fd=folder)
+            deadline = time.monotonic() + wait_seconds
+            while True:
+                try:
+                    fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(name))
+                    return True
+                except (BlockingIOError, PermissionError):  # either, by POSIX
+                    if time.monotonic() > deadline:
+                        return False
+                time.sleep(_POLL_SECONDS)
+        except OSError:
+            return False
+
+    def release(self, name: str) -> None:
+        """End this process's claim of a name, if there is one."""
+        if self._locks is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _place(name))
+
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -105,6 +141,11 @@ class PrivateFiles:
             yield folder
         finally:
             os.close(folder)
+
+
+def _place(name: str) -> int:
+    """The byte of the file of locks that stands for a name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
 class KernelStore:
@@ -160,9 +201,15 @@ class KernelCache:
         self.cache_path = str(store.files.path)
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """The result of compiling for a signature, if it was saved."""
+        """The result of compiling for a signature, if it was saved. Otherwise no other process
+        compiles for it until ``save_overload``."""
         target.refresh()
-        content = self._store.files.read(self._name(signature, target.codegen()))
+        files, name = self._store.files, self._name(signature, target.codegen())
+        content = files.read(name)
+        if content is None and files.claim(name):
+            content = files.read(name)  # saved in the meantime
+            if content is not None:
+                files.release(name)
         if content is None:
             return None
         return CompileResult._rebuild(target, *pickle.loads(content))  # noqa: S301 (of this user)
@@ -170,9 +217,10 @@ class KernelCache:
     def save_overload(self, signature: Any, result: Any) -> None:
         """Save a result, unless it contains addresses of this process."""
         lasting = not result.library.has_dynamic_globals and not result.lifted
+        name = self._name(signature, result.codegen)
         if lasting and self._store.is_current():
-            name = self._name(signature, result.codegen)
             self._store.files.write(name, dumps(result._reduce()))
+        self._store.files.release(name)
 
     def _name(self, signature: Any, codegen: Any) -> str:
         function = self._function

@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -61,7 +63,54 @@ def test_installations_with_the_same_sources_share_their_kernels(tmp_path: Path)
     assert KernelStore(tmp_path / "cache", 0, tmp_path / "two").files.path != one.files.path
     # A process that has imported the former source does not keep its code as that of the new one.
     third(np.float64(1))
-    assert len(list(one.files.path.iterdir())) == 1 and one.is_current() and not two.is_current()
+    [stored] = [each for each in one.files.path.iterdir() if each.name != code_store._LOCKS]
+    assert stored.name.startswith("exp-") and one.is_current() and not two.is_current()
+
+
+# What claims a name in a process of its own, until its input ends.
+CLAIM = """
+import fcntl, sys
+with open(sys.argv[1], "r+") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, int(sys.argv[2]))
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_name_is_claimed_by_one_process(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "kept")
+    assert not files.claim("x", 0)  # there is no folder
+    files.create()
+    assert files.claim("x", 0) and files.claim("x", 0)
+    files.release("x")
+    arguments = [str(files.path / code_store._LOCKS), str(code_store._place("x"))]
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIM, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "claimed\n"
+        assert not files.claim("x", 0) and files.claim("y", 0)
+        other.communicate("", timeout=60)
+    assert files.claim("x", 0)
+
+
+def test_code_that_another_process_compiles_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = KernelStore(tmp_path, 0)
+    store.create()
+    waiting = compile_function(store)
+
+    def wait(files: PrivateFiles, name: str) -> bool:
+        monkeypatch.undo()
+        compile_function(store)(np.float32(1))
+        return True
+
+    monkeypatch.setattr(PrivateFiles, "claim", wait)
+    assert waiting(np.float32(1)) == pytest.approx(np.e)
+    assert sum(waiting.stats.cache_hits.values()) == 1
 
 
 class Codegen:
