@@ -21,6 +21,7 @@ from ..quantized import QuantizedWeight
 from .block_layouts import BLOCK, LANES, Layout, Panels, layout_of
 from .block_packing import pack
 from .byte_tile import TILES, Tile, call_address, quantise_block, tile_product
+from .callees import Callee, callee_of
 from .float_tile import FloatTile, round_block
 from .jit import (
     array,
@@ -299,6 +300,14 @@ def multiply_groups(
                         lanes,
                     ),
                 )
+
+
+@cache
+def group_products() -> Callee:
+    """``multiply_groups``."""
+    floats, ids, fields = np.empty((0, 0), np.float32), np.empty(0, np.int64), np.empty((0, 0), int)
+    constants = (0,) * 10
+    return callee_of(multiply_groups, *constants, floats, ids, fields, fields, floats, 0)
 
 
 def tile_of(layout: Layout) -> type[Tile]:

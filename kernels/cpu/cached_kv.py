@@ -28,6 +28,11 @@ def cached_arrays(cached: CachedKV) -> CachedArrays:
     return array(cached.values), array(cached.scales[..., 0]), 1.0
 
 
+def no_cached(dtype: np.dtype) -> CachedArrays:
+    """A component of no tokens."""
+    return np.empty((0, 0, 0), dtype), _NO_SCALES, 1.0
+
+
 @kernel(exact=True)
 def write_row(row: np.ndarray, cached: CachedArrays, head: int, slot: int) -> None:
     """Write a head's fp32 numbers of one token."""

@@ -8,6 +8,7 @@ maximum and sum of each row (Dao et al. 2022, "FlashAttention"). Both products o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from numba import prange
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..reference.attention import paged_attention
 from ..scaled import CachedKV
-from .cached_kv import CachedArrays, cached_arrays
-from .decode_attention import cap_scores, constants
+from .cached_kv import CachedArrays, cached_arrays, no_cached
+from .callees import Callee, call_callee, callee_of
+from .decode_attention import NO_SINKS, NO_WINDOW, cap_scores, constants
 from .jit import WIDE, array, kernel
 from .score_weights import weigh_row
 from .vector import LANES, multiply_tile, narrow, widen, widen_scaled
@@ -50,13 +52,18 @@ def chunk_attention(
     q, keys, values = array(q_THD), cached_arrays(keys_KND), cached_arrays(values_KND)
     panels = keys[0][:0, 0, 0] if keys_KND.dtype.itemsize > 1 else np.empty(0, np.float32)
     out_array, numbers = array(out), constants(params, sinks_H)
+    callees = (
+        _piece_packing(keys[0].dtype, panels.dtype),
+        _share_attention(q.dtype, panels.dtype),
+    )
     for sequence in sequences:
         _attend(
+            *callees,
             q[sequence.rows],
             keys,
             values,
             panels,
-            np.array(sequence.block_table),
+            np.asarray(sequence.block_table, np.int32),
             sequence.block_size,
             sequence.start,
             *numbers,
@@ -66,8 +73,30 @@ def chunk_attention(
     return out
 
 
+@cache
+def _piece_packing(cached: np.dtype, packed: np.dtype) -> Callee:
+    """``_pack``'s work for a panel of a head, for these dtypes."""
+    kv, panels = no_cached(cached), np.empty((0, 0, 0, 0, 0), packed)
+    return callee_of(_pack_piece, kv, kv, np.empty(0, np.int32), 0, 0, 0, panels, panels, 0, 0)
+
+
+@cache
+def _share_attention(activations: np.dtype, packed: np.dtype) -> Callee:
+    """``_attend``'s work for some rows of a head, for these dtypes."""
+    q, panels, scale = (
+        np.empty((0, 0, 0), activations),
+        np.empty((0, 0, 0, 0), packed),
+        np.float32(0),
+    )
+    return callee_of(
+        _attend_share,
+        *(q, 0, 0, panels, panels, 0, 0, NO_WINDOW, scale, scale, NO_SINKS, True, q),
+    )
+
+
 @kernel(parallel=True)
 def _pack(
+    pack_piece: Callee,
     keys: CachedArrays,
     values: CachedArrays,
     table: np.ndarray,
@@ -79,39 +108,63 @@ def _pack(
 ) -> None:
     """Pack the tokens from ``first`` on: K [heads, blocks, tokens / LANES, D, LANES] and V [heads,
     blocks, D / LANES, tokens, LANES]; codes as the numbers that they stand for."""
-    key_codes, key_scales, key_scale = keys
-    value_codes, value_scales, value_scale = values
-    heads, blocks, panels, dim, lanes = keys_packed.shape
+    heads, blocks, panels, _, lanes = keys_packed.shape
     # Only the panels that a tile may read are written.
     count = (end - first + lanes - 1) // lanes
     count = min(blocks * panels, (count + _WIDTH - 1) // _WIDTH * _WIDTH)
     for piece in prange(heads * count):
-        head, panel_of_all = piece // count, piece % count
-        block, key_panel = panel_of_all // panels, panel_of_all % panels
-        for lane in range(lanes):
-            t = key_panel * lanes + lane
-            token = first + panel_of_all * lanes + lane
-            key_into = keys_packed[head, block, key_panel]
-            if token < end:
-                slot = table[token // block_size] * block_size + token % block_size
-                key, value = key_codes[head, slot], value_codes[head, slot]
-                of_key, of_value = np.float32(key_scale), np.float32(value_scale)
-                if len(key_scales):
-                    of_key, of_value = key_scales[head, slot], value_scales[head, slot]
-                for d in range(dim):
-                    key_into[d, lane] = widen_scaled(key[d], of_key, key_into[d, lane])
-                for panel in range((dim + lanes - 1) // lanes):
-                    begin = panel * lanes
-                    part, into = value[begin : begin + lanes], values_packed[head, block, panel, t]
-                    for d in range(len(part)):
-                        into[d] = widen_scaled(part[d], of_value, into[d])
-            else:
-                for d in range(dim):
-                    key_into[d, lane] = 0
+        head, panel = np.int64(piece) // count, np.int64(piece) % count  # as in decode_attention.py
+        arguments = (
+            *(keys, values, table, block_size, first, end),
+            *(keys_packed, values_packed, head, panel),
+        )
+        call_callee(pack_piece, arguments)
+
+
+@kernel()
+def _pack_piece(
+    keys: CachedArrays,
+    values: CachedArrays,
+    table: np.ndarray,
+    block_size: int,
+    first: int,
+    end: int,
+    keys_packed: np.ndarray,
+    values_packed: np.ndarray,
+    head: int,
+    panel_of_all: int,
+) -> None:
+    """Pack the tokens of a panel of K."""
+    key_codes, key_scales, key_scale = keys
+    value_codes, value_scales, value_scale = values
+    _, _, panels, dim, lanes = keys_packed.shape
+    block, key_panel = panel_of_all // panels, panel_of_all % panels
+    for lane in range(lanes):
+        t = key_panel * lanes + lane
+        token = first + panel_of_all * lanes + lane
+        key_into = keys_packed[head, block, key_panel]
+        if token < end:
+            slot = table[token // block_size] * block_size + token % block_size
+            key, value = key_codes[head, slot], value_codes[head, slot]
+            of_key, of_value = np.float32(key_scale), np.float32(value_scale)
+            if len(key_scales):
+                of_key, of_value = key_scales[head, slot], value_scales[head, slot]
+            for d in range(dim):
+                key_into[d, lane] = widen_scaled(key[d], of_key, key_into[d, lane])
+            for panel in range((dim + lanes - 1) // lanes):
+                begin = panel * lanes
+                part, into = value[begin : begin + lanes], values_packed[head, block, panel, t]
+                for d in range(len(part)):
+                    into[d] = widen_scaled(part[d], of_value, into[d])
+        else:
+            for d in range(dim):
+                key_into[d, lane] = 0
 
 
 @kernel(parallel=True)
 def _attend(
+    pack_piece: Callee,
+    attend_share: Callee,
     q: np.ndarray,
     keys: CachedArrays,
     values: CachedArrays,
@@ -135,7 +188,7 @@ def _attend(
     wide = (dim + _WIDTH * LANES - 1) // (_WIDTH * LANES) * _WIDTH
     key_panels = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), panels.dtype)
     value_panels = np.empty((heads, blocks, wide, _TOKENS, LANES), panels.dtype)
-    _pack(keys, values, table, block_size, first, end, key_panels, value_panels)
+    _pack(pack_piece, keys, values, table, block_size, first, end, key_panels, value_panels)
     shares = (len(q) * group + _SHARE - 1) // _SHARE
     for piece in prange(heads * shares):
         head, turn = (
@@ -144,21 +197,12 @@ def _attend(
         )  # as in decode_attention.py
         # Later rows attend to more tokens, so each thread gets equally many early and late rows.
         share = turn // 2 if turn % 2 == 0 else shares - 1 - turn // 2
-        _attend_share(
-            q,
-            head * group,
-            group,
-            key_panels[head],
-            value_panels[head],
-            share * _SHARE,
-            start - first,
-            window,
-            np.float32(scale),
-            np.float32(soft_cap),
-            sinks,
-            causal,
-            out,
+        arguments = (
+            *(q, head * group, group, key_panels[head], value_panels[head]),
+            *(share * _SHARE, start - first, window),
+            *(np.float32(scale), np.float32(soft_cap), sinks, causal, out),
         )
+        call_callee(attend_share, arguments)
 
 
 @kernel()

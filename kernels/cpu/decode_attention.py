@@ -5,13 +5,16 @@ Shapes as in ``operators.py``. A KV head of one row, with its query heads, is on
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 from numba import prange
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from ..scaled import CachedKV
-from .cached_kv import CachedArrays, cached_arrays
+from .cached_kv import CachedArrays, cached_arrays, no_cached
+from .callees import Callee, call_callee, callee_of
 from .exponential import exp
 from .jit import WIDE, array, kernel
 from .score_weights import weigh_row
@@ -36,9 +39,11 @@ def decode_attention(
     sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Fill the decoding rows of ``out``."""
+    q, keys = array(q_THD), cached_arrays(keys_KND)
     attend(
-        array(q_THD),
-        cached_arrays(keys_KND),
+        head_attention(q.dtype, keys[0].dtype),
+        q,
+        keys,
         cached_arrays(values_KND),
         array(decodes.rows),
         array(decodes.tables),
@@ -46,6 +51,13 @@ def decode_attention(
         *constants(params, sinks_H),
         array(out_THD),
     )
+
+
+@cache
+def head_attention(activations: np.dtype, cached: np.dtype) -> Callee:
+    """``attend``'s work for a head, for these dtypes."""
+    q, kv, ids = np.empty((0, 0, 0), activations), no_cached(cached), np.empty((0, 0), np.int32)
+    return callee_of(_attend_head, q, kv, kv, ids, ids, 0, 0, NO_WINDOW, 0.0, 0.0, NO_SINKS, q)
 
 
 def constants(params: AttentionParams, sinks_H: torch.Tensor | None) -> AttentionConstants:
@@ -60,6 +72,7 @@ def constants(params: AttentionParams, sinks_H: torch.Tensor | None) -> Attentio
 
 @kernel(parallel=True)
 def attend(
+    attend_head: Callee,
     q: np.ndarray,
     keys: CachedArrays,
     values: CachedArrays,
@@ -75,9 +88,11 @@ def attend(
     """``soft_cap`` 0 means none; ``sinks`` may be empty."""
     for number in prange(len(rows) * len(keys[0])):
         task = np.int64(number)  # prange is unsigned, and functions would be compiled for both
-        _attend_head(
-            q, keys, values, rows, tables, task, block_size, window, scale, soft_cap, sinks, out
+        arguments = (
+            *(q, keys, values, rows, tables, task),
+            *(block_size, window, scale, soft_cap, sinks, out),
         )
+        call_callee(attend_head, arguments)
 
 
 @kernel()

@@ -17,7 +17,8 @@ from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV
 from .byte_products import PanelLinear, plan_of_all
 from .cached_kv import CachedArrays, cached_arrays
-from .decode_attention import AttentionConstants, attend
+from .callees import Callee
+from .decode_attention import AttentionConstants, attend, head_attention
 from .expert_layer import CompiledExpertLayer, expert_layer
 from .jit import Same, array, kernel
 from .layer_parts import (
@@ -28,7 +29,7 @@ from .layer_parts import (
     project,
     runs_of,
 )
-from .pointwise import rms_norm
+from .pointwise import rms_norm, row_rope
 from .vector import pointer
 
 # The parts of a layer, and its attention between them.
@@ -112,6 +113,8 @@ class CompiledLayers:
         if self._cache is None:
             return None
         rows, width = x.shape
+        cos, sin = (array(each) for each in cos_sin)
+        cached = self._cache[0][0].dtype
         plan, out = plan_of_all(rows), np.empty((rows, self._outputs or width), np.float32)
         decode = _decode_expert_layers if self._experts else _decode_layers
         decode(
@@ -121,7 +124,10 @@ class CompiledLayers:
             plan.sources,
             plan.tiles,
             plan.groups,
-            *(array(each) for each in cos_sin),
+            row_rope(out.dtype, cos.dtype, cached),
+            cos,
+            sin,
+            head_attention(out.dtype, cached),
             *self._cache,
             array(slots_T),
             array(decodes.rows),
@@ -162,8 +168,10 @@ def _attended(
     sources: np.ndarray,
     tiles: np.ndarray,
     groups: np.ndarray,
+    rope_row: Callee,
     cos: np.ndarray,
     sin: np.ndarray,
+    attend_head: Callee,
     keys: CachedArrays,
     values: CachedArrays,
     slots_T: np.ndarray,
@@ -196,6 +204,7 @@ def _attended(
         groups,
         head_weight,
         layer.head_eps,
+        rope_row,
         cos,
         sin,
         own_keys,
@@ -205,6 +214,7 @@ def _attended(
     )
     attended = np.empty_like(q)
     attend(
+        attend_head,
         q,
         own_keys,
         own_values,
@@ -254,8 +264,10 @@ def _decode_layers(
     sources: np.ndarray,
     tiles: np.ndarray,
     groups: np.ndarray,
+    rope_row: Callee,
     cos: np.ndarray,
     sin: np.ndarray,
+    attend_head: Callee,
     keys: CachedArrays,
     values: CachedArrays,
     slots_T: np.ndarray,
@@ -280,8 +292,10 @@ def _decode_layers(
             sources,
             tiles,
             groups,
+            rope_row,
             cos,
             sin,
+            attend_head,
             keys,
             values,
             slots_T,
@@ -318,8 +332,10 @@ def _decode_expert_layers(
     sources: np.ndarray,
     tiles: np.ndarray,
     groups: np.ndarray,
+    rope_row: Callee,
     cos: np.ndarray,
     sin: np.ndarray,
+    attend_head: Callee,
     keys: CachedArrays,
     values: CachedArrays,
     slots_T: np.ndarray,
@@ -352,8 +368,10 @@ def _decode_expert_layers(
             sources,
             tiles,
             groups,
+            rope_row,
             cos,
             sin,
+            attend_head,
             keys,
             values,
             slots_T,

@@ -15,10 +15,11 @@ import torch
 from numba import prange
 
 from ..signatures import CosSin, LayerKV
-from .byte_products import FEW, PanelLinear, PanelWeights, multiply_groups, plan_of_all
+from .byte_products import FEW, PanelLinear, PanelWeights, group_products, plan_of_all
 from .cached_kv import CachedArrays, cached_arrays
+from .callees import Callee, call_callee
 from .jit import Same, array, kernel
-from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
+from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, row_rope, silu_and_mul
 
 
 class CompiledQueries:
@@ -54,7 +55,8 @@ class CompiledQueries:
         keys, values = self._of_cache(*cache)
         kv_heads, _, dim = keys[0].shape
         plan = plan_of_all(len(x))
-        q = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
+        out = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
+        q = array(out)
         project(
             array(x),
             *self.before,
@@ -62,14 +64,15 @@ class CompiledQueries:
             plan.tiles,
             plan.groups,
             *self.after,
+            row_rope(q.dtype, cos.dtype, keys[0].dtype),
             cos,
             sin,
             keys,
             values,
             slots,
-            array(q),
+            q,
         )
-        return q
+        return out
 
 
 class CompiledFeedForward:
@@ -107,7 +110,7 @@ def runs_of(products: Sequence[PanelLinear | PanelWeights]) -> tuple[np.ndarray,
     """The arguments of a product in runs, a row for each run, and its number of outputs."""
     rows, column = [], 0
     for each in products:
-        rows.append((*each.constants, column))
+        rows.append((*each.constants, column, *group_products()))
         column += each.outputs
     return np.array(rows, np.int64), column
 
@@ -122,24 +125,11 @@ def multiply_runs(
     out: np.ndarray,
 ) -> None:
     for run in runs:
-        multiply_groups(
-            run[0],
-            run[1],
-            run[2],
-            run[3],
-            run[4],
-            run[5],
-            run[6],
-            run[7],
-            run[8],
-            run[9],
-            x,
-            sources,
-            tiles,
-            groups,
-            out,
-            run[10],
+        constants = (
+            *(run[0], run[1], run[2], run[3], run[4]),
+            *(run[5], run[6], run[7], run[8], run[9]),
         )
+        call_callee((run[11], run[12]), (*constants, x, sources, tiles, groups, out, run[10]))
 
 
 @kernel()
@@ -154,6 +144,7 @@ def project(
     groups: np.ndarray,
     head_weight_RD: np.ndarray,
     head_eps: float,
+    rope_row: Callee,
     cos: np.ndarray,
     sin: np.ndarray,
     keys: CachedArrays,
@@ -166,6 +157,7 @@ def project(
     rms_norm(x, norm_weight, eps, normed)
     multiply_runs(qkv_runs, normed, sources, tiles, groups, qkv)
     rope_and_cache_kv(
+        rope_row,
         qkv.reshape(rows, width // dim, dim),
         head_weight_RD,
         head_eps,

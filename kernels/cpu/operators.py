@@ -244,16 +244,18 @@ class CompiledOperators(Operators):
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         rows, heads, dim = qkv_TXD.shape
-        keys, values = cache
-        q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
+        keys, values = map(cached_arrays, cache)
+        q = qkv_TXD.new_empty(rows, heads - 2 * len(keys[0]), dim)
+        qkv, cos = array(qkv_TXD), array(cos_sin[0])
         pointwise.rope_and_cache_kv(
-            array(qkv_TXD),
+            pointwise.row_rope(qkv.dtype, cos.dtype, keys[0].dtype),
+            qkv,
             array(qkv_TXD.new_empty(0, 0) if norm_weight_RD is None else norm_weight_RD),
             eps,
-            array(cos_sin[0]),
+            cos,
             array(cos_sin[1]),
-            cached_arrays(keys),
-            cached_arrays(values),
+            keys,
+            values,
             array(slots_T),
             array(q),
         )

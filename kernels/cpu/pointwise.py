@@ -8,10 +8,13 @@ Shapes as in ``operators.py``; activations have one dtype, the cache another. Su
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numba import prange
 
-from .cached_kv import CachedArrays, write_row
+from .cached_kv import CachedArrays, no_cached, write_row
+from .callees import Callee, call_callee, callee_of
 from .exponential import exp
 from .jit import kernel
 from .vector import narrow, widen
@@ -96,6 +99,7 @@ def _silu_row(x: np.ndarray, out: np.ndarray) -> None:
 
 @kernel(parallel=True)
 def rope_and_cache_kv(
+    rope_row: Callee,
     qkv_TXD: np.ndarray,
     norm_weight_RD: np.ndarray,
     eps: float,
@@ -109,12 +113,22 @@ def rope_and_cache_kv(
     """See ``Operators.rope_and_cache_kv``; an empty ``norm_weight`` means no norm."""
     if len(q_THD) <= _FEW:
         for t in range(len(q_THD)):
-            turn = cos[t, 0], sin[t, 0]
-            _rope_row(qkv_TXD[t], norm_weight_RD, eps, turn, keys, values, slots_T[t], q_THD[t])
+            turn, slot = (cos[t, 0], sin[t, 0]), np.int64(slots_T[t])
+            row = (qkv_TXD[t], norm_weight_RD, eps, turn, keys, values, slot, q_THD[t])
+            call_callee(rope_row, row)
     else:
         for t in prange(len(q_THD)):
-            turn = cos[t, 0], sin[t, 0]
-            _rope_row(qkv_TXD[t], norm_weight_RD, eps, turn, keys, values, slots_T[t], q_THD[t])
+            turn, slot = (cos[t, 0], sin[t, 0]), np.int64(slots_T[t])
+            row = (qkv_TXD[t], norm_weight_RD, eps, turn, keys, values, slot, q_THD[t])
+            call_callee(rope_row, row)
+
+
+@cache
+def row_rope(activations: np.dtype, angles: np.dtype, cached: np.dtype) -> Callee:
+    """``rope_and_cache_kv``'s work for a row, for these dtypes."""
+    rows, turn = np.empty((0, 0), activations), np.empty(0, angles)
+    kv, slot = no_cached(cached), 0
+    return callee_of(_rope_row, rows, rows, 0.0, (turn, turn), kv, kv, slot, rows)
 
 
 @kernel()
