@@ -92,6 +92,9 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
     inputs for any tile, so a row's product does not depend on its neighbours.
     """
     max_rows = kind.max_rows(layout)
+    repeats = max_rows < TILES[-1]
+    # The rows that a tile's sums are computed for at a time.
+    counts = sorted({min(max_rows, size - at) for size in TILES for at in range(0, size, max_rows)})
 
     @intrinsic
     def multiply_tile(
@@ -122,47 +125,67 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
             out_step, count, lanes = args[11:]
             emit = Emitter(builder)
             added = emit.load(bias, LONG(0), FLOATS)
-            numbers = ir.Constant(LINE_WORDS, list(range(LANES)))
-            end = builder.append_basic_block("end")
-            sizes = [builder.append_basic_block(f"rows{size}") for size in TILES]
-            cases = builder.switch(args[0], sizes[-1])
-            for size, block in zip(TILES, sizes, strict=True):
-                cases.add_case(LONG(size), block)
+            start, end = builder.block, builder.append_basic_block("end")
+            head = builder.append_basic_block("head")
+            builder.branch(head)
+            builder.position_at_end(head)
+            first = builder.phi(LONG)
+            first.add_incoming(LONG(0), start)
+            left = builder.sub(args[0], first)
+            some = builder.select(
+                builder.icmp_signed("<", left, LONG(max_rows)), left, LONG(max_rows)
+            )
+            sizes = [builder.append_basic_block(f"rows{count}") for count in counts]
+            cases = builder.switch(some, sizes[-1])
+            for rows, block in zip(counts, sizes, strict=True):
+                cases.add_case(LONG(rows), block)
                 builder.position_at_end(block)
-                for first in range(0, size, max_rows):
-                    some = range(first, min(size, first + max_rows))
-                    tile = kind(emit, layout, some, size)
-                    tile.find_weight(weight, panels, panel, blocks)
-                    tile.find_rows(codes, scales, offsets, builder.mul(place, blocks))
-                    totals = [builder.fadd(total, added) for total in tile.sum(blocks)]
-                    places = [
-                        builder.mul(builder.mul(LONG(row), out_step), LONG(4)) for row in some
-                    ]
-                    # Masked stores are slow on AMD's CPUs before AVX-512.
-                    whole = builder.and_(
-                        builder.icmp_signed(">=", count, LONG(some.stop)),
-                        builder.icmp_signed(">=", lanes, LONG(LANES)),
-                    )
-                    with builder.if_else(whole) as (then, otherwise):
-                        with then:
-                            for total, at in zip(totals, places, strict=True):
-                                emit.store(total, out, at)
-                        with otherwise:
-                            for row, total, at in zip(some, totals, places, strict=True):
-                                exists = builder.icmp_signed("<", LONG(row), count)
-                                lane_count = builder.select(exists, lanes, LONG(0))
-                                lane_count = builder.trunc(lane_count, WORD)
-                                mask = builder.icmp_signed(
-                                    "<", numbers, emit.everywhere(lane_count)
-                                )
-                                emit.store_masked(total, out, at, mask)
-                builder.branch(end)
+                tile = kind(emit, layout, range(rows), args[0] if repeats else LONG(rows))
+                tile.find_weight(weight, panels, panel, blocks)
+                tile.find_rows(
+                    codes, scales, offsets, builder.add(builder.mul(place, blocks), first)
+                )
+                totals = [builder.fadd(total, added) for total in tile.sum(blocks)]
+                _store(emit, totals, out, out_step, first, count, lanes)
+                following = builder.add(first, LONG(rows))
+                if repeats and rows == max_rows:
+                    first.add_incoming(following, builder.block)
+                    more = builder.icmp_signed("<", following, args[0])
+                    builder.cbranch(more, head, end)
+                else:
+                    builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
         return signature, generate
 
     return multiply_tile
+
+
+def _store(
+    emit: Emitter, totals: list[Any], out: Any, out_step: Any, first: Any, count: Any, lanes: Any
+) -> None:
+    """Write the sums of rows from the ``first`` on: those before ``count``, and of them ``lanes``
+    outputs."""
+    builder = emit.builder
+    rows = [builder.add(first, LONG(row)) for row in range(len(totals))]
+    places = [builder.mul(builder.mul(row, out_step), LONG(4)) for row in rows]
+    # Masked stores are slow on AMD's CPUs before AVX-512.
+    whole = builder.and_(
+        builder.icmp_signed("<", rows[-1], count),
+        builder.icmp_signed(">=", lanes, LONG(LANES)),
+    )
+    with builder.if_else(whole) as (then, otherwise):
+        with then:
+            for total, at in zip(totals, places, strict=True):
+                emit.store(total, out, at)
+        with otherwise:
+            numbers = ir.Constant(LINE_WORDS, list(range(LANES)))
+            for row, total, at in zip(rows, totals, places, strict=True):
+                exists = builder.icmp_signed("<", row, count)
+                lane_count = builder.trunc(builder.select(exists, lanes, LONG(0)), WORD)
+                mask = builder.icmp_signed("<", numbers, emit.everywhere(lane_count))
+                emit.store_masked(total, out, at, mask)
 
 
 @intrinsic
@@ -277,7 +300,8 @@ class Tile:
         as many with two bytes for each level."""
         return TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
 
-    def __init__(self, emit: Emitter, layout: Layout, rows: range, size: int) -> None:
+    def __init__(self, emit: Emitter, layout: Layout, rows: range, size: Any) -> None:
+        """``rows`` of the ``size`` that follow each other in x."""
         self.emit = emit
         self.builder = emit.builder
         self.layout = layout
@@ -650,4 +674,4 @@ class Tile:
 
     def number(self, at: Any) -> Any:
         """The number of the tile's first row of a block among all blocks of rows."""
-        return self.builder.add(self.first, self.builder.mul(at, LONG(self.size)))
+        return self.builder.add(self.first, self.builder.mul(at, self.size))
