@@ -135,9 +135,9 @@ def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
             some = builder.select(
                 builder.icmp_signed("<", left, LONG(max_rows)), left, LONG(max_rows)
             )
-            sizes = [builder.append_basic_block(f"rows{count}") for count in counts]
-            cases = builder.switch(some, sizes[-1])
-            for rows, block in zip(counts, sizes, strict=True):
+            bodies = [builder.append_basic_block(f"rows{rows}") for rows in counts]
+            cases = builder.switch(some, bodies[-1])
+            for rows, block in zip(counts, bodies, strict=True):
                 cases.add_case(LONG(rows), block)
                 builder.position_at_end(block)
                 tile = kind(emit, layout, range(rows), args[0] if repeats else LONG(rows))

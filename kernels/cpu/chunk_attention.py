@@ -83,15 +83,9 @@ def _piece_packing(cached: np.dtype, packed: np.dtype) -> Callee:
 @cache
 def _share_attention(activations: np.dtype, packed: np.dtype) -> Callee:
     """``_attend``'s work for some rows of a head, for these dtypes."""
-    q, panels, scale = (
-        np.empty((0, 0, 0), activations),
-        np.empty((0, 0, 0, 0), packed),
-        np.float32(0),
-    )
-    return callee_of(
-        _attend_share,
-        *(q, 0, 0, panels, panels, 0, 0, NO_WINDOW, scale, scale, NO_SINKS, True, q),
-    )
+    q, panels = np.empty((0, 0, 0), activations), np.empty((0, 0, 0, 0), packed)
+    numbers = NO_WINDOW, np.float32(0), np.float32(0)
+    return callee_of(_attend_share, q, 0, 0, panels, panels, 0, 0, *numbers, NO_SINKS, True, q)
 
 
 @kernel(parallel=True)
