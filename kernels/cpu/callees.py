@@ -1,8 +1,8 @@
 """Kernels that others call by their address.
 
 numba puts the code of a kernel into each kernel that calls it by name, and optimises and compiles
-it there again: three times for a parallel loop. That takes five seconds for attention, which the
-first start waits for. A kernel that a loop calls for each task is compiled once instead.
+it there again: three times for a parallel loop. The first start would wait for that. A kernel that
+a loop calls for each task is compiled once instead.
 """
 
 from __future__ import annotations
